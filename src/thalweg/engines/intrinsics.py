@@ -1,0 +1,170 @@
+"""What a kernel needs and Numba lacks: typed addresses, 16-bit floats, tickets and the denormal flag.
+
+Imports Numba, so only generated kernels and `engines.cpu` may import it.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
+FPCR_FZ = 1 << 24  # flush-to-zero bit of the AArch64 FPCR
+_MACHINE = platform.machine().lower()
+X86 = _MACHINE in ("x86_64", "amd64")
+ARM64 = _MACHINE in ("aarch64", "arm64")
+
+
+def _pointer_to(element: types.Type, llvm_type: Any, name: str) -> Any:
+    @intrinsic
+    def pointer(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], llvm_type.as_pointer())
+
+        return types.CPointer(element)(types.int64), codegen
+
+    pointer.__name__ = name
+    return pointer
+
+
+int64_pointer = _pointer_to(types.int64, ir.IntType(64), "int64_pointer")
+uint16_pointer = _pointer_to(types.uint16, ir.IntType(16), "uint16_pointer")
+float32_pointer = _pointer_to(types.float32, ir.FloatType(), "float32_pointer")
+float64_pointer = _pointer_to(types.float64, ir.DoubleType(), "float64_pointer")
+
+
+@intrinsic
+def address_of(typingctx: Any, pointer: Any) -> Any:
+    """The integer address of a void pointer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(types.voidptr), codegen
+
+
+@intrinsic
+def take_ticket(typingctx: Any, pointer: Any) -> Any:
+    """Read the counter at `pointer` and add one to it, atomically."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), codegen
+
+
+@intrinsic
+def half_to_float(typingctx: Any, bits: Any) -> Any:
+    """The float32 value of a float16 bit pattern."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def float_to_half(typingctx: Any, value: Any) -> Any:
+    """The float16 bit pattern nearest to a float32 value, ties to even."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def bfloat_to_float(typingctx: Any, bits: Any) -> Any:
+    """The float32 value of a bfloat16 bit pattern."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def float_to_bfloat(typingctx: Any, value: Any) -> Any:
+    """The bfloat16 bit pattern nearest to a float32 value, ties to even; NaN becomes 0x7FC0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(args[0], i32)
+        high = builder.lshr(bits, ir.Constant(i32, 16))
+        odd = builder.and_(high, ir.Constant(i32, 1))
+        rounded = builder.lshr(
+            builder.add(bits, builder.add(odd, ir.Constant(i32, 0x7FFF))), ir.Constant(i32, 16)
+        )
+        nan = builder.fcmp_unordered("uno", args[0], args[0])
+        chosen = builder.select(nan, ir.Constant(i32, 0x7FC0), rounded)
+        return builder.trunc(chosen, ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+def _mxcsr(builder: Any, instruction: str, cell: Any) -> None:
+    byte = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte])
+    name = f"llvm.x86.sse.{instruction}"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    builder.call(function, [builder.bitcast(cell, byte)])
+
+
+def _fpcr(builder: Any, value: Any = None) -> Any:
+    i64 = ir.IntType(64)
+    if value is None:
+        name, signature, args = "llvm.aarch64.get.fpcr", ir.FunctionType(i64, []), []
+    else:
+        name, signature = "llvm.aarch64.set.fpcr", ir.FunctionType(ir.VoidType(), [i64])
+        args = [value]
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, args)
+
+
+@intrinsic
+def begin_denormals(typingctx: Any, flush: Any) -> Any:
+    """Flush denormals on this thread if `flush` is 1, keep them if 0; returns the flags it found."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        i32, i64 = ir.IntType(32), ir.IntType(64)
+        on = builder.icmp_signed("!=", args[0], ir.Constant(i64, 0))
+        if X86:
+            cell = builder.alloca(i32)
+            _mxcsr(builder, "stmxcsr", cell)
+            found = builder.load(cell)
+            flushed = builder.or_(found, ir.Constant(i32, FTZ_DAZ))
+            kept = builder.and_(found, ir.Constant(i32, 0xFFFFFFFF & ~FTZ_DAZ))
+            builder.store(builder.select(on, flushed, kept), cell)
+            _mxcsr(builder, "ldmxcsr", cell)
+            return builder.zext(found, i64)
+        if ARM64:
+            found = _fpcr(builder)
+            flushed = builder.or_(found, ir.Constant(i64, FPCR_FZ))
+            kept = builder.and_(found, ir.Constant(i64, 0xFFFFFFFFFFFFFFFF & ~FPCR_FZ))
+            _fpcr(builder, builder.select(on, flushed, kept))
+            return found
+        return ir.Constant(i64, 0)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def end_denormals(typingctx: Any, found: Any) -> Any:
+    """Restore the flags that `begin_denormals` found."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if X86:
+            cell = builder.alloca(ir.IntType(32))
+            builder.store(builder.trunc(args[0], ir.IntType(32)), cell)
+            _mxcsr(builder, "ldmxcsr", cell)
+        elif ARM64:
+            _fpcr(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen

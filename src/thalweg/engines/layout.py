@@ -1,0 +1,225 @@
+"""The gate: decides once what may reach a raw-memory kernel. No pointers outside, no checks inside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    LayoutError,
+    PerformanceWarning,
+)
+from thalweg.indexed_slices import IndexedSlices
+
+STORAGE_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+_EXPECTED = "[float32, float64, float16, bfloat16]"
+_ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
+    """The type in which a variable of this dtype is computed."""
+    return np.float64 if dtype == torch.float64 else np.float32
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one run of memory, in any order of dimensions, each once."""
+    expected = 1
+    extents = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(pair for pair in extents if pair[1] != 1):
+        if stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True
+
+
+def same_strides(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape walk their memory alike; strides of size-1 dims are free."""
+    return a.numel() == 0 or all(
+        x == y or size == 1
+        for x, y, size in zip(a.stride(), b.stride(), a.shape, strict=True)
+    )
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Whether the first element lies at a multiple of its size."""
+    return tensor.data_ptr() % tensor.element_size() == 0
+
+
+def check_variable(var: Tensor, name: str) -> None:
+    """Refuse what no engine can update in place.
+
+    Raises:
+        InvalidTypeError: If the dtype is not a real floating type that engines compute.
+        InvalidArgumentError: If the variable has no memory (meta device).
+        LayoutError: If elements share memory, or the layout is not strided.
+    """
+    if var.layout != torch.strided:
+        raise LayoutError(f"cannot update '{name}' in place: its layout is {var.layout}.")
+    if var.dtype not in STORAGE_NAMES:
+        raise InvalidTypeError(f"Invalid type {var.dtype} for {name}, expected: {_EXPECTED}.")
+    if var.device.type == "meta":
+        raise InvalidArgumentError(f"'{name}' is on meta: it has no values to update.")
+    if overlapping(var):
+        zero = [dim for dim, step in enumerate(var.stride()) if step == 0 and var.shape[dim] > 1]
+        why = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
+        raise LayoutError(
+            f"cannot update '{name}' in place: its {var.numel()} elements share memory ({why})."
+            " Call .clone() on it before giving it to the optimizer."
+        )
+
+
+def overlapping(tensor: Tensor) -> bool:
+    """Whether two elements of a tensor may lie at one address."""
+    if dense(tensor):
+        return False
+    extents = zip(tensor.stride(), tensor.shape, strict=True)
+    reach = 0
+    for stride, size in sorted(pair for pair in extents if pair[1] != 1):
+        if stride <= reach:
+            # The quick test cannot tell; look at the addresses themselves.
+            offsets = _offsets(tensor)
+            return offsets is None or len(np.unique(offsets)) < len(offsets)
+        reach += stride * (size - 1)
+    return False
+
+
+def _offsets(tensor: Tensor) -> np.ndarray | None:
+    if tensor.numel() > _ENUMERABLE:
+        return None
+    total = np.zeros((), np.int64)
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        total = np.add.outer(total, np.arange(size, dtype=np.int64) * stride)
+    return total.ravel()
+
+
+def span(tensor: Tensor) -> tuple[int, int]:
+    """First byte and one past the last byte that a tensor reaches."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum(
+        stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Refuse different tensors that share memory.
+
+    Raises:
+        LayoutError: Names the first pair found.
+    """
+    spans = [(*span(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel()]
+    spans.sort()
+    open_spans: list[tuple[int, int]] = []
+    for start, end, index in spans:
+        open_spans = [other for other in open_spans if other[0] > start]
+        for _, other in open_spans:
+            if _share(tensors[other], tensors[index]):
+                first, second = sorted((other, index))
+                raise LayoutError(
+                    f"cannot update '{names[first]}' and '{names[second]}' in one step:"
+                    " they share memory. Give the optimizer one of them, or a .clone()."
+                )
+        open_spans.append((end, index))
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    if a.device != b.device:
+        return False
+    if dense(a) and dense(b):
+        return True
+    addresses = []
+    for tensor in (a, b):
+        offsets = _offsets(tensor)
+        if offsets is None:
+            return True
+        starts = offsets * tensor.element_size() + tensor.data_ptr()
+        addresses.append(np.add.outer(starts, np.arange(tensor.element_size())).ravel())
+    return bool(np.intersect1d(*addresses).size)
+
+
+def check_gradient(grad: Tensor, var: Tensor, name: str) -> None:
+    """Refuse a dense gradient that does not belong to its variable.
+
+    Raises:
+        InvalidTypeError: If the dtypes differ.
+        InvalidArgumentError: If shapes or devices differ.
+    """
+    _check_kind(grad, var, name)
+    if grad.shape != var.shape:
+        raise InvalidArgumentError(
+            f"Gradient of '{name}' has shape {tuple(grad.shape)} but the variable has shape"
+            f" {tuple(var.shape)}."
+        )
+
+
+def _check_kind(values: Tensor, var: Tensor, name: str) -> None:
+    if values.dtype != var.dtype:
+        raise InvalidTypeError(
+            f"Gradient of '{name}' is {dtype_name(values.dtype)} but the variable is"
+            f" {dtype_name(var.dtype)}. Cast the gradient."
+        )
+    if values.device != var.device:
+        raise InvalidArgumentError(
+            f"'{name}' is on {var.device}, its gradient on {values.device}."
+        )
+
+
+def check_slices(grad: IndexedSlices, var: Tensor, name: str, scatter: bool) -> None:
+    """Refuse a sparse gradient that does not belong to its variable.
+
+    Raises:
+        InvalidTypeError: If the dtypes differ.
+        InvalidArgumentError: If shapes or devices differ, or an index is out of range.
+    """
+    _check_kind(grad.values, var, name)
+    shape = tuple(var.shape)
+    if not shape or tuple(grad.values.shape[1:]) != shape[1:]:
+        raise InvalidArgumentError(
+            f"Gradient of '{name}' has rows of shape {tuple(grad.values.shape[1:])} but the"
+            f" variable has shape {shape}."
+        )
+    if grad.dense_shape is not None and tuple(grad.dense_shape) != shape:
+        raise InvalidArgumentError(
+            f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
+            f" {shape}."
+        )
+    grad.check_range(shape[0], "scatter" if scatter else "fused")
+
+
+def like(grad: Tensor, var: Tensor) -> Tensor:
+    """The gradient in the variable's own strides, copied only if it has others."""
+    grad = grad.detach()
+    if grad.is_neg() or grad.is_conj():
+        grad = grad.resolve_neg().resolve_conj()
+    if same_strides(grad, var) and aligned(grad):
+        return grad
+    copy = torch.empty_strided(var.shape, var.stride(), dtype=grad.dtype, device=grad.device)
+    return copy.copy_(grad)
+
+
+def warn_slow(name: str, why: str) -> None:
+    """One PerformanceWarning for a variable that cannot take the fused path."""
+    warnings.warn(
+        f"'{name}' {why}, so it is updated by the reference engine, slowly."
+        " Make it contiguous to have it fused.",
+        PerformanceWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,220 @@
+"""Plans: what a step over dense gradients needs again and again, kept until an address changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines import cpu, layout
+from thalweg.engines.work import CHUNK, Table, dense_chunks, slices, table
+from thalweg.formula import Formula, Rule
+
+_pointer = Tensor.data_ptr
+_shape = Tensor.shape.__get__  # type: ignore[attr-defined]
+_stride = Tensor.stride
+_dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
+_on_cpu = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_contiguous = Tensor.is_contiguous
+
+Scalars = dict[str, Any]
+
+
+class Group:
+    """Variables of one storage signature: one kernel, one table.
+
+    Args:
+        rule, stages: What to run.
+        members: Positions of these variables in the plan's lists.
+        variables: The plan's variables.
+        slots: The plan's slots, a list per variable.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        stages: tuple[Formula, ...],
+        members: list[int],
+        variables: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+        chunk: int = CHUNK,
+    ) -> None:
+        first = members[0]
+        var = variables[first]
+        storage = [var.dtype, var.dtype, *(slot.dtype for slot in slots[first])]
+        names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
+        self.dtype = layout.compute_dtype(var.dtype)
+        self.kernel = cpu.compiled(rule.update, stages, names, self.dtype)
+        self.members = members
+        sizes = [variables[index].numel() for index in members]
+        base = np.zeros((len(members), len(storage)), np.int64)
+        for row, index in enumerate(members):
+            base[row, 0] = variables[index].data_ptr()
+            base[row, 2:] = [slot.data_ptr() for slot in slots[index]]
+        self.bytes = np.array(sizes, np.int64) * var.element_size()
+        chunks = dense_chunks(sizes, chunk)
+        self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
+        self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
+        self._rows = np.arange(len(members), dtype=np.int64)
+
+    def point_at(self, addresses: np.ndarray) -> None:
+        """Set the addresses of this step's gradients, one per member."""
+        self.table.base[:, 1] = addresses
+
+    def set_scalars(self, shared: Scalars, separate: dict[str, np.ndarray]) -> None:
+        """Fill the scalar rows.
+
+        Args:
+            shared: Scalars of the group's compute dtype.
+            separate: Scalars that differ by variable, an array over the plan's variables each.
+        """
+        names = self.kernel.scalars
+        per_variable = [name for name in names if name in separate]
+        if not per_variable:
+            for column, name in enumerate(names):
+                self.scalars[0, column] = shared[name]
+            return
+        if len(self.scalars) == 1:
+            self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
+            self.table.scalar_row[:] = self._rows
+        for column, name in enumerate(names):
+            value = separate[name][self.members] if name in separate else shared[name]
+            self.scalars[:, column] = value
+
+    def run(self, flush: bool) -> None:
+        """Launch the kernel."""
+        self.kernel.run(self.table, self.scalars, flush)
+
+
+class DensePlan:
+    """A step of one rule over CPU variables with dense gradients, all fit for raw memory.
+
+    It owns references to everything its tables point at.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        stages: tuple[Formula, ...],
+        variables: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+    ) -> None:
+        self.rule = rule
+        self.stages = stages
+        self.variables = list(variables)
+        self.slots = [list(each) for each in slots]
+        signatures: dict[Any, list[int]] = {}
+        for index, var in enumerate(self.variables):
+            if var.numel():
+                key = (var.dtype, *(slot.dtype for slot in self.slots[index]))
+                signatures.setdefault(key, []).append(index)
+        self.groups = [
+            Group(rule, stages, members, self.variables, self.slots)
+            for members in signatures.values()
+        ]
+        # Slots of one block share storage and version counter: one tensor stands for them all.
+        blocks: dict[int, Tensor] = {}
+        for each in self.slots:
+            for slot in each:
+                blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
+        self._slot_blocks = list(blocks.values())
+        self._storages = [block.untyped_storage() for block in self._slot_blocks]
+        self._storages += [var.untyped_storage() for var in self.variables]
+        self._written = [*self.variables, *self._slot_blocks]
+        self._pointers = list(map(_pointer, self._written))
+        self._shapes = list(map(_shape, self.variables))
+        self._strides = list(map(_stride, self.variables))
+        self._dtypes = list(map(_dtype, self.variables))
+        self._contiguous = all(map(_contiguous, self.variables))
+        self._reach = self._memory()
+
+    def _memory(self) -> tuple[np.ndarray, np.ndarray]:
+        """The written memory as sorted, disjoint runs: their starts and ends."""
+        tensors = [*self.variables, *(slot for each in self.slots for slot in each)]
+        spans = np.array([layout.span(tensor) for tensor in tensors if tensor.numel()], np.int64)
+        spans = spans.reshape(-1, 2)
+        spans = spans[np.argsort(spans[:, 0])]
+        if not len(spans):
+            return spans[:, 0], spans[:, 1]
+        # Merge neighbours, so that the search stays short.
+        breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
+        starts = spans[np.concatenate([[0], breaks]), 0]
+        ends = np.maximum.reduceat(spans[:, 1], np.concatenate([[0], breaks]))
+        return starts, ends
+
+    def applies(self, variables: Sequence[Tensor]) -> bool:
+        """Whether this plan was made for these very variables, and they lie where they lay."""
+        if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
+            return False
+        try:
+            if list(map(_pointer, self._written)) != self._pointers:
+                return False
+        except RuntimeError:
+            return False
+        if self._contiguous:
+            return all(map(_contiguous, self.variables))
+        return list(map(_stride, self.variables)) == self._strides
+
+    def aim(self, gradients: Sequence[Tensor]) -> bool:
+        """Point the tables at these gradients; False if one does not fit as it is.
+
+        Nothing is written; a False return leaves the reasons to the careful path.
+        """
+        try:
+            if (
+                set(map(type, gradients)) != {Tensor}
+                or list(map(_shape, gradients)) != self._shapes
+                or list(map(_dtype, gradients)) != self._dtypes
+                or not all(map(_on_cpu, gradients))
+            ):
+                return False
+            if self._contiguous:
+                if not all(map(_contiguous, gradients)):
+                    return False
+            elif list(map(_stride, gradients)) != self._strides:
+                return False
+            addresses = np.array(list(map(_pointer, gradients)), np.int64)
+        except RuntimeError:
+            return False
+        return self._point(addresses)
+
+    def point_at(self, gradients: Sequence[Tensor]) -> None:
+        """Point the tables at gradients that fit: same strides as the variables, memory apart."""
+        addresses = np.array(list(map(_pointer, gradients)), np.int64)
+        for group in self.groups:
+            group.point_at(addresses[group.members])
+
+    def _point(self, addresses: np.ndarray) -> bool:
+        starts, ends = self._reach
+        for group in self.groups:
+            whole = len(group.members) == len(self.variables)
+            own = addresses if whole else addresses[group.members]
+            # A gradient inside memory that the step writes must be copied first.
+            before = np.searchsorted(starts, own, side="right") - 1
+            if np.any((before >= 0) & (own < ends[before])):
+                return False
+            following = np.minimum(before + 1, len(starts) - 1)
+            if np.any((starts[following] >= own) & (starts[following] < own + group.bytes)):
+                return False
+            group.point_at(own)
+        return True
+
+    def run(
+        self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
+    ) -> None:
+        """Update everything; cannot fail once it has begun.
+
+        Args:
+            scalars: The step's scalars for each compute dtype.
+            separate: Scalars that differ by variable.
+            flush: Whether denormals are treated as zero.
+        """
+        for group in self.groups:
+            group.set_scalars(scalars[group.dtype], separate)
+        for group in self.groups:
+            group.run(flush)
+        torch.autograd.graph.increment_version(self._written)

@@ -1,0 +1,235 @@
+"""Run one step of a rule over any variables: choose the engine for each, check all, then update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines import layout, reference
+from thalweg.engines.plan import DensePlan, Scalars
+from thalweg.engines.selection import Selection
+from thalweg.engines.sparse import SparsePlan
+from thalweg.formula import Formula, Rule
+from thalweg.indexed_slices import IndexedSlices
+
+Gradient = Tensor | IndexedSlices
+Stages = tuple[Formula, ...]
+Step = Callable[[dict[type, Scalars], dict[str, np.ndarray], bool], None]
+
+
+def check(
+    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Gradient], names: Sequence[str]
+) -> None:
+    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+
+    Raises:
+        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
+        InvalidArgumentError: For another shape or device, or an index out of range.
+        LayoutError: For memory that cannot be updated in place.
+    """
+    # TensorFlow's scatter kernels and its fused sparse kernels word a bad index differently.
+    scatter = rule.update_untouched is not None or rule.duplicates == "successive"
+    for var, grad, name in zip(variables, gradients, names, strict=True):
+        layout.check_variable(var, name)
+        if isinstance(grad, IndexedSlices):
+            layout.check_slices(grad, var, name, scatter)
+        else:
+            layout.check_gradient(grad, var, name)
+    once: dict[int, int] = {}
+    for index, var in enumerate(variables):
+        once.setdefault(id(var), index)
+    distinct = list(once.values())
+    layout.check_disjoint([variables[i] for i in distinct], [names[i] for i in distinct])
+
+
+class Runner:
+    """Takes steps, and keeps what the next one can use again."""
+
+    def __init__(self) -> None:
+        self._dense: DensePlan | None = None
+        self._dense_selection: Selection | None = None
+        self._sparse: dict[int, SparsePlan] = {}
+        self._warned: set[int] = set()
+        self._steps: list[Step] = []
+
+    def aim(
+        self, rule: Rule, stages: Stages, variables: Sequence[Tensor],
+        gradients: Sequence[Any], selection: Selection,
+    ) -> bool:  # fmt: skip
+        """Whether the step is the one before with other gradients; if so it is ready to run."""
+        plan = self._dense
+        if (
+            plan is None
+            or plan.rule is not rule
+            or plan.stages != stages
+            or selection != self._dense_selection
+            or not plan.applies(variables)
+            or not plan.aim(gradients)
+        ):
+            return False
+        self._steps = [plan.run]
+        return True
+
+    def plan(
+        self, rule: Rule, stages: Stages, variables: Sequence[Tensor],
+        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]], names: Sequence[str],
+        selection: Selection,
+    ) -> None:  # fmt: skip
+        """Make ready a step that `check` accepted."""
+        self._dense = None
+        self._steps = []
+        rounds: list[list[int]] = []
+        seen: dict[int, int] = {}
+        for index, var in enumerate(variables):
+            number = seen.get(id(var), 0)
+            seen[id(var)] = number + 1
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append(index)
+        gradients = _apart(variables, gradients, slots)
+        for indices in rounds:
+            self._plan_round(rule, stages, indices, variables, gradients, slots, names, selection)
+        if len(self._steps) == 1 and self._dense is not None:
+            self._dense_selection = selection
+        else:
+            self._dense = None
+
+    def _plan_round(
+        self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
+        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]], names: Sequence[str],
+        selection: Selection,
+    ) -> None:  # fmt: skip
+        dense: list[int] = []
+        for index in indices:
+            grad, var = gradients[index], variables[index]
+            raw = self._raw(var, slots[index], names[index], selection)
+            if isinstance(grad, IndexedSlices):
+                step = self._sparse_step(rule, stages, index, var, grad, list(slots[index]), raw)
+                self._steps.append(step)
+            elif raw:
+                dense.append(index)
+            else:
+                step = _reference_step(rule, stages, index, var, grad, list(slots[index]))
+                self._steps.append(step)
+        if dense:
+            self._steps.append(self._dense_step(rule, stages, dense, variables, gradients, slots))
+
+    def _raw(
+        self, var: Tensor, slots: Sequence[Tensor], name: str, selection: Selection
+    ) -> bool:
+        if selection.name == "reference" or var.device.type != "cpu":
+            return False
+        fits = (
+            layout.dense(var)
+            and layout.aligned(var)
+            and all(layout.same_strides(slot, var) for slot in slots)
+        )
+        if not fits and id(var) not in self._warned:
+            self._warned.add(id(var))
+            layout.warn_slow(name, f"has strides {var.stride()} for shape {tuple(var.shape)}")
+        return fits
+
+    def _dense_step(
+        self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
+        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]],
+    ) -> Step:  # fmt: skip
+        plan = DensePlan(
+            rule, stages, [variables[i] for i in indices], [slots[i] for i in indices]
+        )
+        fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
+        plan.point_at(fitting)
+        whole = len(indices) == len(variables)
+        if whole:
+            self._dense = plan
+
+        def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+            own = separate if whole else {key: value[indices] for key, value in separate.items()}
+            plan.run(scalars, own, flush)
+            fitting.clear()
+
+        return step
+
+    def _sparse_step(
+        self, rule: Rule, stages: Stages, index: int, var: Tensor, grad: IndexedSlices,
+        slots: list[Tensor], raw: bool,
+    ) -> Step:  # fmt: skip
+        values, indices = grad.values.detach(), grad.indices
+
+        def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+            own = _own(scalars[layout.compute_dtype(var.dtype)], separate, index)
+            changed = reference.transform(stages, values, own, flush)
+            if not raw or not var.is_contiguous():
+                reference.update_sparse(rule, var, changed, indices, slots, own, flush)
+                _written(var, slots)
+                return
+            plan = self._sparse.get(id(var))
+            if plan is None or not plan.applies(rule, var, slots):
+                plan = self._sparse[id(var)] = SparsePlan(rule, var, slots)
+            plan.run(changed.contiguous(), indices.contiguous(), own, flush)
+
+        return step
+
+    def run(
+        self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
+    ) -> None:
+        """Take the step that `aim` or `plan` made ready.
+
+        Args:
+            scalars: The scalars of the step, for each compute dtype (numpy.float32, numpy.float64).
+            separate: Scalars that differ by variable, an array over the step's variables each.
+            flush: Whether denormals are treated as zero.
+        """
+        steps, self._steps = self._steps, []
+        for step in steps:
+            step(scalars, separate, flush)
+
+
+def _own(shared: Scalars, separate: dict[str, np.ndarray], index: int) -> Scalars:
+    if not separate:
+        return shared
+    dtype = type(next(iter(shared.values())))
+    return {**shared, **{name: dtype(values[index]) for name, values in separate.items()}}
+
+
+def _written(var: Tensor, slots: list[Tensor]) -> None:
+    torch.autograd.graph.increment_version([var, *slots])
+
+
+def _reference_step(
+    rule: Rule, stages: Stages, index: int, var: Tensor, grad: Tensor, slots: list[Tensor]
+) -> Step:
+    def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+        own = _own(scalars[layout.compute_dtype(var.dtype)], separate, index)
+        reference.update_dense(rule, stages, var, grad.detach(), slots, own, flush)
+
+    return step
+
+
+def _apart(
+    variables: Sequence[Tensor], gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]]
+) -> list[Gradient]:
+    """The gradients, copied where they lie in memory that the step writes."""
+    written = [*variables, *(slot for each in slots for slot in each)]
+    spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type == "cpu")
+    starts = np.array([start for start, _ in spans], np.int64)
+    ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
+    result: list[Gradient] = []
+    for grad in gradients:
+        memory = grad.values if isinstance(grad, IndexedSlices) else grad
+        if memory.device.type != "cpu":
+            result.append(grad)
+            continue
+        start, end = layout.span(memory)
+        # Runs that begin before the gradient ends; the farthest end among them decides.
+        before = int(np.searchsorted(starts, end, side="left"))
+        if not before or ends[before - 1] <= start:
+            result.append(grad)
+        elif isinstance(grad, IndexedSlices):
+            result.append(IndexedSlices(grad.values.clone(), grad.indices, grad.dense_shape))
+        else:
+            result.append(grad.clone())
+    return result

@@ -1,0 +1,332 @@
+"""Read a formula's source, check it, and write it again for an engine.
+
+Both engines run what this module writes: every numeric literal is re-typed to the compute dtype (a
+bare `1 - beta1` would be computed in double), the functions of `thalweg.formula` get the engine's
+versions, helper functions come along, and whatever else a formula refers to is refused by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg import formula
+from thalweg.errors import RuleError
+
+FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
+_BY_FUNCTION = {id(getattr(formula, name)): name for name in FUNCTIONS}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitAnd, ast.BitOr)
+
+LITERAL = "_literal"  # the name under which an engine supplies its number type
+FUNCTION_PREFIX = "_f_"  # and its functions
+LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel around it
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A formula that passed the checks.
+
+    Attributes:
+        positional: `var`, `grad` and the slots, as the formula calls them.
+        scalars: Its keyword-only parameters.
+        body: Its assignments, re-typed and renamed.
+        results: The expressions it returns.
+        helpers: The helper functions it calls, as definitions, in order of need.
+        filename: The file that holds the formula.
+    """
+
+    positional: tuple[str, ...]
+    scalars: tuple[str, ...]
+    body: tuple[ast.stmt, ...]
+    results: tuple[ast.expr, ...]
+    helpers: tuple[ast.FunctionDef, ...]
+    filename: str
+
+    def passes(self, result: int, parameter: int) -> bool:
+        """Whether a result is nothing but the parameter at that position, never assigned."""
+        name = LOCAL_PREFIX + self.positional[parameter]
+        expression = self.results[result]
+        if not (isinstance(expression, ast.Name) and expression.id == name):
+            return False
+        return all(
+            not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+            for statement in self.body
+            for node in ast.walk(statement)
+        )
+
+
+def _where(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(function, '__qualname__', function)!s}{place}"
+
+
+def _definition(function: Any) -> ast.FunctionDef:
+    if not isinstance(function, types.FunctionType):
+        raise RuleError(f"A formula must be a function written with def, not {function!r}.")
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+        tree = ast.parse(text)
+    except (OSError, TypeError, SyntaxError, IndentationError) as error:
+        raise RuleError(
+            f"Cannot read the source of {_where(function)}: {error}."
+            " Define the formula with def in a file."
+        ) from None
+    node = tree.body[0] if tree.body else None
+    if not isinstance(node, ast.FunctionDef):
+        raise RuleError(f"{_where(function)} must be written with def, not as a lambda.")
+    _check_current(function, node)
+    ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
+    return node
+
+
+def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
+    # The file may have been edited since the import; its text is then another formula.
+    if function.__closure__:
+        return
+    plain = ast.FunctionDef(**{name: getattr(node, name) for name in node._fields})
+    plain.decorator_list = []
+    tree = ast.Module([ast.copy_location(plain, node)], [])
+    module = compile(tree, "<formula>", "exec", flags=0, dont_inherit=True)
+    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    loaded = function.__code__
+    numbers = [
+        [const for const in each.co_consts if isinstance(const, int | float)]
+        for each in (code, loaded)
+    ]
+    if code.co_code != loaded.co_code or code.co_names != loaded.co_names or numbers[0] != numbers[1]:
+        raise RuleError(
+            f"The source of {_where(function)} changed after it was imported; import it again."
+        )
+
+
+class _Writer(ast.NodeTransformer):
+    def __init__(self, function: types.FunctionType, helpers: dict[str, ast.FunctionDef]) -> None:
+        self.function = function
+        self.helpers = helpers
+        self.locals: set[str] = set()
+        closure = inspect.getclosurevars(function)
+        self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
+
+    def refuse(self, node: ast.AST, why: str) -> RuleError:
+        line = getattr(node, "lineno", "?")
+        return RuleError(f"{_where(self.function)}, line {line}: {why}")
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.locals or isinstance(node.ctx, ast.Store):
+            return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
+        if node.id not in self.outer:
+            raise self.refuse(node, f"`{node.id}` is not defined.")
+        value = self.outer[node.id]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.literal(node, float(value))
+        raise self.refuse(
+            node,
+            f"a formula cannot use `{node.id}`, a {type(value).__name__};"
+            " it may use its parameters, numbers, helper functions and thalweg's functions.",
+        )
+
+    def literal(self, node: ast.expr, value: float) -> ast.expr:
+        call = ast.Call(ast.Name(LITERAL, ast.Load()), [ast.Constant(value)], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+            raise self.refuse(node, f"a formula cannot contain {node.value!r}.")
+        return self.literal(node, float(node.value))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        if not isinstance(node.op, ast.USub | ast.UAdd):
+            raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+        return ast.copy_location(ast.UnaryOp(node.op, self.visit(node.operand)), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not isinstance(node.op, _OPERATORS):
+            raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+        left = self.visit(node.left)
+        if isinstance(node.op, ast.Pow):
+            if isinstance(node.right, ast.Constant) and node.right.value == 2:
+                return self.call(node, "square", [left])
+            return self.call(node, "power", [left, self.visit(node.right)])
+        return ast.copy_location(ast.BinOp(left, node.op, self.visit(node.right)), node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
+            raise self.refuse(node, f"write `{ast.unparse(node)}` with single comparisons and `&`.")
+        left, right = self.visit(node.left), self.visit(node.comparators[0])
+        return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
+
+    def call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
+        made = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if not isinstance(node.func, ast.Name) or node.keywords:
+            raise self.refuse(
+                node,
+                f"a formula cannot call `{ast.unparse(node)}`; it may call"
+                f" {', '.join(FUNCTIONS)} and plain helper functions, by position.",
+            )
+        function = self.outer.get(node.func.id)
+        args = [self.visit(arg) for arg in node.args]
+        name = _BY_FUNCTION.get(id(function))
+        if name is None and function is abs:
+            name = "absolute"
+        if name is None:
+            if not isinstance(function, types.FunctionType):
+                raise self.refuse(
+                    node,
+                    f"a formula cannot call `{node.func.id}`;"
+                    f" it may call {', '.join(FUNCTIONS)} and plain helper functions.",
+                )
+            name = _helper(function, self.helpers)
+        return self.call(node, name, args)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        target = node.targets[0]
+        if len(node.targets) != 1 or not isinstance(target, ast.Name):
+            raise self.refuse(node, "assign one name at a time.")
+        value = self.visit(node.value)
+        self.locals.add(target.id)
+        return ast.copy_location(ast.Assign([self.visit(target)], value), node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        if not isinstance(node.target, ast.Name):
+            raise self.refuse(node, "assign one name at a time.")
+        # Written out, because NumPy's `a += b` would change the caller's array.
+        load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+        value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
+
+    def write(self, node: ast.FunctionDef) -> tuple[list[ast.stmt], ast.expr]:
+        arguments = node.args
+        if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
+            raise self.refuse(node, "a formula takes plain parameters without defaults or *args.")
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        self.locals = {parameter.arg for parameter in parameters}
+        body = list(node.body)
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]
+        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
+            raise self.refuse(node, "a formula ends with a return of its results.")
+        for statement in body[:-1]:
+            if not isinstance(statement, ast.Assign | ast.AugAssign):
+                what = ast.unparse(statement).splitlines()[0]
+                raise self.refuse(statement, f"a formula cannot contain `{what}`; use where().")
+        return [self.visit(statement) for statement in body[:-1]], body[-1].value
+
+
+def _helper(function: types.FunctionType, helpers: dict[str, ast.FunctionDef]) -> str:
+    name = f"helper_{function.__name__}_{id(function):x}"
+    known = [key for key, value in helpers.items() if getattr(value, "origin", None) is function]
+    if known:
+        return known[0]
+    name = f"helper{len(helpers)}_{function.__name__}"
+    node = _definition(function)
+    placeholder = ast.FunctionDef(name=name)
+    placeholder.origin = function  # type: ignore[attr-defined]
+    helpers[name] = placeholder
+    writer = _Writer(function, helpers)
+    body, result = writer.write(node)
+    body.append(ast.copy_location(ast.Return(writer.visit(result)), result))
+    parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in node.args.args]
+    made = ast.FunctionDef(
+        name=FUNCTION_PREFIX + name,
+        args=ast.arguments([], parameters, None, [], [], None, []),
+        body=body,
+        decorator_list=[],
+    )
+    made.origin = function  # type: ignore[attr-defined]
+    helpers.pop(name)  # a helper follows the helpers it calls
+    helpers[name] = ast.fix_missing_locations(ast.copy_location(made, node))
+    return name
+
+
+def _transcribe(function: Any) -> Transcript:
+    node = _definition(function)
+    helpers: dict[str, ast.FunctionDef] = {}
+    writer = _Writer(function, helpers)
+    body, returned = writer.write(node)
+    elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
+    return Transcript(
+        positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
+        scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
+        body=tuple(body),
+        results=tuple(writer.visit(element) for element in elements),
+        helpers=tuple(helpers.values()),
+        filename=function.__code__.co_filename,
+    )
+
+
+_transcripts: weakref.WeakKeyDictionary[Any, Transcript] = weakref.WeakKeyDictionary()
+
+
+def transcribe(function: Any) -> Transcript:
+    """The checked transcript of a formula.
+
+    Raises:
+        RuleError: If the formula holds anything but straight arithmetic; names it and its line.
+    """
+    transcript = _transcripts.get(function)
+    if transcript is None:
+        transcript = _transcripts[function] = _transcribe(function)
+    return transcript
+
+
+def bind(formula: Any, namespace: Mapping[str, Callable[..., Any]], literal: Any) -> Any:
+    """The formula as a Python function over an engine's functions and number type.
+
+    The lines keep their file and numbers, so that a debugger steps through the user's own source.
+    """
+    transcript = transcribe(formula)
+    arguments = ast.arguments(
+        [],
+        [ast.arg(LOCAL_PREFIX + name) for name in transcript.positional],
+        None,
+        [ast.arg(LOCAL_PREFIX + name) for name in transcript.scalars],
+        [None] * len(transcript.scalars),
+        None,
+        [],
+    )
+    result = ast.Return(ast.Tuple(list(transcript.results), ast.Load()))
+    definition = ast.FunctionDef(
+        name="formula", args=arguments, body=[*transcript.body, result], decorator_list=[]
+    )
+    module = ast.fix_missing_locations(ast.Module([*transcript.helpers, definition], []))
+    names = {FUNCTION_PREFIX + name: value for name, value in namespace.items()}
+    names[LITERAL] = literal
+    exec(compile(module, transcript.filename, "exec"), names)
+    function = names["formula"]
+
+    def bound(*values: Any, **scalars: Any) -> Any:
+        return function(*values, **{LOCAL_PREFIX + name: scalars[name] for name in scalars})
+
+    return bound
+
+
+def host(function: Any, namespace: Mapping[str, Callable[..., Any]]) -> Any:
+    """A rule's `prepare` with thalweg's functions bound to an engine's; it may be any Python."""
+    replaced = {
+        name: namespace[_BY_FUNCTION[id(value)]]
+        for name, value in function.__globals__.items()
+        if id(value) in _BY_FUNCTION
+    }
+    bound = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **replaced},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return functools.wraps(function)(bound)

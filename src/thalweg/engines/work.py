@@ -1,0 +1,106 @@
+"""The work table: a step over any set of tensors as a list of chunks with raw addresses.
+
+A chunk is a run of elements of one tensor. Dense tensors are cut into chunks of about 64k elements;
+a sparse gradient gives one chunk per row it names, so rows are updated in place. Chunks are shared
+out in slices, which threads take one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 1 << 16  # elements of a dense chunk
+SERIAL = 50_000  # elements below which a second thread costs more than it brings
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Table:
+    """One launch's worth of work.
+
+    Attributes:
+        base: (tensors, streams) addresses of the first elements.
+        chunks: (n, 4): tensor, offset of variable and slots, offset of the gradient, length; all
+            counted in elements.
+        bounds: (slices + 1,): slice k is the chunks bounds[k] to bounds[k + 1].
+        scalar_row: (tensors,): which row of the scalars each tensor reads.
+        elements: How many elements the chunks hold.
+    """
+
+    base: Int64
+    chunks: Int64
+    bounds: Int64
+    scalar_row: Int64
+    elements: int
+    _argument: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        argument = np.zeros(8, np.int64)
+        argument[1] = len(self.bounds) - 1
+        argument[3] = self.bounds.ctypes.data
+        argument[4] = self.chunks.ctypes.data
+        argument[5] = self.base.ctypes.data
+        argument[6] = self.scalar_row.ctypes.data
+        self._argument = argument
+
+    def argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
+        """The address of the kernel's argument block, with the ticket counter at 0."""
+        block = self._argument
+        block[0] = 0
+        block[2] = flush
+        block[7] = scalars.ctypes.data
+        return block.ctypes.data
+
+
+def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
+    """Cut whole tensors of `sizes` elements into chunks; empty tensors give none."""
+    pieces = []
+    for tensor, size in enumerate(sizes):
+        starts = np.arange(0, size, chunk, dtype=np.int64)
+        piece = np.empty((len(starts), 4), np.int64)
+        piece[:, 0] = tensor
+        piece[:, 1] = piece[:, 2] = starts
+        piece[:, 3] = np.minimum(size - starts, chunk)
+        pieces.append(piece)
+    return np.concatenate(pieces) if pieces else np.empty((0, 4), np.int64)
+
+
+def slices(chunks: Int64, chunk: int = CHUNK, together: npt.NDArray[np.bool_] | None = None) -> Int64:
+    """Bounds of slices of about `chunk` elements.
+
+    Args:
+        chunks: (n, 4) chunks.
+        chunk: Elements of a slice.
+        together: (n,) True where a chunk must stay in the slice of the one before it.
+    """
+    count = len(chunks)
+    if not count:
+        return np.zeros(1, np.int64)
+    before = np.cumsum(chunks[:, 3]) - chunks[:, 3]
+    number = before // chunk
+    starts = np.empty(count, bool)
+    starts[0] = True
+    np.not_equal(number[1:], number[:-1], out=starts[1:])
+    if together is not None and together.any():
+        wanted = np.flatnonzero(starts)
+        free = np.flatnonzero(~together)
+        # A slice that would begin inside a group begins with the group instead.
+        starts = np.zeros(count, bool)
+        starts[free[np.searchsorted(free, wanted, side="right") - 1]] = True
+    return np.append(np.flatnonzero(starts), count).astype(np.int64)
+
+
+def table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
+    """A table whose arrays have the layout that kernels read."""
+    return Table(
+        np.ascontiguousarray(base, np.int64),
+        np.ascontiguousarray(chunks, np.int64),
+        np.ascontiguousarray(bounds, np.int64),
+        np.ascontiguousarray(scalar_row, np.int64),
+        int(chunks[:, 3].sum()),
+    )

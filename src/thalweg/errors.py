@@ -1,0 +1,33 @@
+"""The exceptions and warnings of the library; each is also the standard class users catch today."""
+
+
+class ThalwegError(Exception):
+    """Base of every error that the library raises on purpose."""
+
+
+class InvalidTypeError(ThalwegError, TypeError, ValueError):
+    """A value has the wrong type or dtype. TensorFlow raises either class, so both catch it."""
+
+
+class InvalidArgumentError(ThalwegError, ValueError, IndexError, RuntimeError):
+    """A value of the right type is out of range, of the wrong shape, or on the wrong device."""
+
+
+class LayoutError(ThalwegError, ValueError):
+    """A tensor lies in memory in a way that cannot be updated in place."""
+
+
+class FailedPreconditionError(ThalwegError, RuntimeError):
+    """The call is legal, but not in the present state of the object."""
+
+
+class RuleError(ThalwegError, ValueError):
+    """An update rule is written in a way that the library cannot compile."""
+
+
+class PerformanceWarning(UserWarning):
+    """The result is right, but a faster way was not available."""
+
+
+class NumericsWarning(UserWarning):
+    """The result may differ from what the same code computed in TensorFlow."""

@@ -1,0 +1,125 @@
+"""What a rule is made of: the rule itself, its slots and hyperparameters, and the functions it may use.
+
+The functions here work on floats, NumPy arrays and tensors, so that a formula can be called and
+debugged as the plain Python it is. Engines bind the same names to their own versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+Formula = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of state per variable, of the variable's shape and dtype, filled with `initial`."""
+
+    name: str
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """A number the user chooses for a whole step, with its default and one line about it."""
+
+    name: str
+    default: float
+    doc: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """An update rule, written once and run by every engine.
+
+    `update(var, grad, *slots, *, scalars...) -> (var, *slots)` is the formula for one element; its
+    keyword-only parameters are scalars. It is straight arithmetic: `+ - * / **`, comparisons, `&`
+    and `|` between comparisons, and the functions of this module; no branch on data (use `where`).
+    The order of operations is the rule's contract: engines neither reorder nor contract it.
+
+    Args:
+        name: Name of the rule, as `thalweg rules` lists it.
+        update: The formula for a dense gradient.
+        hypers: Hyperparameters with defaults, in the order of a constructor.
+        slots: State per variable, in the order in which `update` takes and returns it.
+        prepare: Optional. Called once a step on the host with the hypers and powers it names, as
+            scalars of the compute dtype; returns a dict of further scalars for `update`.
+        powers: Scalars that are a hyper raised to the step's number: `{"beta1_power": "beta1"}`.
+        update_sparse: The formula for rows that a sparse gradient names; `update` when None.
+        update_single: The same for rows of one element, where TensorFlow orders those differently;
+            `update_sparse` when None.
+        update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
+            gradient. None leaves those rows alone.
+        duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
+            in order of appearance and updates once; "successive" updates once for each.
+        source: The paper, or the API and kernel that the formula transcribes.
+        differs: What a user of `torch.optim` should know.
+    """
+
+    name: str
+    update: Formula
+    hypers: tuple[Hyper, ...] = (Hyper("learning_rate", 0.001),)
+    slots: tuple[Slot, ...] = ()
+    prepare: Formula | None = None
+    powers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    update_sparse: Formula | None = None
+    update_single: Formula | None = None
+    update_untouched: Formula | None = None
+    duplicates: Literal["sum", "successive"] = "sum"
+    source: str = ""
+    differs: str = ""
+
+
+def _namespace(*values: Any) -> Any:
+    return torch if any(isinstance(value, torch.Tensor) for value in values) else np
+
+
+def sqrt(x: Any) -> Any:
+    """Square root, correctly rounded."""
+    return _namespace(x).sqrt(x)
+
+
+def absolute(x: Any) -> Any:
+    """Absolute value."""
+    return _namespace(x).abs(x)
+
+
+def sign(x: Any) -> Any:
+    """-1, 0 or 1; NaN stays NaN."""
+    return where(x > 0, 1.0, where(x < 0, -1.0, x))
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where the condition holds, else `b`."""
+    return _namespace(condition, a, b).where(condition, a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two; NaN if either is."""
+    return where((a > b) | (a != a), a, b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two; NaN if either is."""
+    return where((a < b) | (a != a), a, b)
+
+
+def exp(x: Any) -> Any:
+    """Exponential; float32 is evaluated in float64 and rounded once."""
+    return _namespace(x).exp(x)
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm; float32 is evaluated in float64 and rounded once."""
+    return _namespace(x).log(x)
+
+
+def power(x: Any, y: Any) -> Any:
+    """`x` to the power of `y`; float32 is evaluated in float64 and rounded once."""
+    return x**y

@@ -1,0 +1,26 @@
+"""Adadelta, as TensorFlow's ApplyAdadelta kernel computes it."""
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+
+
+def update(var, grad, accum_grad, accum_var, *, learning_rate, rho, epsilon):
+    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    accum_grad = accum_grad * rho + grad * grad * (1 - rho)
+    step = sqrt(accum_var + epsilon) * (1 / sqrt(accum_grad + epsilon)) * grad
+    var = var - step * learning_rate
+    accum_var = accum_var * rho + step * step * (1 - rho)
+    return var, accum_grad, accum_var
+
+
+ADADELTA = Rule(
+    name="Adadelta",
+    update=update,
+    hypers=(
+        Hyper("learning_rate", 0.001, "step size"),
+        Hyper("rho", 0.95, "share of the running averages that is kept"),
+        Hyper("epsilon", 1e-7, "added inside the roots; exact in the variable's dtype"),
+    ),
+    slots=(Slot("accum_grad"), Slot("accum_var")),
+    source="Zeiler 2012; tf.keras.optimizers.Adadelta; kernel ApplyAdadelta",
+    differs="torch.optim.Adadelta has learning rate 1, rho 0.9 and epsilon 1e-6.",
+)

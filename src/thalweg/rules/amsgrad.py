@@ -1,0 +1,42 @@
+"""AMSGrad: Adam with the largest mean square so far, TensorFlow's ApplyAdamWithAmsgrad kernel."""
+
+from thalweg.formula import Rule, Slot, maximum, sqrt
+from thalweg.rules.adam import HYPERS, POWERS, prepare
+
+
+def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
+    """Once per element; ApplyAdamWithAmsgrad."""
+    m = m + (grad - m) * (1 - beta1)
+    v = v + (grad * grad - v) * (1 - beta2)
+    vhat = maximum(vhat, v)
+    return var - (m * alpha) / (sqrt(vhat) + epsilon), m, v, vhat
+
+
+def update_sparse(var, grad, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):
+    """Once per element of a touched row; Adam._resource_apply_sparse."""
+    m = m * beta1 + grad * (1 - beta1)
+    v = v * beta2 + (grad * grad) * (1 - beta2)
+    vhat = maximum(vhat, v)
+    return var - (alpha_sparse * m) / (sqrt(vhat) + epsilon), m, v, vhat
+
+
+def update_untouched(var, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):
+    """Once per element of the other rows, which decay and move too."""
+    m = m * beta1
+    v = v * beta2
+    vhat = maximum(vhat, v)
+    return var - (alpha_sparse * m) / (sqrt(vhat) + epsilon), m, v, vhat
+
+
+AMSGRAD = Rule(
+    name="AMSGrad",
+    update=update,
+    update_sparse=update_sparse,
+    update_untouched=update_untouched,
+    prepare=prepare,
+    hypers=HYPERS,
+    slots=(Slot("m"), Slot("v"), Slot("vhat")),
+    powers=POWERS,
+    source="Reddi et al. 2018; tf.keras.optimizers.Adam(amsgrad=True); kernel ApplyAdamWithAmsgrad",
+    differs="As Adam: torch.optim.Adam(amsgrad=True) adds epsilon after bias correction.",
+)

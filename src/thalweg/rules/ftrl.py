@@ -1,0 +1,49 @@
+"""FTRL-proximal: TensorFlow's ApplyFtrl and ApplyFtrlV2 kernels (V2 is the one with shrinkage).
+
+Where a row is one element, the sparse kernels add in another order: `update_single`.
+"""
+
+from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, sqrt, where
+
+
+def prepare(*, learning_rate, l2, beta):
+    """Once a step; Keras has no guard, so learning rate 0 gives NaN."""
+    return {"l2_adjusted": l2 + beta / (2 * learning_rate)}
+
+
+def update(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
+    """Once per element; learning_rate_power -0.5. The first step forgets the initial weights."""
+    new = accumulator + grad * grad
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
+    quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
+    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+
+
+def update_single(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
+    """Rows of one element named by a sparse gradient: (linear + grad) - ..., else the same."""
+    new = accumulator + grad * grad
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = (linear + shrunk) - (sqrt(new) - sqrt(accumulator)) / learning_rate * var
+    quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
+    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size"),
+    Hyper("l1", 0.0, "pulls to exactly 0"),
+    Hyper("l2", 0.0, "pulls toward 0"),
+    Hyper("beta", 0.0, "adds beta / (2 learning_rate) to l2"),
+    Hyper("l2_shrinkage", 0.0, "weight decay in the gradient, not in the accumulator"),
+)
+
+FTRL = Rule(
+    name="Ftrl",
+    update=update,
+    update_single=update_single,
+    prepare=prepare,
+    hypers=HYPERS,
+    slots=(Slot("accumulator", 0.1), Slot("linear")),
+    source="McMahan et al. 2013; tf.keras.optimizers.Ftrl; kernels ApplyFtrl, ApplyFtrlV2",
+    differs="Not in torch.optim.",
+)

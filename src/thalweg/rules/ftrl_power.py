@@ -1,0 +1,43 @@
+"""FTRL-proximal with any learning_rate_power: the pow branch of the ApplyFtrl kernels.
+
+As in `rules/ftrl.py`, rows of one element have a sparse formula of their own.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, maximum, minimum, power, where
+from thalweg.rules.ftrl import FTRL, HYPERS
+
+
+def update(var, grad, accumulator, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted,
+           l2_shrinkage):  # fmt: skip
+    """Once per element; the last bit of TensorFlow's pow is its own."""
+    new = accumulator + grad * grad
+    root = power(new, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = linear + (shrunk - change / learning_rate * var)
+    quadratic = root / learning_rate + 2 * l2_adjusted
+    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+
+
+def update_single(var, grad, accumulator, linear, *, learning_rate, learning_rate_power, l1,
+                  l2_adjusted, l2_shrinkage):  # fmt: skip
+    """Rows of one element named by a sparse gradient."""
+    new = accumulator + grad * grad
+    root = power(new, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = (linear + shrunk) - change / learning_rate * var
+    quadratic = root / learning_rate + 2 * l2_adjusted
+    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+
+
+FTRL_POWER = replace(
+    FTRL,
+    name="FtrlPower",
+    update=update,
+    update_single=update_single,
+    hypers=(*HYPERS, Hyper("learning_rate_power", -0.5, "power of the accumulator, 0 or negative")),
+    source="tf.keras.optimizers.Ftrl(learning_rate_power=...); kernels ApplyFtrl, ApplyFtrlV2",
+)

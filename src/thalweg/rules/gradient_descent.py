@@ -1,0 +1,18 @@
+"""Gradient descent, as TensorFlow's ApplyGradientDescent kernel computes it."""
+
+from thalweg.formula import Hyper, Rule
+
+
+def update(var, grad, *, learning_rate):
+    """Once per element; a sparse gradient is TensorFlow's ScatterAdd, one entry after the other."""
+    return (var - grad * learning_rate,)
+
+
+SGD = Rule(
+    name="SGD",
+    update=update,
+    hypers=(Hyper("learning_rate", 0.01, "step size"),),
+    duplicates="successive",
+    source="tf.keras.optimizers.SGD without momentum; kernels ApplyGradientDescent, ScatterAdd",
+    differs="The numbers of torch.optim.SGD; a row that a sparse gradient names twice moves twice.",
+)

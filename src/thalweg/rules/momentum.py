@@ -1,0 +1,39 @@
+"""Momentum whose velocity contains the learning rate: TensorFlow's ApplyKerasMomentum kernel."""
+
+from thalweg.formula import Hyper, Rule, Slot
+
+
+def update(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element; ApplyKerasMomentum and SparseApplyKerasMomentum."""
+    velocity = velocity * momentum - grad * learning_rate
+    return var + velocity, velocity
+
+
+def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element; the same kernels with use_nesterov."""
+    velocity = velocity * momentum - grad * learning_rate
+    return var + (velocity * momentum - grad * learning_rate), velocity
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.01, "step size"),
+    Hyper("momentum", 0.9, "share of the velocity that is kept"),
+)
+
+MOMENTUM = Rule(
+    name="Momentum",
+    update=update,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="tf.keras.optimizers.SGD(momentum=...); kernel ApplyKerasMomentum",
+    differs="torch.optim.SGD multiplies by lr outside the buffer: another path once lr changes.",
+)
+
+NESTEROV = Rule(
+    name="Nesterov",
+    update=update_nesterov,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="tf.keras.optimizers.SGD(momentum=..., nesterov=True); kernel ApplyKerasMomentum",
+    differs="As Momentum: the learning rate is inside the velocity, in torch.optim.SGD outside.",
+)

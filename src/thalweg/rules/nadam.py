@@ -1,0 +1,54 @@
+"""Nadam, as the Python of Keras writes it.
+
+The running product of the momentum schedule, `momentum_cache`, belongs to the optimizer and not to
+a variable: it starts at 1, has the dtype of the first variable, and is stored once a step. The
+caller gives `prepare` the step `t` (1 at the first) and the cache as it was before the step, both
+as scalars of the compute dtype, and stores the "momentum_cache" of the returned dict, taken from
+the call for the dtype of the cache. Variables of another dtype get the old cache cast to theirs.
+"""
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+
+
+def schedule(beta1, decay, t):
+    """mu_t; the base 0.96 is a float32 in TensorFlow whatever the dtype; pow in double, rounded."""
+    scalar = type(t)
+    return beta1 * (1 - scalar(0.5) * scalar(0.9599999785423279 ** float(decay * t)))
+
+
+def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
+    """Once a step, on the host."""
+    mu, mu_next = schedule(beta1, decay, t), schedule(beta1, decay, t + 1)
+    product = momentum_cache * mu
+    return {
+        "momentum_cache": product,
+        "mu_next": mu_next,
+        "one_minus_mu": 1 - mu,
+        "one_minus_product": 1 - product,
+        "one_minus_product_next": 1 - product * mu_next,
+        "one_minus_power": 1 - beta2_power,
+    }
+
+
+def update(var, grad, m, v, *, learning_rate, beta1, beta2, epsilon, mu_next, one_minus_mu,
+           one_minus_product, one_minus_product_next, one_minus_power):  # fmt: skip
+    """Once per element; Nadam._resource_apply_dense, and the same numbers in the sparse form."""
+    m = beta1 * m + (1 - beta1) * grad
+    v = beta2 * v + (1 - beta2) * (grad * grad)
+    mean = one_minus_mu * (grad / one_minus_product) + mu_next * (m / one_minus_product_next)
+    return var - learning_rate * mean / (sqrt(v / one_minus_power) + epsilon), m, v
+
+
+def update_untouched(var, m, v, *, beta1, beta2):
+    """Rows that a sparse gradient does not name: the averages decay, the variable stays."""
+    return var, m * beta1, v * beta2
+
+
+NADAM = Rule(
+    name="Nadam", update=update, update_untouched=update_untouched, prepare=prepare,
+    hypers=(Hyper("learning_rate", 0.001), Hyper("beta1", 0.9), Hyper("beta2", 0.999),
+            Hyper("epsilon", 1e-7), Hyper("decay", 0.004, "of the momentum schedule, exact")),
+    slots=(Slot("m"), Slot("v")), powers={"beta2_power": "beta2"},
+    source="Dozat 2016; tf.keras.optimizers.Nadam",
+    differs="torch.optim.NAdam has learning rate 0.002, epsilon 1e-8 and an exact 0.96.",
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""RMSprop without momentum, as the Python of Keras writes it: epsilon stands beside the root."""
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+
+
+def update(var, grad, rms, *, learning_rate, rho, epsilon):
+    """Once per element; RMSprop._resource_apply_dense, and the same numbers in the sparse form."""
+    rms = rho * rms + (1 - rho) * (grad * grad)
+    return var - learning_rate * grad / (sqrt(rms) + epsilon), rms
+
+
+def update_untouched(var, rms, *, rho):
+    """Rows that a sparse gradient does not name: the average decays, the variable stays."""
+    return var, rms * rho
+
+
+def update_centered(var, grad, rms, mg, *, learning_rate, rho, epsilon):
+    """Once per element; a variance rounded below 0 gives NaN, as in TensorFlow."""
+    rms = rho * rms + (1 - rho) * (grad * grad)
+    mg = rho * mg + (1 - rho) * grad
+    return var - learning_rate * grad / (sqrt(rms - mg * mg) + epsilon), rms, mg
+
+
+def update_centered_untouched(var, rms, mg, *, rho):
+    """Rows that a sparse gradient does not name."""
+    return var, rms * rho, mg * rho
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size"),
+    Hyper("rho", 0.9, "share of the running averages that is kept"),
+    Hyper("epsilon", 1e-7, "added to the root; exact in the variable's dtype"),
+)
+
+RMSPROP = Rule(
+    name="RMSprop",
+    update=update,
+    update_untouched=update_untouched,
+    hypers=HYPERS,
+    slots=(Slot("rms"),),
+    source="tf.keras.optimizers.RMSprop",
+    differs="torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
+)
+
+CENTERED_RMSPROP = Rule(
+    name="CenteredRMSprop",
+    update=update_centered,
+    update_untouched=update_centered_untouched,
+    hypers=HYPERS,
+    slots=(Slot("rms"), Slot("mg")),
+    source="tf.keras.optimizers.RMSprop(centered=True)",
+    differs="As RMSprop: torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
+)

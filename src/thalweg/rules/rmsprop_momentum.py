@@ -1,0 +1,54 @@
+"""RMSprop with momentum: TensorFlow's Apply(Centered)RMSProp kernels, epsilon inside the root."""
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+
+
+def update(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
+    """Once per element; ApplyRMSProp."""
+    rms = rms + (grad * grad - rms) * (1 - rho)
+    mom = mom * momentum + (grad * learning_rate) / sqrt(rms + epsilon)
+    return var - mom, rms, mom
+
+
+def update_sparse(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
+    """Once per element of a touched row; SparseApplyRMSProp, 1 / sqrt(x) for its rsqrt(x)."""
+    rms = rms * rho + grad * grad * (1 - rho)
+    mom = mom * momentum + 1 / sqrt(rms + epsilon) * learning_rate * grad
+    return var - mom, rms, mom
+
+
+def update_centered(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, epsilon):
+    """Once per element; ApplyCenteredRMSProp."""
+    rms = rms + (grad * grad - rms) * (1 - rho)
+    mg = mg + (grad - mg) * (1 - rho)
+    mom = mom * momentum + (grad * learning_rate) / sqrt((rms - mg * mg) + epsilon)
+    return var - mom, rms, mom, mg
+
+
+def update_centered_sparse(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, epsilon):
+    """Once per element of a touched row; SparseApplyCenteredRMSProp."""
+    rms = rms * rho + grad * grad * (1 - rho)
+    mg = mg * rho + grad * (1 - rho)
+    mom = mom * momentum + 1 / sqrt((rms + epsilon) - mg * mg) * learning_rate * grad
+    return var - mom, rms, mom, mg
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size"),
+    Hyper("rho", 0.9, "share of the running averages that is kept"),
+    Hyper("momentum", 0.0, "share of the velocity that is kept"),
+    Hyper("epsilon", 1e-7, "added inside the root; exact in the variable's dtype"),
+)
+DIFFERS = "torch.optim.RMSprop adds epsilon outside the root and keeps lr out of the momentum."
+
+MOMENTUM_RMSPROP = Rule(
+    name="MomentumRMSprop", update=update, update_sparse=update_sparse, hypers=HYPERS,
+    slots=(Slot("rms"), Slot("momentum")), differs=DIFFERS,
+    source="tf.keras.optimizers.RMSprop(momentum=...); kernel ApplyRMSProp",
+)  # fmt: skip
+
+CENTERED_MOMENTUM_RMSPROP = Rule(
+    name="CenteredMomentumRMSprop", update=update_centered, update_sparse=update_centered_sparse,
+    hypers=HYPERS, slots=(Slot("rms"), Slot("momentum"), Slot("mg")), differs=DIFFERS,
+    source="tf.keras.optimizers.RMSprop(momentum=..., centered=True); kernel ApplyCenteredRMSProp",
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""What a learning-rate schedule is: a function of the step that can be written to a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from thalweg.scalars import Number, Scalar, as_operand, scalar_type
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Step = Number
+
+
+class LearningRateSchedule:
+    """A learning rate that depends on the step.
+
+    Derive from this class, and override `__call__` and, to make the schedule serializable,
+    `get_config`.
+
+    Example:
+        >>> class Inverse(LearningRateSchedule):
+        ...     def __init__(self, initial_learning_rate):
+        ...         self.initial_learning_rate = initial_learning_rate
+        ...
+        ...     def __call__(self, step):
+        ...         return self.initial_learning_rate / (step + 1)
+        ...
+        ...     def get_config(self):
+        ...         return {"initial_learning_rate": self.initial_learning_rate}
+        >>> Inverse(0.5)(4)
+        0.1
+
+    Reference: `tf.keras.optimizers.schedules.LearningRateSchedule`
+    """
+
+    def __call__(self, step: Step) -> torch.Tensor | float:
+        """The learning rate at `step`, 0 at the first."""
+        raise NotImplementedError(
+            f"Learning rate schedule '{type(self).__name__}' must override `__call__(self, step)`."
+        )
+
+    def value(self, step: Step) -> Scalar:
+        """The learning rate at `step` as a NumPy scalar; what an optimizer asks for.
+
+        `__call__` is given a tensor with the step, and may return a number or a tensor.
+        """
+        result = self(_as_tensor(step))
+        return as_operand(result, scalar_type(result))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
+        raise NotImplementedError(
+            f"Learning rate schedule '{type(self).__name__}' must override `get_config()` "
+            "in order to be serializable."
+        )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """A schedule constructed with the arguments in `config`."""
+        return cls(**config)
+
+
+@dataclass(eq=False)
+class FormulaSchedule(LearningRateSchedule):
+    """A schedule given by a formula on NumPy scalars; its fields are its config.
+
+    The fields are read at every step, so they may be changed during training.
+    """
+
+    def __post_init__(self) -> None:
+        rate: Any = getattr(self, "initial_learning_rate", 0.0)
+        if not _is_floating(rate):
+            raise TypeError(
+                f"{type(self).__name__}: initial_learning_rate must be a float, or a float32 or "
+                f"float64 scalar; received {rate!r} ({type(rate).__name__}). "
+                "The schedule computes in its dtype."
+            )
+
+    def formula(self, step: Step) -> Scalar:
+        """The learning rate at `step`, in TensorFlow's order of operations."""
+        raise NotImplementedError(f"'{type(self).__name__}' must override `formula(self, step)`.")
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        """The learning rate at `step` as a 0-d tensor on the CPU."""
+        with np.errstate(all="ignore"):
+            return torch.tensor(self.formula(step), device="cpu")
+
+    def value(self, step: Step) -> Scalar:
+        """The learning rate at `step` as a NumPy scalar; no tensor is made."""
+        if type(self).__call__ is not FormulaSchedule.__call__:
+            return super().value(step)
+        with np.errstate(all="ignore"):
+            return self.formula(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _is_floating(value: Any) -> bool:
+    if hasattr(value, "dtype"):
+        return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
+    return isinstance(value, float)
+
+
+def _as_tensor(step: Step) -> torch.Tensor:
+    if isinstance(step, torch.Tensor):
+        return step
+    if type(step) is float:
+        return torch.tensor(step, dtype=torch.float32, device="cpu")
+    return torch.tensor(step, device="cpu")

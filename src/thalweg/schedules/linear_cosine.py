@@ -1,0 +1,132 @@
+"""Linear cosine decay, plain and noisy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thalweg.scalars import Number, Scalar, ScalarType, as_scalar, cos, power, scalar_type
+from thalweg.schedules.base import FormulaSchedule, Step
+
+
+@dataclass(eq=False)
+class LinearCosineDecay(FormulaSchedule):
+    """The product of a straight line and a cosine.
+
+        step = min(step, decay_steps)
+        line = (decay_steps - step) / decay_steps
+        cosine = 0.5 * (1 + cos(pi * 2 * num_periods * step / decay_steps))
+        initial_learning_rate * ((alpha + line) * cosine + beta)
+
+    Args:
+        initial_learning_rate: A float; its type is the type of the result. A Python float gives
+            float32, `numpy.float64` or a float64 tensor gives float64.
+        decay_steps: Steps until the line reaches 0. 0 gives NaN at step 0.
+        num_periods: Periods of the cosine in `decay_steps`.
+        alpha: Added to the line.
+        beta: Added to the product.
+        name: Kept for the config.
+
+    Example:
+        >>> schedule = LinearCosineDecay(0.1, decay_steps=100)
+        >>> schedule(0), schedule(50), schedule(100)
+        (tensor(0.1001), tensor(0.0251), tensor(0.0001))
+
+    Differs from:
+        `torch.optim` has no counterpart.
+
+    Reference: `tf.keras.experimental.LinearCosineDecay`, https://arxiv.org/abs/1709.07417
+    """
+
+    initial_learning_rate: Number
+    decay_steps: Number
+    num_periods: Number = 0.5
+    alpha: Number = 0.0
+    beta: Number = 0.001
+    name: str | None = None
+
+    def formula(self, step: Step) -> Scalar:
+        dtype = scalar_type(self.initial_learning_rate)
+        decay_steps = as_scalar(self.decay_steps, dtype)
+        k = min(as_scalar(step, dtype), decay_steps)
+        line = (decay_steps - k) / decay_steps
+        cosine = _cosine(k / decay_steps, self.num_periods, dtype)
+        product = (as_scalar(self.alpha, dtype) + line) * cosine
+        return as_scalar(self.initial_learning_rate, dtype) * (
+            product + as_scalar(self.beta, dtype)
+        )
+
+
+@dataclass(eq=False)
+class NoisyLinearCosineDecay(FormulaSchedule):
+    """Linear cosine decay with noise on the line.
+
+        step = min(step, decay_steps)
+        noise ~ Normal(0, variance = initial_variance / (1 + step) ** variance_decay)
+        line = (decay_steps - step) / decay_steps + noise
+        cosine = 0.5 * (1 + cos(pi * 2 * num_periods * step / decay_steps))
+        initial_learning_rate * ((alpha + line) * cosine + beta)
+
+    Args:
+        initial_learning_rate: A float; its type is the type of the result. A Python float gives
+            float32, `numpy.float64` or a float64 tensor gives float64.
+        decay_steps: Steps until the line reaches 0. 0 gives NaN at step 0.
+        initial_variance: Variance of the noise at step 0; 0 for none.
+        variance_decay: Exponent with which the variance falls.
+        num_periods: Periods of the cosine in `decay_steps`.
+        alpha: Added to the line.
+        beta: Added to the product.
+        seed: Start of the schedule's own sequence of random numbers; None for an unpredictable one.
+        name: Kept for the config.
+
+    Example:
+        >>> noisy = NoisyLinearCosineDecay(0.1, decay_steps=100, seed=1)
+        >>> again = NoisyLinearCosineDecay.from_config(noisy.get_config())
+        >>> [noisy(step) for step in range(9)] == [again(step) for step in range(9)]
+        True
+        >>> NoisyLinearCosineDecay(0.1, decay_steps=100, initial_variance=0.0)(50)
+        tensor(0.0251)
+
+    Differs from:
+        The random numbers are NumPy's (PCG64), not TensorFlow's. In both, every call draws the next
+        one, so two calls with the same step differ, and a run resumed from a checkpoint starts the
+        sequence again. `torch.optim` has no counterpart.
+
+    Reference: `tf.keras.experimental.NoisyLinearCosineDecay`, https://arxiv.org/abs/1709.07417
+    """
+
+    initial_learning_rate: Number
+    decay_steps: Number
+    initial_variance: Number = 1.0
+    variance_decay: Number = 0.55
+    num_periods: Number = 0.5
+    alpha: Number = 0.0
+    beta: Number = 0.001
+    seed: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._generator = np.random.default_rng(self.seed)
+
+    def formula(self, step: Step) -> Scalar:
+        dtype = scalar_type(self.initial_learning_rate)
+        decay_steps = as_scalar(self.decay_steps, dtype)
+        k = min(as_scalar(step, dtype), decay_steps)
+        falloff = power(1 + k, as_scalar(self.variance_decay, dtype))
+        deviation = np.sqrt(as_scalar(self.initial_variance, dtype) / falloff)
+        line = (decay_steps - k) / decay_steps
+        line = line + dtype(self._generator.standard_normal()) * deviation
+        cosine = _cosine(k / decay_steps, self.num_periods, dtype)
+        product = (as_scalar(self.alpha, dtype) + line) * cosine
+        return as_scalar(self.initial_learning_rate, dtype) * (
+            product + as_scalar(self.beta, dtype)
+        )
+
+
+def _cosine(fraction: Any, num_periods: Number, dtype: ScalarType) -> Any:
+    angle = dtype(math.pi) * (2 * as_scalar(num_periods, dtype) * fraction)
+    return 0.5 * (1 + cos(angle))

@@ -1,0 +1,93 @@
+"""Piecewise constant learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.scalars import Number, Scalar, ScalarType, as_scalar, scalar_type
+from thalweg.schedules.base import FormulaSchedule, Step
+
+
+@dataclass(eq=False)
+class PiecewiseConstantDecay(FormulaSchedule):
+    """Takes one value after the other, changing after each boundary.
+
+        values[0]  if step <= boundaries[0]
+        values[i]  if boundaries[i - 1] < step <= boundaries[i]
+        values[-1] if boundaries[-1] < step
+
+    Args:
+        boundaries: Steps, ascending; each keeps the value before it.
+        values: Learning rates, one more than boundaries. The result is float64 if one of them is
+            `numpy.float64` or a float64 tensor, and float32 otherwise.
+        name: Kept for the config.
+
+    Example:
+        >>> schedule = PiecewiseConstantDecay([100, 200], [1.0, 0.5, 0.1])
+        >>> schedule(100), schedule(101), schedule(201)
+        (tensor(1.), tensor(0.5000), tensor(0.1000))
+
+    Differs from:
+        Boundaries are cast to the type of the step: with integer steps 1.5 acts as 1, inside an
+        optimizer, where the step is a float, as 1.5. So does TensorFlow.
+        TensorFlow finds an empty list of boundaries, or a descending one, when it is called; here
+        the constructor raises ValueError. Integer values give float32; TensorFlow returns int32.
+        `torch.optim.lr_scheduler.MultiStepLR` changes *at* a milestone, this after it.
+
+    Reference: `tf.keras.optimizers.schedules.PiecewiseConstantDecay`
+    """
+
+    boundaries: Sequence[Number]
+    values: Sequence[Number]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        boundaries, values = self.boundaries, self.values
+        if len(boundaries) != len(values) - 1:
+            raise ValueError(
+                "The length of boundaries should be 1 less than the length of values. Received: "
+                f"boundaries={boundaries} of length {len(boundaries)}, "
+                f"and values={values} of length {len(values)}."
+            )
+        if len(boundaries) == 0:
+            raise ValueError(
+                f"PiecewiseConstantDecay needs a boundary. Received: boundaries={boundaries}. "
+                "Pass the number itself for a constant learning rate."
+            )
+        if any(later < earlier for earlier, later in pairwise(boundaries)):
+            raise ValueError(f"Boundaries should be ascending. Received: boundaries={boundaries}.")
+
+    def formula(self, step: Step) -> Scalar:
+        dtype: ScalarType = np.float32
+        if any(scalar_type(value) is np.float64 for value in self.values):
+            dtype = np.float64
+        return as_scalar(self.values[self._interval(_comparable(step))], dtype)
+
+    def _interval(self, step: Any) -> int:
+        for index, boundary in enumerate(self.boundaries):
+            if step <= _cast_like(step, boundary):
+                return index
+        return len(self.boundaries) if step == step else 0  # NaN is in no interval
+
+
+def _comparable(step: Step) -> Any:
+    if isinstance(step, torch.Tensor):
+        return step.detach().cpu()
+    if isinstance(step, np.floating):
+        return step
+    return np.float32(step) if isinstance(step, float) else int(step)
+
+
+def _cast_like(step: Any, boundary: Any) -> Any:
+    if isinstance(step, torch.Tensor):
+        return torch.as_tensor(boundary, device="cpu").to(step.dtype)
+    if isinstance(step, int):
+        return int(boundary) if math.isfinite(boundary) else boundary
+    return as_scalar(boundary, step.dtype.type)

@@ -1,0 +1,300 @@
+"""`Variable`, and what torch's own leaf tensors need to stand in for one."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+Constraint = Callable[[torch.Tensor], torch.Tensor]
+
+_UNTYPED = (int, float, list, tuple, range)
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable on several replicas are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How the copies of a variable on several replicas become one value."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+def as_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise InvalidTypeError(f"{dtype!r} is not a dtype; expected one like torch.float32.")
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without its module, as TensorFlow and NumPy print it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
+    """Convert as TensorFlow does. Tensors are passed on as they are, everything else is copied.
+
+    Args:
+        value: A tensor, a NumPy array, a number, or nested sequences of numbers. Python floats
+            become float32 and Python ints int32; arrays keep their dtype.
+        dtype: Optional. Converts, in one rounding from the number as it was written.
+
+    Raises:
+        InvalidTypeError: `value` is not numeric, is ragged, or would lose its fraction or its
+            imaginary part by the conversion.
+        InvalidArgumentError: A Python int does not fit the dtype.
+    """
+    wanted = None if dtype is None else as_dtype(dtype)
+    tensor = value if isinstance(value, torch.Tensor) else _from_numbers(value)
+    # np.float64 is a subclass of float, but it is as typed as an array.
+    untyped = isinstance(value, _UNTYPED) and not isinstance(value, np.generic)
+    if untyped and wanted is None:
+        wanted = {torch.float64: torch.float32, torch.int64: torch.int32}.get(tensor.dtype)
+    if wanted is None or wanted == tensor.dtype:
+        return tensor
+    if not torch.can_cast(tensor.dtype, wanted):
+        kinds = f"{dtype_name(tensor.dtype)} values to {dtype_name(wanted)}"
+        raise InvalidTypeError(f"Cannot convert {kinds}.")
+    result = tensor.to(wanted)
+    is_integral = not (wanted.is_floating_point or wanted.is_complex)
+    if untyped and is_integral and not torch.equal(result.to(tensor.dtype), tensor):
+        raise InvalidArgumentError(f"{repr(value)[:80]} does not fit {dtype_name(wanted)}.")
+    return result
+
+
+def _from_numbers(value: Any) -> torch.Tensor:
+    try:
+        array = np.array(value, order="C")
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = repr(value)[:80]
+        raise InvalidTypeError(f"Cannot convert {text} to a tensor: {error}") from error
+
+
+def _full_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+class Variable(torch.nn.Parameter):
+    """A tensor that training updates in place.
+
+    It is a leaf of torch's autograd and a parameter for `torch.nn.Module`. What is computed from
+    it is a plain `torch.Tensor`. Names are not made unique, as in TensorFlow's eager mode.
+
+    Args:
+        initial_value: A number, nested list, NumPy array, tensor, variable, or a callable without
+            arguments that returns one. Always copied. Python floats become float32, Python ints
+            int32; arrays and tensors keep their dtype.
+        name: Optional. "w" makes the name "w:0"; the default is "Variable:0".
+        trainable: Whether `minimize` without a list of variables includes it. Also decides
+            `requires_grad`, which integer and bool variables never have.
+        constraint: Optional. A function that an optimizer applies to the variable after each
+            update; it returns a tensor of the same shape and dtype.
+        dtype: Optional. Converts the initial value.
+
+    Raises:
+        InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
+        InvalidArgumentError: A Python int does not fit the dtype.
+
+    Example:
+        >>> w = Variable([1.0, 2.0], name="w")
+        >>> w.assign_sub([0.5, 0.5])
+        <tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([0.5, 1.5], dtype=float32)>
+
+    Differs from:
+        torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
+        updates do not change, as in TensorFlow.
+    """
+
+    trainable: bool
+    constraint: Constraint | None
+    _name: str
+    _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
+
+    _created = itertools.count()
+
+    def __new__(
+        cls,
+        initial_value: Any,
+        name: str | None = None,
+        trainable: bool = True,
+        constraint: Constraint | None = None,
+        dtype: Any = None,
+    ) -> Variable:
+        if name is not None and not isinstance(name, str):
+            raise InvalidTypeError(f"name must be a string, not {name!r}.")
+        value = initial_value() if callable(initial_value) else initial_value
+        data = to_tensor(value, dtype).detach()
+        if data.layout != torch.strided:
+            raise InvalidTypeError(f"A variable cannot hold a {data.layout} tensor.")
+        if isinstance(value, torch.Tensor):
+            data = data.clone(memory_format=torch.contiguous_format)
+        is_differentiable = data.is_floating_point() or data.is_complex()
+        name = _full_name(name or "Variable")
+        state = {"_name": name, "trainable": bool(trainable), "constraint": constraint}
+        return _build(cls, data, bool(trainable) and is_differentiable, state)
+
+    @property
+    def name(self) -> str:
+        """The name in TensorFlow's form: "w:0"."""
+        return self._name
+
+    def assign(self, value: Any) -> Variable:
+        """Replace all elements in place, unseen by autograd, and return the variable.
+
+        `value` is what `to_tensor` accepts, of exactly the variable's shape. A tensor must have
+        the variable's dtype; numbers, lists and arrays are converted.
+
+        Raises:
+            InvalidArgumentError: The shapes differ.
+            InvalidTypeError: The dtypes differ, or the value is not numeric.
+        """
+        with torch.no_grad():
+            self.copy_(self._operand(value))
+        return self
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add to all elements in place; otherwise like `assign`."""
+        with torch.no_grad():
+            self.add_(self._operand(delta))
+        return self
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtract from all elements in place; otherwise like `assign`."""
+        with torch.no_grad():
+            self.sub_(self._operand(delta))
+        return self
+
+    def _operand(self, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and value.dtype != self.dtype:
+            kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
+            raise InvalidTypeError(f"Cannot assign to '{self.name}': {kinds}. Cast the value.")
+        tensor = to_tensor(value, self.dtype)
+        if tensor.shape != self.shape:
+            shapes = f"it has shape {tuple(self.shape)} but the value has {tuple(tensor.shape)}"
+            raise InvalidArgumentError(f"Cannot assign to '{self.name}': {shapes}.")
+        return tensor.to(self.device)
+
+    def read_value(self) -> torch.Tensor:
+        """A copy of the present value, tracked by autograd, that later updates leave alone."""
+        return self.clone()
+
+    value = read_value
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy as a NumPy array, or as a NumPy scalar where the shape is ().
+
+        `force` is torch's and has no effect: devices and gradients are no obstacle either way.
+
+        Raises:
+            InvalidTypeError: NumPy lacks the dtype (bfloat16, float8).
+        """
+        return self.__array__()[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        try:
+            shared = self.detach().cpu().numpy()
+        except TypeError as error:
+            what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
+            raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
+        return np.array(shared, dtype=dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        described = f"'{self.name}' shape={tuple(self.shape)} dtype={dtype_name(self.dtype)}"
+        return f"<tf.Variable {described}, numpy={tensor_contents or self._numpy_text()}>"
+
+    def _numpy_text(self) -> str:
+        if self.is_meta:
+            return "<unavailable>"
+        data = self.detach().cpu()
+        if data.dim() == 0:
+            return repr(data.item())
+        try:
+            text = repr(data.numpy())
+        except TypeError:  # NumPy lacks the dtype, but TensorFlow prints it all the same
+            text = repr(data.float().numpy()).replace("float32", dtype_name(self.dtype))
+        return "\n" + text if "\n" in text else text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        if id(self) not in memo:
+            data = self.detach().clone(memory_format=torch.preserve_format)
+            state = copy.deepcopy(self._state(), memo)
+            memo[id(self)] = _build(type(self), data, self.requires_grad, state)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The data goes as a plain tensor, so that torch.save keeps sharing of storage.
+        return _build, (type(self), self.detach(), self.requires_grad, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_uid"}
+
+
+def _build(
+    cls: type[Variable], data: torch.Tensor, requires_grad: bool, state: dict[str, Any]
+) -> Variable:
+    """A variable over `data` itself, without a copy; a copy or a loaded one is a new variable."""
+    variable = torch.Tensor._make_subclass(cls, data, requires_grad)
+    vars(variable).update(state)
+    variable._uid = next(Variable._created)
+    return variable
+
+
+def is_variable(x: Any) -> bool:
+    """Whether `x` can be trained: a `Variable`, a parameter, or a leaf that requires a gradient."""
+    is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
+    return is_leaf or isinstance(x, torch.nn.Parameter)
+
+
+def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
+    """The name of a variable, or the one that `named_variables` gave; always like "w:0"."""
+    if isinstance(tensor, Variable):
+        return tensor.name
+    return _full_name(getattr(tensor, "_thalweg_name", default))
+
+
+def variable_constraint(tensor: torch.Tensor) -> Constraint | None:
+    """The constraint of a variable, or the attribute of that name of another tensor, or None."""
+    return getattr(tensor, "constraint", None)
+
+
+def named_variables(
+    pairs: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+) -> list[torch.Tensor]:
+    """The tensors of `module.named_parameters()`, which from now on answer to these names.
+
+    Takes a module, or pairs of a name and a tensor; a `Variable` keeps the name it has.
+
+    Example:
+        >>> weight, bias = named_variables(torch.nn.Linear(2, 1))
+        >>> name_of(bias)
+        'bias:0'
+    """
+    if isinstance(pairs, torch.nn.Module):
+        pairs = pairs.named_parameters()
+    tensors = []
+    for name, tensor in pairs:
+        if not isinstance(tensor, Variable):
+            # An attribute dies with its tensor; a registry could not even key it by equality.
+            tensor._thalweg_name = name  # pyright: ignore[reportAttributeAccessIssue]
+        tensors.append(tensor)
+    return tensors
