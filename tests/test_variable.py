@@ -18,6 +18,7 @@ from thalweg.variable import (
     is_variable,
     name_of,
     named_variables,
+    over,
     variable_constraint,
 )
 
@@ -117,8 +118,7 @@ def test_requires_grad_is_trainable_and_differentiable(value, trainable, require
     [
         (
             Variable([1.0, 2.0], name="w"),
-            "<tf.Variable 'w:0' shape=(2,) dtype=float32, "
-            "numpy=array([1., 2.], dtype=float32)>",
+            "<tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([1., 2.], dtype=float32)>",
         ),
         (
             Variable(np.int64(10), name="RMSprop/iter"),
@@ -264,7 +264,7 @@ def test_a_scalar_converts_to_python(convert):
 
 
 def through_pickle(variable):
-    return pickle.loads(pickle.dumps(variable))  # noqa: S301
+    return pickle.loads(pickle.dumps(variable))
 
 
 def through_torch_save(variable):
@@ -291,6 +291,14 @@ def test_deepcopy_keeps_one_variable_one():
     variable = Variable(1.0)
     first, second = copy.deepcopy([variable, variable])
     assert first is second
+
+
+def test_over_shares_the_memory_of_its_tensor():
+    tensor = torch.ones(2, requires_grad=True)
+    variable = over(tensor, "w")
+    variable.assign([3.0, 4.0])
+    assert tensor.tolist() == [3, 4]
+    assert (variable.name, variable.requires_grad) == ("w:0", False)
 
 
 @pytest.mark.parametrize(

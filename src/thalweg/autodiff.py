@@ -56,7 +56,7 @@ class GradientTape:
             `watch` was told of.
 
     Example:
-        >>> x = Variable(3.0)
+        >>> x = torch.tensor(3.0, requires_grad=True)
         >>> with GradientTape() as tape:
         ...     y = x * x
         >>> tape.gradient(y, x)

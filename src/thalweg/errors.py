@@ -25,6 +25,10 @@ class RuleError(ThalwegError, ValueError):
     """An update rule is written in a way that the library cannot compile."""
 
 
+class CheckpointMismatchError(ThalwegError, ValueError):
+    """Names, shapes or dtypes of saved state differ from those it is loaded into."""
+
+
 class PerformanceWarning(UserWarning):
     """The result is right, but a faster way was not available."""
 

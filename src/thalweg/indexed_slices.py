@@ -148,15 +148,17 @@ class IndexedSlices:
         indices = self.indices.detach().cpu().numpy()
         _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
         order = np.argsort(first)  # from order by row to order of appearance
-        first, position = first[order], np.argsort(order)[inverse]
+        first, rank = first[order], np.empty_like(order)
+        rank[order] = np.arange(len(order))
 
         values = self.values.detach().cpu()
         wide = (values.float() if values.dtype in _REDUCED else values).numpy()
-        sums = wide[first] + 0  # turns -0.0 into 0.0, as adding to zero does
-        repeats = np.ones(len(indices), bool)
-        repeats[first] = False
-        if repeats.any():
-            _add_rows(sums, position[repeats], wide[repeats])
+        sums = wide[first]
+        sums += 0  # turns -0.0 into 0.0, as adding to zero does
+        if len(first) < len(indices):
+            repeats = np.ones(len(indices), bool)
+            repeats[first] = False
+            _add_rows(sums, rank[inverse[repeats]], wide[repeats])
 
         summed = torch.from_numpy(sums).to(values.dtype).to(self.device)
         rows = torch.from_numpy(indices[first]).to(self.device)
@@ -238,7 +240,7 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
     if params.dim() == 2:
         return torch.nn.functional.embedding(ids, params, sparse=True)
     flat = _RowLookup.apply(params, rows.indices)
-    return flat.reshape(*ids.shape, *params.shape[1:])
+    return flat.reshape(ids.shape + params.shape[1:])
 
 
 class _RowLookup(torch.autograd.Function):
@@ -255,7 +257,8 @@ class _RowLookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         # Not IndexedSlices.to_sparse(), whose range check would wait for the device.
         rows = ids.long().unsqueeze(0)
-        return torch.sparse_coo_tensor(rows, grad_outputs[0], ctx.shape), None
+        values = grad_outputs[0]
+        return torch.sparse_coo_tensor(rows, values, ctx.shape, check_invariants=False), None
 
 
 def _scalar(factor: Any) -> Any:

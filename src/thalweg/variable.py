@@ -125,6 +125,7 @@ class Variable(torch.nn.Parameter):
         updates do not change, as in TensorFlow.
     """
 
+    __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
     constraint: Constraint | None
     _name: str
@@ -218,6 +219,12 @@ class Variable(torch.nn.Parameter):
             raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
         return np.array(shared, dtype=dtype)
 
+    def __float__(self) -> float:
+        return float(self.item())  # torch's own warns where the variable requires a gradient
+
+    def __int__(self) -> int:
+        return int(self.item())
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         described = f"'{self.name}' shape={tuple(self.shape)} dtype={dtype_name(self.dtype)}"
         return f"<tf.Variable {described}, numpy={tensor_contents or self._numpy_text()}>"
@@ -257,6 +264,12 @@ def _build(
     vars(variable).update(state)
     variable._uid = next(Variable._created)
     return variable
+
+
+def over(data: torch.Tensor, name: str) -> Variable:
+    """A variable, not trainable, over the memory of `data` itself."""
+    state = {"_name": _full_name(name), "trainable": False, "constraint": None}
+    return _build(Variable, data.detach(), False, state)
 
 
 def is_variable(x: Any) -> bool:

@@ -8,7 +8,13 @@ from functools import cache
 from pathlib import Path
 
 from thalweg.engines import store
-from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript, transcribe
+from thalweg.engines.transcribe import (
+    FUNCTION_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    Transcript,
+    transcribe,
+)
 from thalweg.errors import RuleError
 from thalweg.formula import Formula
 
@@ -81,7 +87,7 @@ def {f}power(x, y):
 
 '''
 
-_KERNEL = '''
+_KERNEL = """
 @cfunc("void(voidptr)", cache={{cache}}, **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
@@ -105,10 +111,10 @@ def {name}(argument):
 {stores}
         ticket = take_ticket(work)
     end_denormals(found)
-'''
+"""
 
 
-_SUM = '''
+_SUM = """
 @cfunc("void(voidptr)", cache={{cache}}, **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
@@ -133,7 +139,31 @@ def {name}(argument):
                 scratch[k * width + i] = {store}
         ticket = take_ticket(work)
     end_denormals(found)
-'''
+"""
+
+_MEASURE = """
+@cfunc("void(voidptr)", cache={{cache}}, fastmath={{"reassoc"}}, **_options)
+def {name}(argument):
+    work = int64_pointer(address_of(argument))
+    slices = work[1]
+    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+    bound = float64_pointer(work[7])[0]
+    partial, streams, column = float64_pointer(work[8]), work[9], work[10]
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for chunk in range(bounds[ticket], bounds[ticket + 1]):
+            values = {pointer}(
+                base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
+            )
+            total = 0.0
+            for i in range(chunks[4 * chunk + 3]):
+                value = numba.float64({load})
+                value = bound if value > bound else value
+                value = -bound if value < -bound else value
+                total += value * value
+            partial[chunk] = total
+        ticket = take_ticket(work)
+"""
 
 SUM_GROUP = 256  # rows a thread sums before it asks for more
 
@@ -151,6 +181,17 @@ def generate_sum(storage: str, compute: str) -> Kernel:
         store=save.format("wide[k * width + i]"),
     )
     name = f"s_{store.digest(header, text, _versions())}"
+    return Kernel(name, header + text.replace("KERNEL_NAME", name), (), 0)
+
+
+def generate_measure(storage: str) -> Kernel:
+    """The kernel that sums the squares of each chunk."""
+    pointer, size, load, _ = STORAGE[storage]
+    header = _HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute="float64")
+    text = _MEASURE.format(
+        name="KERNEL_NAME", pointer=pointer, size=size, load=load.format("values[i]")
+    )
+    name = f"m_{store.digest(header, text, _versions())}"
     return Kernel(name, header + text.replace("KERNEL_NAME", name), (), 0)
 
 
@@ -200,7 +241,11 @@ def _stage_names(stages: tuple[Formula, ...]) -> list[tuple[str, Transcript]]:
 
 
 def generate(
-    formula: Formula, stages: tuple[Formula, ...], storage: tuple[str, ...], compute: str, grad: bool
+    formula: Formula,
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: str,
+    grad: bool,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 

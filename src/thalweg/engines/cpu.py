@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.engines import store, team
-from thalweg.engines.codegen import Kernel, generate, generate_sum
-from thalweg.engines.work import CHUNK, SERIAL, Table
+from thalweg.engines.codegen import Kernel, generate, generate_measure, generate_sum
+from thalweg.engines.work import SERIAL, Table
 from thalweg.formula import Formula
 
 
@@ -79,3 +79,9 @@ def jitted(*functions: Callable[..., Any]) -> Any:
 def summing(storage: str, compute: type[np.floating]) -> Compiled:
     """The compiled kernel that sums the entries of repeated rows."""
     return Compiled(generate_sum(storage, np.dtype(compute).name), compute)
+
+
+@cache
+def measuring(storage: str) -> Compiled:
+    """The compiled kernel that sums squares."""
+    return Compiled(generate_measure(storage), np.float64)

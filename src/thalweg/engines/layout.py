@@ -51,8 +51,7 @@ def dense(tensor: Tensor) -> bool:
 def same_strides(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape walk their memory alike; strides of size-1 dims are free."""
     return a.numel() == 0 or all(
-        x == y or size == 1
-        for x, y, size in zip(a.stride(), b.stride(), a.shape, strict=True)
+        x == y or size == 1 for x, y, size in zip(a.stride(), b.stride(), a.shape, strict=True)
     )
 
 
@@ -177,9 +176,7 @@ def _check_kind(values: Tensor, var: Tensor, name: str) -> None:
             f" {dtype_name(var.dtype)}. Cast the gradient."
         )
     if values.device != var.device:
-        raise InvalidArgumentError(
-            f"'{name}' is on {var.device}, its gradient on {values.device}."
-        )
+        raise InvalidArgumentError(f"'{name}' is on {var.device}, its gradient on {values.device}.")
 
 
 def check_slices(grad: IndexedSlices, var: Tensor, name: str, scatter: bool) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import cpu, layout
-from thalweg.engines.work import CHUNK, Table, dense_chunks, slices, table
+from thalweg.engines.measure import table_sums
+from thalweg.engines.work import CHUNK, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
 
 _pointer = Tensor.data_ptr
@@ -49,6 +50,7 @@ class Group:
         names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
         self.dtype = layout.compute_dtype(var.dtype)
         self.kernel = cpu.compiled(rule.update, stages, names, self.dtype)
+        self._storage = names[1]
         self.members = members
         sizes = [variables[index].numel() for index in members]
         base = np.zeros((len(members), len(storage)), np.int64)
@@ -85,6 +87,10 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
+    def measure(self, bound: float) -> np.ndarray:
+        """Sum of squares of each member's gradient, clipped to [-bound, bound]."""
+        return table_sums(self.table, self._storage, 1, bound)
+
     def run(self, flush: bool) -> None:
         """Launch the kernel."""
         self.kernel.run(self.table, self.scalars, flush)
@@ -116,6 +122,7 @@ class DensePlan:
             Group(rule, stages, members, self.variables, self.slots)
             for members in signatures.values()
         ]
+        self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all.
         blocks: dict[int, Tensor] = {}
         for each in self.slots:
@@ -202,6 +209,13 @@ class DensePlan:
                 return False
             group.point_at(own)
         return True
+
+    def measure(self, bound: float) -> np.ndarray:
+        """Sum of squares of each gradient the tables point at, clipped to [-bound, bound]."""
+        result = np.zeros(len(self.variables), np.float64)
+        for group in self.groups:
+            result[group.members] = group.measure(bound)
+        return result
 
     def run(
         self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool

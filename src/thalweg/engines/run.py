@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout, reference
+from thalweg.engines.measure import sums_of_squares
 from thalweg.engines.plan import DensePlan, Scalars
 from thalweg.engines.selection import Selection
 from thalweg.engines.sparse import SparsePlan
@@ -21,18 +22,25 @@ Stages = tuple[Formula, ...]
 Step = Callable[[dict[type, Scalars], dict[str, np.ndarray], bool], None]
 
 
-def check(
-    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Gradient], names: Sequence[str]
+def check_gradients(
+    variables: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    names: Sequence[str],
+    *,
+    scatter: bool = True,
 ) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
+
+    Args:
+        variables, gradients, names: The step, a gradient and a name for each variable.
+        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
+            fused sparse kernels do.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
         InvalidArgumentError: For another shape or device, or an index out of range.
         LayoutError: For memory that cannot be updated in place.
     """
-    # TensorFlow's scatter kernels and its fused sparse kernels word a bad index differently.
-    scatter = rule.update_untouched is not None or rule.duplicates == "successive"
     for var, grad, name in zip(variables, gradients, names, strict=True):
         layout.check_variable(var, name)
         if isinstance(grad, IndexedSlices):
@@ -47,7 +55,11 @@ def check(
 
 
 class Runner:
-    """Takes steps, and keeps what the next one can use again."""
+    """Takes steps, and keeps what the next one can use again.
+
+    Attributes:
+        dtypes: The compute dtypes of the step that was made ready.
+    """
 
     def __init__(self) -> None:
         self._dense: DensePlan | None = None
@@ -55,6 +67,8 @@ class Runner:
         self._sparse: dict[int, SparsePlan] = {}
         self._warned: set[int] = set()
         self._steps: list[Step] = []
+        self._aimed = False
+        self.dtypes: tuple[type[np.floating], ...] = ()
 
     def aim(
         self, rule: Rule, stages: Stages, variables: Sequence[Tensor],
@@ -71,7 +85,9 @@ class Runner:
             or not plan.aim(gradients)
         ):
             return False
+        self.dtypes = plan.dtypes
         self._steps = [plan.run]
+        self._aimed = True
         return True
 
     def plan(
@@ -81,7 +97,9 @@ class Runner:
     ) -> None:  # fmt: skip
         """Make ready a step that `check` accepted."""
         self._dense = None
+        self._aimed = False
         self._steps = []
+        self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         rounds: list[list[int]] = []
         seen: dict[int, int] = {}
         for index, var in enumerate(variables):
@@ -118,9 +136,7 @@ class Runner:
         if dense:
             self._steps.append(self._dense_step(rule, stages, dense, variables, gradients, slots))
 
-    def _raw(
-        self, var: Tensor, slots: Sequence[Tensor], name: str, selection: Selection
-    ) -> bool:
+    def _raw(self, var: Tensor, slots: Sequence[Tensor], name: str, selection: Selection) -> bool:
         if selection.name == "reference" or var.device.type != "cpu":
             return False
         fits = (
@@ -137,16 +153,16 @@ class Runner:
         self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
         gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]],
     ) -> Step:  # fmt: skip
-        plan = DensePlan(
-            rule, stages, [variables[i] for i in indices], [slots[i] for i in indices]
-        )
+        plan = DensePlan(rule, stages, [variables[i] for i in indices], [slots[i] for i in indices])
         fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
         plan.point_at(fitting)
         whole = len(indices) == len(variables)
         if whole:
             self._dense = plan
 
-        def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+        def step(
+            scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
+        ) -> None:
             own = separate if whole else {key: value[indices] for key, value in separate.items()}
             plan.run(scalars, own, flush)
             fitting.clear()
@@ -159,7 +175,9 @@ class Runner:
     ) -> Step:  # fmt: skip
         values, indices = grad.values.detach(), grad.indices
 
-        def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+        def step(
+            scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
+        ) -> None:
             own = _own(scalars[layout.compute_dtype(var.dtype)], separate, index)
             changed = reference.transform(stages, values, own, flush)
             if not raw or not var.is_contiguous():
@@ -172,6 +190,17 @@ class Runner:
             plan.run(changed.contiguous(), indices.contiguous(), own, flush)
 
         return step
+
+    def measure(self, gradients: Sequence[Gradient], bound: float = np.inf) -> np.ndarray:
+        """Sum of squares of each gradient of the step that was made ready, in float64.
+
+        The values of a sparse gradient count as they are, repeated rows and all. Elements count as
+        if clipped to [-bound, bound].
+        """
+        if self._aimed and self._dense is not None:
+            return self._dense.measure(bound)
+        tensors = [grad.values if isinstance(grad, IndexedSlices) else grad for grad in gradients]
+        return sums_of_squares(tensors, bound)
 
     def run(
         self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool

@@ -91,7 +91,9 @@ class SparsePlan:
             chunks = take("gaps", (groups + 1 + height // limit, 4))
             found = cpu.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)
             base = np.delete(self._base, 1, axis=1)
-            self._launch(self._untouched, base, chunks[:found], slices(chunks[:found]), scalars, flush)
+            self._launch(
+                self._untouched, base, chunks[:found], slices(chunks[:found]), scalars, flush
+            )
         torch.autograd.graph.increment_version(self._written)
 
     def _run_touched(
@@ -108,7 +110,9 @@ class SparsePlan:
             bounds = slices(chunks, together=together)
         else:
             item = values.element_size()
-            sums = take("sums", ((count - groups) * width,), np.uint16 if item == 2 else self.compute)
+            sums = take(
+                "sums", ((count - groups) * width,), np.uint16 if item == 2 else self.compute
+            )
             shift = (sums.ctypes.data - values.data_ptr()) // item
             chunks, repeated = take("chunks", (groups, 4)), take("repeated", (groups,))
             several = cpu.jitted(rows.summed_chunks)(

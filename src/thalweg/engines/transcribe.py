@@ -101,7 +101,11 @@ def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
         [const for const in each.co_consts if isinstance(const, int | float)]
         for each in (code, loaded)
     ]
-    if code.co_code != loaded.co_code or code.co_names != loaded.co_names or numbers[0] != numbers[1]:
+    if (
+        code.co_code != loaded.co_code
+        or code.co_names != loaded.co_names
+        or numbers[0] != numbers[1]
+    ):
         raise RuleError(
             f"The source of {_where(function)} changed after it was imported; import it again."
         )

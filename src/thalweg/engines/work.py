@@ -40,7 +40,7 @@ class Table:
     _argument: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
-        argument = np.zeros(8, np.int64)
+        argument = np.zeros(11, np.int64)
         argument[1] = len(self.bounds) - 1
         argument[3] = self.bounds.ctypes.data
         argument[4] = self.chunks.ctypes.data
@@ -56,6 +56,16 @@ class Table:
         block[7] = scalars.ctypes.data
         return block.ctypes.data
 
+    def measuring(
+        self, bound: npt.NDArray[np.float64], partial: npt.NDArray[np.float64], column: int
+    ) -> int:
+        """The argument block of a measuring kernel, which fills one partial sum per chunk."""
+        block = self._argument
+        block[8] = partial.ctypes.data
+        block[9] = self.base.shape[1]
+        block[10] = column
+        return self.argument(bound, False)
+
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     """Cut whole tensors of `sizes` elements into chunks; empty tensors give none."""
@@ -70,7 +80,9 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     return np.concatenate(pieces) if pieces else np.empty((0, 4), np.int64)
 
 
-def slices(chunks: Int64, chunk: int = CHUNK, together: npt.NDArray[np.bool_] | None = None) -> Int64:
+def slices(
+    chunks: Int64, chunk: int = CHUNK, together: npt.NDArray[np.bool_] | None = None
+) -> Int64:
     """Bounds of slices of about `chunk` elements.
 
     Args:

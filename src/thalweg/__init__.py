@@ -1,0 +1,72 @@
+"""TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors."""
+
+from thalweg import keras
+from thalweg.autodiff import GradientTape, embedding_lookup
+from thalweg.engines.selection import engine
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    LayoutError,
+    NumericsWarning,
+    PerformanceWarning,
+    RuleError,
+    ThalwegError,
+)
+from thalweg.formula import (
+    Hyper,
+    Rule,
+    Slot,
+    absolute,
+    exp,
+    log,
+    maximum,
+    minimum,
+    power,
+    sign,
+    sqrt,
+    where,
+)
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    name_of,
+    named_variables,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FailedPreconditionError",
+    "GradientTape",
+    "Hyper",
+    "IndexedSlices",
+    "InvalidArgumentError",
+    "InvalidTypeError",
+    "LayoutError",
+    "NumericsWarning",
+    "PerformanceWarning",
+    "Rule",
+    "RuleError",
+    "Slot",
+    "ThalwegError",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "absolute",
+    "embedding_lookup",
+    "engine",
+    "exp",
+    "keras",
+    "log",
+    "maximum",
+    "minimum",
+    "name_of",
+    "named_variables",
+    "power",
+    "sign",
+    "sqrt",
+    "where",
+]

@@ -1,0 +1,1 @@
+"""Measuring steps: shapes, peers, this machine's bandwidth, interleaved timing, and tables."""

@@ -1,0 +1,102 @@
+"""One comparison: a rule on a set of shapes, against its peers and the machine, as rows of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from thalweg.bench import catalogue, memory, peers, problem, roofline
+from thalweg.bench.shapes import ShapeSet
+from thalweg.bench.timing import Contender, measure
+
+ANCHOR = "anchor"
+ROOFLINE = "roofline"
+OURS = "thalweg"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender's figures for one rule.
+
+    Attributes:
+        rule: The rule.
+        contender: thalweg, a peer, or the roofline.
+        ms: Milliseconds of a step.
+        ratio: The same in units of torch's fused Adam in the same rounds; below 1 is faster.
+        gbps: GB/s, counting each stream the rule needs once.
+        of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
+        extra_bytes: The most memory that a step takes beyond what lies between steps.
+        rounds_ms: The median step of each round, in milliseconds.
+    """
+
+    rule: str
+    contender: str
+    ms: float
+    ratio: float
+    gbps: float
+    of_roofline: float
+    extra_bytes: int
+    rounds_ms: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return asdict(self)
+
+
+def needed_bytes(shapes: ShapeSet, rule: str, wanted: Sequence[str]) -> int:
+    """About the most memory that `compare` takes."""
+    slots = catalogue.entry(rule).slots
+    own = 2 + slots * 2 + 2  # variables, gradients; slots of ours and the roofline; anchor
+    in_torch = sum(name.startswith("torch-") for name in wanted)
+    temporaries = 2 if {"torch-foreach", "torch-forloop"} & set(wanted) else 0
+    others = len(wanted) - in_torch
+    return shapes.bytes * (own + in_torch * slots + temporaries + others * (3 + slots))
+
+
+def compare(
+    rule: str,
+    shapes: ShapeSet,
+    wanted: Sequence[str],
+    *,
+    rounds: int = 7,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Row]:
+    """Measure a rule on these shapes.
+
+    Args:
+        rule: A name of `catalogue.ENTRIES`.
+        shapes: The variables.
+        wanted: Peers, of `peers.PEERS`.
+        rounds: Interleaved rounds.
+        progress: Called after each round.
+    """
+    entry = catalogue.entry(rule)
+    made = problem.make(shapes)
+    contenders = [
+        Contender(OURS, problem.thalweg_step(entry, made)),
+        *peers.contenders(entry, made, tuple(wanted)),
+        Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
+    ]
+    anchor = "torch-fused"
+    if rule != "Adam" or anchor not in wanted:
+        anchor = ANCHOR
+        adam = peers.torch_step(catalogue.entry("Adam"), made, "fused")
+        assert adam is not None  # noqa: S101 - torch has a fused Adam
+        contenders.append(Contender(ANCHOR, adam))
+    timings = measure(contenders, rounds=rounds, progress=progress)
+    moved = shapes.bytes * roofline.streams(entry.slots)
+    return [
+        Row(
+            rule=rule,
+            contender=each.name,
+            ms=1e3 * timings.median(each.name),
+            ratio=timings.ratio(each.name, anchor),
+            gbps=moved / timings.median(each.name) / 1e9,
+            of_roofline=timings.ratio(ROOFLINE, each.name),
+            extra_bytes=memory.extra_bytes(each.step),
+            rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
+        )
+        for each in contenders
+        if each.name != ANCHOR
+    ]

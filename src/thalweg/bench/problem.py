@@ -1,0 +1,51 @@
+"""The variables and gradients of a measurement, and thalweg's own step over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.bench.catalogue import Entry
+from thalweg.bench.shapes import ShapeSet
+
+RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Variables with their gradients, shared by all that are measured."""
+
+    variables: list[Tensor]
+    gradients: list[Tensor]
+
+
+def make(shapes: ShapeSet, seed: int = 0) -> Problem:
+    """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
+    generator = torch.Generator().manual_seed(seed)
+    variables, gradients = [], []
+    for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
+        value = torch.randn(shape, generator=generator).mul_(0.02).to(dtype)
+        variables.append(value.requires_grad_())
+        gradients.append(torch.randn(shape, generator=generator).mul_(1e-3).to(dtype))
+        variables[-1].grad = gradients[-1]
+    return Problem(variables, gradients)
+
+
+def optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
+    """The rule's optimizer from `thalweg.keras.optimizers`."""
+    from thalweg.keras import optimizers
+
+    return getattr(optimizers, entry.keras)(RATE, **{**entry.options, **(options or {})})
+
+
+def thalweg_step(
+    entry: Entry, problem: Problem, options: Mapping[str, Any] | None = None
+) -> Callable[[], object]:
+    """A step through the public call, as a training loop makes it."""
+    made = optimizer(entry, options)
+    variables, gradients = problem.variables, problem.gradients
+    return lambda: made.apply_gradients(zip(gradients, variables))

@@ -1,0 +1,72 @@
+"""What this machine's memory allows: one add over the streams that a rule reads and writes.
+
+The roofline is itself a rule, run by the same engine, over the same tensors, on the same threads:
+what an update takes beyond it is arithmetic and host work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.plan import DensePlan
+from thalweg.formula import Rule, Slot
+
+
+def add_0(var, grad):
+    """2 reads, 1 write."""
+    return (var + grad,)
+
+
+def add_1(var, grad, a):
+    """3 reads, 2 writes."""
+    return var + grad, a + grad
+
+
+def add_2(var, grad, a, b):
+    """4 reads, 3 writes."""
+    return var + grad, a + grad, b + grad
+
+
+def add_3(var, grad, a, b, c):
+    """5 reads, 4 writes."""
+    return var + grad, a + grad, b + grad, c + grad
+
+
+_UPDATES = (add_0, add_1, add_2, add_3)
+
+RULES: tuple[Rule, ...] = tuple(
+    Rule(name=f"Roofline{count}", update=update, hypers=(), slots=tuple(map(Slot, "abc"[:count])))
+    for count, update in enumerate(_UPDATES)
+)
+
+
+def streams(slots: int) -> int:
+    """Reads and writes of an update with that many slots: variable and slots twice, gradient once."""
+    return 2 * (1 + slots) + 1
+
+
+def roofline(
+    slots: int, variables: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> Callable[[], None]:
+    """A step that adds over the streams of a rule with `slots` slots.
+
+    Args:
+        slots: How many slots the rule has, each of its variable's shape and dtype.
+        variables: Contiguous CPU tensors; the step adds to them.
+        gradients: One for each.
+    """
+    made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
+    plan = DensePlan(RULES[slots], (), variables, made)
+    plan.point_at(gradients)
+    kept = list(gradients)
+    scalars: dict[type, dict[str, float]] = {np.float32: {}, np.float64: {}}
+
+    def step() -> None:
+        plan.run(scalars, {}, True)
+        assert kept  # noqa: S101 - the table points at them
+
+    return step

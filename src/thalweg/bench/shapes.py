@@ -1,0 +1,156 @@
+"""Sets of tensor shapes to measure: three named ones, or those of a model's own file."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Shape = tuple[int, ...]
+
+_SAFE_DTYPES = {
+    "F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+DTYPES = frozenset(_SAFE_DTYPES.values())
+
+
+@dataclass(frozen=True)
+class ShapeSet:
+    """Shapes and dtypes of the variables of one model.
+
+    Attributes:
+        name: What tables and plots call it.
+        shapes: One per variable.
+        dtypes: One per variable.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the variables hold."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def bytes(self) -> int:
+        """The memory of one stream: all variables, or all gradients, or one slot of each."""
+        return sum(
+            prod(shape) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+def of(name: str, shapes: Iterable[Shape], dtype: torch.dtype = torch.float32) -> ShapeSet:
+    """A set of one dtype."""
+    shapes = tuple(shapes)
+    return ShapeSet(name, shapes, (dtype,) * len(shapes))
+
+
+def gpt2() -> ShapeSet:
+    """GPT-2 small: 148 tensors, 124 M parameters, the embedding tied to the output layer."""
+    width, layers, vocabulary, context = 768, 12, 50257, 1024
+    norm: list[Shape] = [(width,), (width,)]
+    block: list[Shape] = [
+        *norm,
+        (width, 3 * width), (3 * width,), (width, width), (width,),
+        *norm,
+        (width, 4 * width), (4 * width,), (4 * width, width), (width,),
+    ]  # fmt: skip
+    return of("gpt2", [(vocabulary, width), (context, width), *block * layers, *norm])
+
+
+def resnet50() -> ShapeSet:
+    """ResNet-50: 161 tensors, 25.6 M parameters, most of them convolutions."""
+
+    def convolution(inner: int, outer: int, kernel: int) -> list[Shape]:
+        return [(outer, inner, kernel, kernel), (outer,), (outer,)]
+
+    shapes = convolution(3, 64, 7)
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += convolution(channels, width, 1)
+            shapes += convolution(width, width, 3)
+            shapes += convolution(width, 4 * width, 1)
+            if block == 0:
+                shapes += convolution(channels, 4 * width, 1)
+            channels = 4 * width
+    return of("resnet50", [*shapes, (1000, channels), (1000,)])
+
+
+def small2000() -> ShapeSet:
+    """2,000 tensors of 1,000 elements: the cost of a tensor, not of its memory."""
+    return of("small2000", [(1000,)] * 2000)
+
+
+NAMED: dict[str, Callable[[], ShapeSet]] = {
+    "gpt2": gpt2,
+    "resnet50": resnet50,
+    "small2000": small2000,
+}
+
+
+def load(name: str) -> ShapeSet:
+    """A named set, or the shapes in a file: `.safetensors`, or a state_dict saved with torch.save.
+
+    Raises:
+        ValueError: If there is no such set or file, or the file holds no floating tensors.
+    """
+    if name in NAMED:
+        return NAMED[name]()
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"'{name}' is neither one of {', '.join(NAMED)} nor a file.")
+    pairs = _safetensors(path) if path.suffix == ".safetensors" else _state_dict(path)
+    pairs = [(shape, dtype) for shape, dtype in pairs if dtype in DTYPES and prod(shape)]
+    if not pairs:
+        raise ValueError(f"'{name}' holds no tensors of float32, float64, float16 or bfloat16.")
+    shapes, dtypes = zip(*pairs, strict=True)
+    return ShapeSet(path.stem, shapes, dtypes)
+
+
+def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
+            return [
+                (tuple(each.get_shape()), _SAFE_DTYPES.get(each.get_dtype(), torch.uint8))
+                for each in slices
+            ]
+    except SafetensorError as error:
+        raise ValueError(f"'{path}' is not a safetensors file: {error}.") from None
+
+
+def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"'{path}' cannot be read as a state_dict: {reason}") from None
+    found: dict[tuple[int, Shape], torch.Tensor] = {}
+    for tensor in _tensors(loaded):
+        # Tied weights are saved under several names and updated once.
+        found.setdefault((tensor.data_ptr(), tuple(tensor.shape)), tensor)
+    return [(shape, tensor.dtype) for (_, shape), tensor in found.items()]
+
+
+def _tensors(loaded: Any) -> list[torch.Tensor]:
+    if not isinstance(loaded, Mapping):
+        return []
+    own = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
+    if own:
+        return own
+    # A training checkpoint keeps the weights under one of its names.
+    for key in ("state_dict", "model", "model_state_dict", "module"):
+        if found := _tensors(loaded.get(key)):
+            return found
+    return []

@@ -1,0 +1,114 @@
+"""Rows of figures as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from thalweg.bench.compare import OURS, ROOFLINE, Row
+from thalweg.bench.shapes import ShapeSet
+
+
+def size(count: float) -> str:
+    """Bytes for people: `456 B`, `1.2 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def title(shapes: ShapeSet) -> str:
+    """What was measured, on one line."""
+    return (
+        f"{shapes.name}: {len(shapes.shapes):,} tensors, {shapes.parameters:,} parameters, "
+        f"{torch.get_num_threads()} threads"
+    )
+
+
+def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
+    """The rows as a table, the fastest of each rule first, the roofline last."""
+    made = Table(title=title(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds")
+    for heading in ("rule", "step by"):
+        made.add_column(heading)
+    for heading in ("ms", "ratio", "GB/s", "of roofline", "extra memory"):
+        made.add_column(heading, justify="right")
+    for rule in dict.fromkeys(row.rule for row in rows):
+        own = [row for row in rows if row.rule == rule]
+        for row in sorted(own, key=lambda row: (row.contender == ROOFLINE, row.ms)):
+            style = {OURS: "bold", ROOFLINE: "dim"}.get(row.contender)
+            made.add_row(
+                row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
+                f"{row.of_roofline:.0%}", size(row.extra_bytes), style=style,
+            )  # fmt: skip
+        made.add_section()
+    return made
+
+
+def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
+    """The rows with what is needed to judge them, as plain values."""
+    return {
+        "shapes": {
+            "name": shapes.name,
+            "tensors": len(shapes.shapes),
+            "parameters": shapes.parameters,
+            "bytes": shapes.bytes,
+        },
+        "threads": torch.get_num_threads(),
+        "anchor": "torch.optim.Adam(fused=True)",
+        "machine": {
+            "processor": processor(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "results": [row.as_json() for row in rows],
+    }
+
+
+def processor() -> str:
+    """The processor's name, as Linux tells it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            named = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+        return named[0]
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def plot(path: Path, shapes: ShapeSet, rows: Sequence[Row]) -> None:
+    """Save a bar chart of step times, a group for each rule, the roofline as a line across.
+
+    Raises:
+        ImportError: Without matplotlib.
+        ValueError: For a file name whose suffix matplotlib does not write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rules = list(dict.fromkeys(row.rule for row in rows))
+    names = [name for name in dict.fromkeys(row.contender for row in rows) if name != ROOFLINE]
+    figure = Figure(figsize=(2.5 + 1.6 * len(rules), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        own = [(rules.index(row.rule), row.ms) for row in rows if row.contender == name]
+        left = [index - 0.4 + width * (place + 0.5) for index, _ in own]
+        axes.bar(left, [ms for _, ms in own], 0.92 * width, label=name)
+    limits = [(rules.index(row.rule), row.ms) for row in rows if row.contender == ROOFLINE]
+    for index, ms in limits:
+        label = "roofline" if index == limits[0][0] else None
+        axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
+    axes.set_xticks(range(len(rules)), rules)
+    axes.set_ylabel("ms per step, median")
+    axes.set_title(title(shapes), fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,133 @@
+"""`thalweg bench`: the time of a step, against other libraries and against the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
+    """The comma-separated names in `value`, as `known` spells them, each once."""
+    spelled = {name.lower(): name for name in known}
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    unknown = [name for name in names if name.lower() not in spelled]
+    if unknown or not names:
+        bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
+        raise click.BadParameter(f"{bad}; there are {', '.join(known)}.")
+    return list(dict.fromkeys(spelled[name.lower()] for name in names))
+
+
+@click.command()
+@click.argument("shapes", default="resnet50", metavar="[SHAPES|FILE]")
+@click.option("--rules", default="Adam", show_default=True, help="Rules, separated by commas.")
+@click.option("--peers", default=None, help="Peers, separated by commas. Default: all installed.")
+@click.option(
+    "--rounds", default=7, show_default=True, type=click.IntRange(1), help="Interleaved rounds."
+)
+@click.option("--threads", default=None, type=click.IntRange(1), help="Default: torch's choice.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option(
+    "--plot",
+    default=None,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save a bar chart.",
+)
+def bench(
+    shapes: str,
+    rules: str,
+    peers: str | None,
+    rounds: int,
+    threads: int | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Time a step on SHAPES: gpt2, resnet50, small2000, or those in a model's FILE.
+
+    FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes matter.
+    Every step runs in interleaved rounds with torch's fused Adam ("ratio") and with a kernel that
+    does one addition over the same memory ("of roofline").
+
+    \b
+    Examples:
+      thalweg bench
+      thalweg bench gpt2 --rules Adam,Adagrad,Ftrl
+      thalweg bench model.safetensors --rules Nadam --plot steps.png
+    """
+    import torch
+
+    from thalweg.bench import peers as others
+    from thalweg.bench import shapes as sets
+    from thalweg.bench import table
+    from thalweg.bench.catalogue import ENTRIES
+
+    try:
+        chosen = sets.load(shapes)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="SHAPES") from None
+    names = _names(rules, tuple(ENTRIES), "rule")
+    wanted = others.installed() if peers is None else _names(peers, others.installed(), "peer")
+    if plot is not None:
+        _check_plot(plot)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        rows = _measure(chosen, names, tuple(wanted), rounds, as_json)
+        if as_json:
+            click.echo(json.dumps(table.report(chosen, rows), indent=2))
+        else:
+            from rich.console import Console
+
+            Console().print(table.table(chosen, rows))
+        if plot is not None:
+            table.plot(plot, chosen, rows)
+            click.echo(f"Saved {plot}", err=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_plot(path: Path) -> None:
+    # Found out before the measurement, not after it.
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise click.UsageError("--plot needs matplotlib: pip install matplotlib") from None
+    kinds = FigureCanvasAgg(Figure()).get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise click.BadParameter(f"'{path}' must end in .png, .svg or .pdf.", param_hint="--plot")
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--plot")
+
+
+def _measure(shapes, names, wanted, rounds, quiet):  # pyright: ignore
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from thalweg.bench import compare, memory
+    from thalweg.bench.table import size
+
+    room = memory.available()
+    needed = max(compare.needed_bytes(shapes, name, wanted) for name in names)
+    if room is not None and needed > room:
+        raise click.ClickException(
+            f"{shapes.name} needs about {size(needed)} for all peers together;"
+            f" {size(room)} are free. Name fewer with --peers, for example --peers torch-fused."
+        )
+    rows = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    # On a terminal only, and never among the figures.
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+    ) as progress:
+        for name in names:
+            task = progress.add_task(f"{name} on {shapes.name}", total=rounds)
+
+            def done(count: int, wanted: int, task=task) -> None:  # pyright: ignore
+                progress.update(task, completed=count, total=wanted)
+
+            rows += compare.compare(name, shapes, wanted, rounds=rounds, progress=done)
+            progress.remove_task(task)
+    return rows

@@ -1,0 +1,35 @@
+"""Keras' OptimizerV2 optimizers and schedules, as `tf.keras.optimizers` had them up to TensorFlow 2.10."""
+
+from thalweg import schedules as schedules
+from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
+from thalweg.keras.optimizers.serialization import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    Ftrl,
+    Nadam,
+    RMSprop,
+    deserialize,
+    get,
+    serialize,
+)
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "Ftrl",
+    "Nadam",
+    "Optimizer",
+    "RMSprop",
+    "RuleOptimizer",
+    "deserialize",
+    "get",
+    "schedules",
+    "serialize",
+]

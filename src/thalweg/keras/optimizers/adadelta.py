@@ -1,0 +1,59 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import ADADELTA
+
+
+class Adadelta(BuiltIn):
+    """Adadelta.
+
+        accum_grad <- rho accum_grad + (1 - rho) g^2
+        u = sqrt(accum_var + epsilon) / sqrt(accum_grad + epsilon) g
+        var <- var - learning_rate u;  accum_var <- rho accum_var + (1 - rho) u^2
+
+    A sparse gradient touches only the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        rho: Share of the averages that is kept. A float, tensor or callable.
+        epsilon: Added inside the roots; None and 0 mean 1e-7.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Differs from:
+        TensorFlow's dense float32 kernel takes an approximate reciprocal root, so its last bits
+        differ. torch.optim.Adadelta has learning rate 1, rho 0.9 and epsilon 1e-6.
+
+    Reference: tf.keras.optimizers.Adadelta (OptimizerV2); https://arxiv.org/abs/1212.5701
+    """
+
+    EXACT = {"epsilon": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: Any = 0.95,
+        epsilon: float | None = 1e-7,
+        name: str | None = "Adadelta",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("rho", rho)
+        self.epsilon = epsilon or 1e-7
+        self.rule = ADADELTA
+
+    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+        return self._with_iterations(weights)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "rho"),
+            "decay": self._initial_decay,
+            "epsilon": self.epsilon,
+        }

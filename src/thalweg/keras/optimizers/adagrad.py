@@ -1,0 +1,68 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import ADAGRAD
+
+
+class Adagrad(BuiltIn):
+    """Adagrad.
+
+        accumulator <- accumulator + g^2
+        var <- var - learning_rate g / (sqrt(accumulator) + epsilon)
+
+    A sparse gradient touches only the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        initial_accumulator_value: What the accumulator starts from, 0 or more.
+        epsilon: Added to the root; None and 0 mean 1e-7.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Raises:
+        ValueError: initial_accumulator_value is negative.
+
+    Differs from:
+        torch.optim.Adagrad starts from 0 and has epsilon 1e-10.
+
+    Reference: tf.keras.optimizers.Adagrad (OptimizerV2); https://jmlr.org/papers/v12/duchi11a.html
+    """
+
+    EXACT = {"epsilon": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float | None = 1e-7,
+        name: str | None = "Adagrad",
+        **kwargs: Any,
+    ) -> None:
+        if initial_accumulator_value < 0.0:
+            raise ValueError(
+                f"initial_accumulator_value must be non-negative: {initial_accumulator_value}"
+            )
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon or 1e-7
+        self.rule = ADAGRAD
+
+    def _slot_initial(self, name: str) -> float:
+        return self._initial_accumulator_value
+
+    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+        return self._with_iterations(weights)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate"),
+            "decay": self._initial_decay,
+            "initial_accumulator_value": self._initial_accumulator_value,
+            "epsilon": self.epsilon,
+        }

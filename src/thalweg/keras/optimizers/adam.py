@@ -1,0 +1,81 @@
+"""Adam and AMSGrad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import ADAM, AMSGRAD
+
+
+class Adam(BuiltIn):
+    """Adam, in TensorFlow's form.
+
+        t = iterations + 1;  alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
+        m <- m + (g - m)(1 - beta_1);  v <- v + (g^2 - v)(1 - beta_2)
+        var <- var - alpha m / (sqrt(v) + epsilon)
+        amsgrad: vhat <- max(vhat, v), which stands for v in the last line
+
+    A sparse gradient decays m and v of all rows and moves all rows; it is not lazy.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        beta_1: Share of m that is kept. A float, tensor or callable.
+        beta_2: Share of v that is kept. A float, tensor or callable.
+        epsilon: Added to the root of v before bias correction ("epsilon hat"); None and 0 mean
+            1e-7.
+        amsgrad: Whether to divide by the largest v so far.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Differs from:
+        torch.optim.Adam adds epsilon after bias correction and counts steps per parameter.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> w = Variable(10.0, name="w")
+        >>> opt = Adam(learning_rate=0.1)
+        >>> _ = opt.minimize(lambda: w**2 / 2.0, [w])
+        >>> w.numpy()
+        np.float32(9.9)
+
+    Reference: tf.keras.optimizers.Adam (OptimizerV2); https://arxiv.org/abs/1412.6980
+    """
+
+    EXACT = {"epsilon": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: float | None = 1e-7,
+        amsgrad: bool = False,
+        name: str | None = "Adam",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("beta_1", beta_1)
+        self._set_hyper("beta_2", beta_2)
+        self.epsilon = epsilon or 1e-7
+        self.amsgrad = amsgrad
+
+    def _rule(self) -> Rule:
+        return AMSGRAD if self.amsgrad else ADAM
+
+    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+        # As in Keras, weights saved with amsgrad may be set without it.
+        slots = len(self._weights) - 1
+        surplus = slots > 0 and slots % 2 == 0 and 2 * (len(weights) - 1) == 3 * slots
+        return weights[: 1 + slots] if surplus and not self.amsgrad else weights
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
+            "decay": self._initial_decay,
+            "epsilon": self.epsilon,
+            "amsgrad": self.amsgrad,
+        }

@@ -1,0 +1,57 @@
+"""Adamax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import ADAMAX
+
+
+class Adamax(BuiltIn):
+    """Adamax: Adam with the infinity norm.
+
+        m <- m + (g - m)(1 - beta_1);  v <- max(beta_2 v, |g|)
+        var <- var - learning_rate / (1 - beta_1^t) m / (v + epsilon)
+
+    A sparse gradient touches only the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        beta_1: Share of m that is kept. A float, tensor or callable.
+        beta_2: Share of v that is kept. A float, tensor or callable.
+        epsilon: Added to v; None and 0 mean 1e-7.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Differs from:
+        torch.optim.Adamax adds epsilon to |g| inside the maximum.
+
+    Reference: tf.keras.optimizers.Adamax (OptimizerV2); https://arxiv.org/abs/1412.6980
+    """
+
+    EXACT = {"epsilon": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: float | None = 1e-7,
+        name: str | None = "Adamax",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("beta_1", beta_1)
+        self._set_hyper("beta_2", beta_2)
+        self.epsilon = epsilon or 1e-7
+        self.rule = ADAMAX
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
+            "decay": self._initial_decay,
+            "epsilon": self.epsilon,
+        }

@@ -1,0 +1,50 @@
+"""What the eight optimizers of Keras share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
+
+
+class BuiltIn(RuleOptimizer):
+    """An optimizer of Keras: hyperparameters under Keras' names, over a rule of the library.
+
+    Attributes:
+        EXACT: Attributes that formulas take exactly, not through float32, by the rule's names.
+        NAMES: Names of hyperparameters in Keras, where the rule's differ.
+    """
+
+    EXACT: dict[str, str] = {}
+    NAMES: dict[str, str] = {"beta1": "beta_1", "beta2": "beta_2"}
+
+    def __init__(self, name: str | None, **kwargs: Any) -> None:
+        Optimizer.__init__(self, name, **kwargs)
+        self._set_hyper("decay", self._initial_decay)
+
+    def _set_learning_rate(self, learning_rate: Any, kwargs: dict[str, Any]) -> None:
+        self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
+
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for hyper in self._rule().hypers:
+            name = hyper.name
+            if name in self.EXACT:
+                values[name] = dtype(getattr(self, self.EXACT[name]))
+            elif name == "learning_rate":
+                values[name] = self._learning_rate(dtype)
+            else:
+                values[name] = self._scalar(self.NAMES.get(name, name), dtype)
+        return values
+
+    def _hyper_config(self, *names: str) -> dict[str, Any]:
+        return {name: self._serialize_hyperparameter(name) for name in names}
+
+    def _with_iterations(self, weights: list[Any]) -> list[Any]:
+        """A list of slots alone, as old checkpoints have it, with iterations 0 before it."""
+        if len(self._weights) == len(weights) + 1:
+            return [np.array(0), *weights]
+        return weights

@@ -1,0 +1,118 @@
+"""Ftrl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.formula import Rule
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import FTRL, FTRL_POWER
+
+
+class Ftrl(BuiltIn):
+    """FTRL-proximal ("follow the regularized leader"), with l1, l2 and shrinkage.
+
+        n = accumulator + g^2;  p = -learning_rate_power;  gs = g + 2 l2_shrinkage var
+        linear <- linear + gs - (n^p - accumulator^p) / learning_rate var
+        var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 (l2 + beta / (2 learning_rate)))
+        accumulator <- n
+
+    The variable is rebuilt from `linear`, so its initial value is forgotten at the first step. A
+    sparse gradient touches only the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        learning_rate_power: 0 or negative; -0.5 takes the root instead of a power.
+        initial_accumulator_value: What the accumulator starts from, 0 or more.
+        l1_regularization_strength: 0 or more; makes weights exactly 0.
+        l2_regularization_strength: 0 or more.
+        name: Name of the optimizer.
+        l2_shrinkage_regularization_strength: 0 or more; a decay in the gradient only.
+        beta: Added to l2 as beta / (2 learning_rate).
+        **kwargs: See `Optimizer`.
+
+    Raises:
+        ValueError: An argument has the wrong sign.
+
+    Differs from:
+        TensorFlow: `lr=` is used; there it is accepted and ignored.
+
+    Reference: tf.keras.optimizers.Ftrl (OptimizerV2); McMahan et al. 2013
+    """
+
+    NAMES = {"l1": "l1_regularization_strength", "l2": "l2_regularization_strength"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        name: str | None = "Ftrl",
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        if learning_rate_power > 0.0:
+            raise ValueError(
+                f"learning_rate_power {learning_rate_power:f} needs to be negative or zero"
+            )
+        for key, value in (
+            ("initial_accumulator_value", initial_accumulator_value),
+            ("l1_regularization_strength", l1_regularization_strength),
+            ("l2_regularization_strength", l2_regularization_strength),
+            ("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength),
+        ):
+            if value < 0.0:
+                raise ValueError(f"{key} {value:f} needs to be positive or zero")
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("learning_rate_power", learning_rate_power)
+        self._set_hyper("l1_regularization_strength", l1_regularization_strength)
+        self._set_hyper("l2_regularization_strength", l2_regularization_strength)
+        self._set_hyper("beta", beta)
+        self._initial_accumulator_value = initial_accumulator_value
+        self._l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
+
+    def _rule(self) -> Rule:
+        power = self._hyper.raw("learning_rate_power")
+        return FTRL if float(power) == -0.5 else FTRL_POWER
+
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        shrinkage = dtype(np.float32(self._l2_shrinkage_regularization_strength))
+        return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
+
+    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+        return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
+
+    def _slot_initial(self, name: str) -> float:
+        return self._initial_accumulator_value if name == "accumulator" else 0.0
+
+    def _create_slots(self, var_list: list[Tensor]) -> None:
+        before = len(self._weights)
+        super()._create_slots(var_list)
+        # Keras creates both slots of a variable before those of the next.
+        made = self._weights[before:]
+        half = len(made) // 2
+        self._weights[before:] = [
+            slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config(
+                "learning_rate",
+                "learning_rate_power",
+                "l1_regularization_strength",
+                "l2_regularization_strength",
+                "beta",
+            ),
+            "decay": self._initial_decay,
+            "initial_accumulator_value": self._initial_accumulator_value,
+            "l2_shrinkage_regularization_strength": self._l2_shrinkage_regularization_strength,
+        }

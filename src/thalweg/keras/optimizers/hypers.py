@@ -1,0 +1,109 @@
+"""Hyperparameters as attributes of an optimizer, and the learning rate of a step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg import scalars
+from thalweg.engines.layout import compute_dtype
+from thalweg.errors import NumericsWarning
+from thalweg.hyperparameters import Hyperparameters
+from thalweg.schedules import LearningRateSchedule, serialize
+
+
+class Hypers:
+    """The part of `Optimizer` that keeps hyperparameters."""
+
+    _name: str
+    _initial_decay: float
+    iterations: Tensor
+
+    def __init__(self) -> None:
+        self._hyper = Hyperparameters()
+        self._called: dict[str, Any] = {}
+
+    def _set_hyper(self, name: str, value: Any) -> None:
+        """Set or change a hyperparameter: a number, tensor, callable or schedule."""
+        self._hyper.set(name, value)
+
+    def _get_hyper(self, name: str, dtype: Any = None) -> Any:
+        """The hyperparameter as the attribute of its name gives it; as a `dtype` tensor if given."""
+        self._create_hypers()
+        value = self._hyper.raw(name)
+        if isinstance(value, LearningRateSchedule):
+            return value
+        if callable(value) and not isinstance(value, Tensor):
+            value = value()
+        if dtype is None:
+            return value
+        return torch.tensor(scalars.as_scalar(value, compute_dtype(dtype)), dtype=dtype)
+
+    def _create_hypers(self) -> None:
+        self._hyper.create(self._name)
+
+    def _serialize_hyperparameter(self, name: str) -> Any:
+        """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule."""
+        value = self._hyper.raw(name)
+        if isinstance(value, LearningRateSchedule):
+            return serialize(value)
+        if callable(value) and not isinstance(value, Tensor):
+            return value()
+        if isinstance(value, Tensor):
+            return value.detach().cpu().numpy()[()]
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        hyper = self.__dict__.get("_hyper")
+        key = "learning_rate" if name == "lr" else name
+        if hyper is not None and key in hyper:
+            return self._get_hyper(key)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hyper = self.__dict__.get("_hyper")
+        key = "learning_rate" if name == "lr" else name
+        if hyper is None or key not in hyper:
+            super().__setattr__(name, value)
+            return
+        if key == "decay":
+            warnings.warn(
+                f"Setting decay of '{self._name}' has no effect, as in TensorFlow: the"
+                f" {self._initial_decay} given to the constructor stays in force.",
+                NumericsWarning,
+                stacklevel=2,
+            )
+        self._set_hyper(key, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._hyper, "lr"})
+
+    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+        """A hyperparameter as a scalar of a compute dtype; a callable is called once per step."""
+        raw = self._hyper.raw(name)
+        if callable(raw) and not isinstance(raw, Tensor):
+            if name not in self._called:
+                self._called[name] = raw()
+            raw = self._called[name]
+        return scalars.as_scalar(raw, dtype)  # pyright: ignore[reportArgumentType]
+
+    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+        """The learning rate of this step, after schedule and decay."""
+        raw = self._hyper.raw("learning_rate")
+        step = dtype(self.iterations.item())
+        if isinstance(raw, LearningRateSchedule):
+            rate = dtype(raw.value(step))  # pyright: ignore[reportArgumentType]
+        else:
+            rate = self._scalar("learning_rate", dtype)
+        if self._initial_decay > 0:
+            decay = scalars.as_scalar(self._initial_decay, dtype)  # pyright: ignore
+            rate = rate / (1 + decay * step)
+        return rate
+
+    def _decayed_lr(self, var_dtype: torch.dtype) -> Tensor:
+        """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic."""
+        return torch.tensor(self._learning_rate(compute_dtype(var_dtype)), dtype=var_dtype)

@@ -1,0 +1,124 @@
+"""Nadam."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines import compute_dtype
+from thalweg.errors import NumericsWarning
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import NADAM
+from thalweg.schedules import LearningRateSchedule
+from thalweg.variable import Variable
+
+
+class Nadam(BuiltIn):
+    """Nadam: Adam with Nesterov momentum, and a momentum that warms up.
+
+        mu_t = beta_1 (1 - 0.5 * 0.96^(psi t));  cache <- cache mu_t
+        m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
+        mean = (1 - mu_t) g / (1 - cache) + mu_{t+1} m / (1 - cache mu_{t+1})
+        var <- var - learning_rate mean / (sqrt(v / (1 - beta_2^t)) + epsilon)
+
+    A sparse gradient decays m and v of all rows and moves the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, or callable without arguments.
+        beta_1: Share of m that is kept. A float, tensor or callable.
+        beta_2: Share of v that is kept. A float, tensor or callable.
+        epsilon: Added to the root; None and 0 mean 1e-7.
+        name: Name of the optimizer.
+        **kwargs: `schedule_decay` is psi, 0.004 by default; else see `Optimizer`.
+
+    Raises:
+        ValueError: learning_rate is a schedule.
+
+    Differs from:
+        TensorFlow: `from_config` keeps psi, which the configuration calls "decay"; TensorFlow
+        resets it to 0.004. torch.optim.NAdam has learning rate 0.002 and epsilon 1e-8.
+
+    Reference: tf.keras.optimizers.Nadam (OptimizerV2); Dozat 2016
+    """
+
+    EXACT = {"epsilon": "epsilon", "decay": "_initial_decay"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: float | None = 1e-7,
+        name: str | None = "Nadam",
+        **kwargs: Any,
+    ) -> None:
+        if "decay" in kwargs:
+            warnings.warn(
+                "Nadam ignores `decay`, as in TensorFlow: pass `schedule_decay` for the decay of"
+                " its momentum schedule.",
+                NumericsWarning,
+                stacklevel=2,
+            )
+        kwargs["decay"] = kwargs.pop("schedule_decay", 0.004)
+        if isinstance(kwargs.get("lr", learning_rate), LearningRateSchedule):
+            raise ValueError(
+                "The Nadam optimizer does not support tf.keras.optimizers.LearningRateSchedules as"
+                " the learning rate."
+            )
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("beta_1", beta_1)
+        self._set_hyper("beta_2", beta_2)
+        self.epsilon = epsilon or 1e-7
+        self.rule = NADAM
+        self._cache: Variable | None = None
+
+    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+        return self._scalar("learning_rate", dtype)  # `decay` is psi, not the learning rate's
+
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        cache = 1.0 if self._cache is None else self._cache.item()
+        return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
+
+    def _create_slots(self, var_list: list[Tensor]) -> None:
+        if self._cache is None:
+            one = torch.ones((), dtype=var_list[0].dtype)
+            self._cache = Variable(one, f"{self._name}/momentum_cache", trainable=False)
+            self._weights.append(self._cache)
+        super()._create_slots(var_list)
+
+    def _finish(self, shared: dict[Any, dict[str, Any]], variables: Any) -> None:
+        if self._cache is not None:
+            own = shared.get(compute_dtype(self._cache.dtype))
+            if own is not None:
+                self._cache.data.fill_(own["momentum_cache"].item())
+
+    def _extra_weights(self) -> dict[str, Tensor]:
+        return {} if self._cache is None else {"momentum_cache": self._cache}
+
+    def _load_extra(self, name: str, value: Tensor) -> None:
+        if self._cache is None:
+            self._cache = Variable(value, f"{self._name}/momentum_cache", trainable=False)
+            self._weights.append(self._cache)
+        self._cache.data.copy_(value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "beta_1", "beta_2"),
+            "decay": self._initial_decay,
+            "epsilon": self.epsilon,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Self:
+        config = dict(config)
+        if "decay" in config:
+            config.setdefault("schedule_decay", config.pop("decay"))
+        return super().from_config(config, custom_objects)

@@ -1,0 +1,84 @@
+"""Pairs of gradient and variable, as callers give them and as a step needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.engines import reference
+from thalweg.engines.run import Gradient
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Formula
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import as_gradient as from_torch
+from thalweg.variable import name_of, to_tensor
+
+Pair = tuple[Gradient, Tensor]
+
+
+def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    """A list of pairs.
+
+    Raises:
+        TypeError: It is not an iterable of pairs.
+    """
+    try:
+        pairs = list(grads_and_vars)
+    except TypeError:
+        raise InvalidTypeError(
+            f"grads_and_vars must be an iterable of (gradient, variable), not {grads_and_vars!r}."
+        ) from None
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidTypeError(
+                f"grads_and_vars must hold pairs (gradient, variable), not {pair!r}."
+            )
+    return pairs
+
+
+def as_gradient(grad: Any, var: Tensor) -> Gradient:
+    """A tensor or IndexedSlices from anything a caller may give as a gradient.
+
+    Raises:
+        InvalidTypeError: It cannot be converted.
+    """
+    if isinstance(grad, IndexedSlices):
+        return grad
+    if isinstance(grad, Tensor):
+        return from_torch(grad)
+    try:
+        # An array keeps its dtype; numbers and lists have none of their own.
+        return to_tensor(grad, None if hasattr(grad, "dtype") else var.dtype).to(var.device)
+    except ValueError as error:
+        raise InvalidTypeError(
+            "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
+            f" {grad!r} of '{name_of(var)}' ({error})"
+        ) from None
+
+
+def flatten(var_list: Any) -> list[Tensor]:
+    """The variables of a nested list or tuple, in order; one variable alone is a list of one."""
+    if isinstance(var_list, Tensor):
+        return [var_list]
+    if isinstance(var_list, dict):
+        var_list = var_list.values()
+    if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
+        raise InvalidTypeError(f"var_list must hold variables, not {var_list!r}.")
+    return [var for each in var_list for var in flatten(each)]
+
+
+def transformed(
+    grad: Gradient, stages: tuple[Formula, ...], scalars: dict[str, Any], flush: bool
+) -> Gradient:
+    """The gradient after the stages, in memory of its own; sparse ones keep their indices."""
+    if isinstance(grad, IndexedSlices):
+        values = reference.transform(stages, grad.values, scalars, flush)
+        return IndexedSlices(values, grad.indices, grad.dense_shape)
+    return reference.transform(stages, grad, scalars, flush)
+
+
+def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
+    """Each variable once, in order of first appearance."""
+    return list({id(var): var for var in variables}.values())

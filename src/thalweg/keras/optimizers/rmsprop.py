@@ -1,0 +1,79 @@
+"""RMSprop in its four forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.hyperparameters import check_fraction, is_on
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import CENTERED_MOMENTUM_RMSPROP, CENTERED_RMSPROP, MOMENTUM_RMSPROP, RMSPROP
+
+
+class RMSprop(BuiltIn):
+    """RMSprop: plain or centered, with or without momentum.
+
+        rms <- rho rms + (1 - rho) g^2;  centered: mg <- rho mg + (1 - rho) g
+        d = rms, centered: rms - mg^2
+        without momentum: var <- var - learning_rate g / (sqrt(d) + epsilon)
+        with momentum: mom <- momentum mom + learning_rate g / sqrt(d + epsilon);  var <- var - mom
+
+    A sparse gradient moves the rows it names; without momentum it decays rms and mg of all rows.
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        rho: Share of the averages that is kept. A float, tensor or callable.
+        momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
+            is decided here: by a number above 0, or by any tensor or callable.
+        epsilon: Outside the root without momentum, inside with; None and 0 mean 1e-7.
+        centered: Whether to normalise by the variance instead of the mean square.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Raises:
+        ValueError: momentum is a number outside [0, 1].
+
+    Differs from:
+        torch.optim.RMSprop keeps epsilon outside the root and the learning rate out of the
+        momentum buffer.
+
+    Reference: tf.keras.optimizers.RMSprop (OptimizerV2)
+    """
+
+    EXACT = {"epsilon": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: Any = 0.9,
+        momentum: Any = 0.0,
+        epsilon: float | None = 1e-7,
+        centered: bool = False,
+        name: str | None = "RMSprop",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._set_hyper("rho", rho)
+        self._momentum = is_on(momentum)
+        check_fraction("momentum", momentum)
+        self._set_hyper("momentum", momentum)
+        self.epsilon = epsilon or 1e-7
+        self.centered = centered
+
+    def _rule(self) -> Rule:
+        if self._momentum:
+            return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
+        return CENTERED_RMSPROP if self.centered else RMSPROP
+
+    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+        return self._with_iterations(weights)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "rho", "momentum"),
+            "decay": self._initial_decay,
+            "epsilon": self.epsilon,
+            "centered": self.centered,
+        }

@@ -1,0 +1,217 @@
+"""`RuleOptimizer`: an optimizer whose arithmetic is a `Rule`, fused into one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg import scalars
+from thalweg.engines import Runner, Selection, prepared
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain
+from thalweg.keras.optimizers.pairs import Pair, as_pairs
+from thalweg.pipeline import Clipping
+from thalweg.variable import name_of, variable_constraint
+
+# A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
+_UPDATES = ("_resource_apply_dense", "_resource_apply_sparse",
+            "_resource_apply_sparse_duplicate_indices", "_apply")  # fmt: skip
+_TRANSFORMS = ("_transform_unaggregated_gradients", "_aggregate_gradients", "_transform_gradients",
+               "_filtered", "_check", "_prepare", "_prepare_local")  # fmt: skip
+
+
+class RuleOptimizer(Optimizer):
+    """Runs any update rule, the library's or your own, through any engine.
+
+    Args:
+        rule: The rule.
+        learning_rate: A float, a 0-d tensor, a schedule, or a callable without arguments. None
+            takes the rule's default.
+        name: Name of the optimizer; the rule's if None.
+        **kwargs: The rule's other hyperparameters by name, as numbers, tensors or callables, and
+            the keywords of `Optimizer`.
+
+    Raises:
+        TypeError: A keyword that is neither.
+
+    Example:
+        >>> from thalweg import Hyper, Rule, Variable, sign
+        >>> def update(var, grad, *, learning_rate):
+        ...     return (var - learning_rate * sign(grad),)
+        >>> rule = Rule(name="SignSGD", update=update, hypers=(Hyper("learning_rate", 0.5),))
+        >>> w = Variable([1.0, 2.0], name="w")
+        >>> _ = RuleOptimizer(rule).apply_gradients([([3.0, -4.0], w)])
+        >>> w.numpy()
+        array([0.5, 2.5], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        learning_rate: Any = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rule must be a thalweg.Rule, not {rule!r}.")
+        own = {hyper.name: hyper.default for hyper in rule.hypers}
+        given = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+        super().__init__(name or rule.name, **kwargs)
+        self.rule = rule
+        if learning_rate is not None:
+            own["learning_rate"] = learning_rate
+        for key, value in {**own, **given}.items():
+            self._set_hyper(key, value)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> RuleOptimizer:
+        self = super().__new__(cls)
+        # Set here, so that a subclass may call Optimizer.__init__ in its own time.
+        object.__setattr__(self, "_runner", Runner())
+        object.__setattr__(self, "_runners", {})
+        return self
+
+    def _rule(self) -> Rule:
+        """The rule of this step; it may depend on hyperparameters."""
+        return self.rule
+
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        """The rule's hyperparameters of this step as scalars of a compute dtype."""
+        values = {hyper.name: self._scalar(hyper.name, dtype) for hyper in self._rule().hypers
+                  if hyper.name != "learning_rate"}  # fmt: skip
+        if "learning_rate" in self._hyper:
+            values["learning_rate"] = self._learning_rate(dtype)
+        return values
+
+    def _rule_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        """Everything that formulas may ask for in this step, as scalars of a compute dtype."""
+        rule = self._rule()
+        values = self._hyper_scalars(dtype)
+        step = dtype(self.iterations.item() + 1)
+        for power, hyper in rule.powers.items():
+            values[power] = scalars.power(values[hyper], step)  # pyright: ignore
+        values.setdefault("t", step)
+        return prepared(rule, values)
+
+    def _slot_initial(self, name: str) -> float:
+        """What new slots of this name are filled with."""
+        return next(slot.initial for slot in self._rule().slots if slot.name == name)
+
+    def _create_slots(self, var_list: list[Tensor]) -> None:
+        for slot in self._rule().slots:
+            self._add_slots(var_list, slot.name, self._slot_initial(slot.name))
+
+    def _scatters(self) -> bool:
+        rule = self._rule()
+        return rule.update_untouched is not None or rule.duplicates == "successive"
+
+    def _overrides(self, names: Iterable[str]) -> bool:
+        return any(getattr(type(self), name) is not _BUILT_IN.get(name) for name in names)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Tensor]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        pairs = as_pairs(grads_and_vars)
+        if self._fast and pairs and self._aggregator is None and not self._transformers:
+            gradients, variables = zip(*pairs, strict=True)
+            selection = self._selection()
+            if self._runner.aim(
+                self._rule(), self._clipping.stages, variables, gradients, selection
+            ):
+                self._called.clear()
+                self._run(variables, gradients, self._clipping, selection)
+                self.iterations.add_(1)
+                return self.iterations
+        return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+
+    def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
+        # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
+        if self._overrides(_UPDATES) or self._transformers:
+            return super()._transform_gradients(grads_and_vars)
+        return grads_and_vars
+
+    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> None:
+        if self._overrides(_UPDATES):
+            super()._apply(pairs, apply_state)
+            return
+        clipped = self._transformers or self._overrides(("_transform_gradients",))
+        clipping = Clipping() if clipped else self._clipping
+        variables = [var for _, var in pairs]
+        gradients = [grad for grad, _ in pairs]
+        self._step(self._runner, clipping, variables, gradients)
+        constrained = [var for var in variables if variable_constraint(var) is not None]
+        for var in constrained:
+            constrain(var)
+        plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
+        self._fast = plain and not constrained
+
+    def _step(
+        self, runner: Runner, clipping: Clipping, variables: list[Tensor], gradients: list[Any]
+    ) -> None:
+        rule, selection = self._rule(), self._selection()
+        names = [slot.name for slot in rule.slots]
+        slots = [self._slots.of(var, names) for var in variables]
+        titles = [name_of(var) for var in variables]
+        runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
+        self._run(variables, gradients, clipping, selection, runner)
+
+    def _run(
+        self, variables: Any, gradients: Any, clipping: Clipping, selection: Selection,
+        runner: Runner | None = None,
+    ) -> None:  # fmt: skip
+        runner = runner or self._runner
+        shared = {dtype: self._rule_scalars(dtype) for dtype in runner.dtypes}
+        separate: dict[str, np.ndarray] = {}
+        if clipping:
+            for dtype, values in shared.items():
+                values.update(clipping.scalars(dtype))
+            separate = clipping.separate(
+                lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
+            )
+        runner.run(shared, separate, selection.denormals == "flush")
+        self._finish(shared, variables)
+
+    def _finish(self, shared: dict[Any, dict[str, Any]], variables: Any) -> None:
+        """Hook: called after the updates with the scalars of the step, for each compute dtype."""
+
+    def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
+        self._apply_one(grad, var)
+
+    def _resource_apply_sparse(
+        self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
+    ) -> Any:
+        self._apply_one(IndexedSlices(grad, indices), var)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
+    ) -> Any:
+        if self._overrides(("_resource_apply_sparse",)):
+            super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
+        else:
+            self._apply_one(IndexedSlices(grad, indices), var)
+
+    def _apply_one(self, grad: Any, var: Tensor) -> None:
+        runner = self._runners.setdefault(id(var), Runner())
+        with torch.no_grad():
+            self._step(runner, Clipping(), [var], [grad])
+
+    _fast = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans hold addresses; a copy makes its own.
+        state = dict(self.__dict__)
+        state.pop("_runner"), state.pop("_runners"), state.pop("_fast", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+_BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}

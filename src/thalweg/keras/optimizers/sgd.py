@@ -1,0 +1,74 @@
+"""SGD, with momentum and Nesterov momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.hyperparameters import check_fraction, is_on
+from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.rules import MOMENTUM, NESTEROV
+from thalweg.rules import SGD as PLAIN
+
+
+class SGD(BuiltIn):
+    """Gradient descent, optionally with momentum.
+
+        without momentum: var <- var - learning_rate g
+        with momentum: v <- momentum v - learning_rate g;  var <- var + v
+        nesterov: var <- var + momentum v - learning_rate g, with the new v
+
+    Args:
+        learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
+        momentum: A number in [0, 1], tensor or callable. Whether there is momentum, and its slot,
+            is decided here: by a number above 0, or by any tensor or callable.
+        nesterov: Whether momentum is Nesterov's; without momentum it changes nothing.
+        name: Name of the optimizer.
+        **kwargs: See `Optimizer`.
+
+    Raises:
+        ValueError: momentum is a number outside [0, 1].
+
+    Differs from:
+        torch.optim.SGD keeps the learning rate out of the velocity, so the two part as soon as the
+        learning rate changes.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> w = Variable(1.0, name="w")
+        >>> opt = SGD(learning_rate=0.1, momentum=0.9)
+        >>> for _ in range(2):
+        ...     _ = opt.minimize(lambda: w**2 / 2.0, [w])
+        >>> w.numpy()
+        np.float32(0.71999997)
+
+    Reference: tf.keras.optimizers.SGD (OptimizerV2)
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: Any = 0.0,
+        nesterov: bool = False,
+        name: str | None = "SGD",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name, **kwargs)
+        self._set_learning_rate(learning_rate, kwargs)
+        self._momentum = is_on(momentum)
+        check_fraction("momentum", momentum)
+        self._set_hyper("momentum", momentum)
+        self.nesterov = nesterov
+
+    def _rule(self) -> Rule:
+        if not self._momentum:
+            return PLAIN
+        return NESTEROV if self.nesterov else MOMENTUM
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            **self._hyper_config("learning_rate", "momentum"),
+            "decay": self._initial_decay,
+            "nesterov": self.nesterov,
+        }

@@ -1,0 +1,188 @@
+"""The state of an optimizer: slots and weights, their values and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.slots import SlotStore
+from thalweg.variable import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    as_dtype,
+    name_of,
+    over,
+    to_tensor,
+)
+
+_FILL = {"zeros": 0.0, "ones": 1.0}
+
+
+def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What an initializer makes: "zeros", "ones", a callable of (shape, dtype), or a value.
+
+    Raises:
+        ValueError: An unknown name, or a value that does not fit the shape.
+    """
+    if isinstance(initializer, str):
+        if initializer not in _FILL:
+            raise ValueError(f"Unknown initializer {initializer!r}; known: {', '.join(_FILL)}.")
+        return torch.full(tuple(shape), _FILL[initializer], dtype=dtype)
+    if callable(initializer) and not isinstance(initializer, Tensor):
+        initializer = initializer(tuple(shape), dtype=dtype)
+    value = to_tensor(initializer).detach().to(dtype)
+    try:
+        return value.expand(tuple(shape)).clone()
+    except RuntimeError:
+        raise ValueError(
+            f"The initial value has shape {tuple(value.shape)}, expected {tuple(shape)}."
+        ) from None
+
+
+class Weights:
+    """The part of `Optimizer` that keeps state."""
+
+    _name: str
+    iterations: Tensor
+
+    def __init__(self) -> None:
+        self._slots = SlotStore()
+        self._weights: list[Tensor] = []
+
+    def add_slot(
+        self,
+        var: Tensor,
+        slot_name: str,
+        initializer: Any = "zeros",
+        shape: Sequence[int] | None = None,
+    ) -> Variable:
+        """Add a slot for `var`, or return the one it has.
+
+        Args:
+            var: A variable.
+            slot_name: Name of the slot.
+            initializer: "zeros", "ones", a callable of (shape, dtype), a number or a tensor.
+            shape: Shape of the slot; that of the variable if None.
+
+        Returns:
+            The slot, of the variable's dtype and device.
+        """
+        found = self._slots.get(var, slot_name)
+        if found is not None:
+            return found
+        if not isinstance(var, Tensor):
+            raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
+        own = shape is None or tuple(shape) == tuple(var.shape)
+        if own and initializer in ("zeros", "ones"):
+            return self._add_slots([var], slot_name, _FILL[initializer])[0]
+        value = initial_value(initializer, var.shape if shape is None else shape, var.dtype)
+        slot = over(value.to(var.device), self._slot_title(var, slot_name))
+        self._weights.append(self._slots.put(var, slot_name, slot))
+        return slot
+
+    def _add_slots(self, variables: Sequence[Tensor], name: str, initial: float) -> list[Variable]:
+        """Slots for those of several variables that lack them, made together."""
+        missing = [var for var in variables if self._slots.get(var, name) is None]
+        if not missing:
+            return []
+        titles = [self._slot_title(var, name) for var in missing]
+        made = self._slots.make(missing, name, initial, titles)
+        self._weights.extend(made)
+        return made
+
+    def _slot_title(self, var: Tensor, slot_name: str) -> str:
+        return f"{self._name}/{name_of(var).split(':')[0]}/{slot_name}"
+
+    def get_slot(self, var: Tensor, slot_name: str) -> Variable:
+        """The slot of a variable.
+
+        Raises:
+            KeyError: There is none of this name, or not yet.
+        """
+        found = self._slots.get(var, slot_name)
+        if found is None:
+            raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.")
+        return found
+
+    def get_slot_names(self) -> list[str]:
+        """Names of the slots, in order of creation; [] before the first step."""
+        return self._slots.names()
+
+    def add_weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any = None,
+        initializer: Any = "zeros",
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> Variable:
+        """A variable of the optimizer that belongs to no variable; not listed in `weights`.
+
+        Raises:
+            ValueError: Trainable together with `VariableSynchronization.ON_READ`.
+        """
+        if synchronization is VariableSynchronization.ON_READ:
+            if trainable:
+                raise ValueError(
+                    "Synchronization value can be set to VariableSynchronization.ON_READ only for"
+                    " non-trainable variables. You have specified trainable=True."
+                )
+            trainable = False
+        value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
+        return Variable(value, name=name, trainable=trainable is not False)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The optimizer's variables in order of creation, `iterations` first."""
+        return list(self._weights)
+
+    def variables(self) -> list[Tensor]:
+        """The optimizer's variables in order of creation, `iterations` first."""
+        return self.weights
+
+    def get_weights(self) -> list[Any]:
+        """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
+        return [_as_numpy(weight) for weight in self._weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set the values of `weights`, in their order.
+
+        Raises:
+            ValueError: The list has another length, or an array another shape. Nothing is set then.
+        """
+        weights = self._adapted_weights(list(weights))
+        if len(weights) != len(self._weights):
+            raise ValueError(
+                f"You called `set_weights(weights)` on optimizer {self._name} with a  weight list"
+                f" of length {len(weights)}, but the optimizer was expecting {len(self._weights)}"
+                f" weights. Provided weights: {str(weights)[:50]}..."
+            )
+        values = [torch.as_tensor(np.asarray(value)) for value in weights]
+        for weight, value in zip(self._weights, values, strict=True):
+            if weight.shape != value.shape:
+                raise ValueError(
+                    f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"
+                    f" weight shape {tuple(value.shape)}."
+                )
+        with torch.no_grad():
+            for weight, value in zip(self._weights, values, strict=True):
+                weight.copy_(value)
+
+    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+        """Hook: lists of other lengths that an optimizer also accepts."""
+        return weights
+
+
+def _as_numpy(weight: Tensor) -> Any:
+    detached = weight.detach().cpu()
+    if detached.dtype == torch.bfloat16:
+        detached = detached.float()
+    return detached.numpy().copy()[()]

@@ -1,0 +1,72 @@
+"""What happens to gradients between the tape and the update: clipping, as stages of the one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thalweg.formula import Formula
+from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Keras' three ways of clipping; value comes first, then one of the norms.
+
+    Attributes:
+        clipvalue: Elements are clipped to [-clipvalue, clipvalue].
+        clipnorm: Each gradient is scaled so that its norm is no higher.
+        global_clipnorm: All gradients are scaled so that their common norm is no higher.
+    """
+
+    clipvalue: float | None = None
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.stages)
+
+    @property
+    def stages(self) -> tuple[Formula, ...]:
+        """The formulas that the update applies to each gradient."""
+        chosen: list[Formula] = []
+        if self.clipvalue is not None:
+            chosen.append(clip_by_value)
+        if self.clipnorm is not None:
+            chosen.append(clip_by_norm)
+        if self.global_clipnorm is not None:
+            chosen.append(clip_by_global_norm)
+        return tuple(chosen)
+
+    def scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+        """The scalars that all variables share."""
+        found: dict[str, Any] = {}
+        if self.clipvalue is not None:
+            found["clipvalue"] = dtype(self.clipvalue)
+        if self.clipnorm is not None:
+            found["clipnorm"] = dtype(self.clipnorm)
+        return found
+
+    def separate(
+        self, measure: Callable[[float], np.ndarray], dtype: type[np.floating]
+    ) -> dict[str, np.ndarray]:
+        """The scalars that depend on the gradients.
+
+        Args:
+            measure: Gives the sums of squares of the gradients, clipped by value to the bound it
+                is given; called only if a norm is needed.
+            dtype: The type in which the first variable is computed.
+        """
+        if self.clipnorm is None and self.global_clipnorm is None:
+            return {}
+        squares = measure(np.inf if self.clipvalue is None else float(self.clipvalue))
+        if self.clipnorm is not None:
+            # maximum() keeps NaN, as TensorFlow's does.
+            return {"clip_divisor": np.maximum(np.sqrt(squares), self.clipnorm)}
+        limit, norm, one = dtype(self.global_clipnorm), dtype(np.sqrt(squares.sum())), dtype(1)
+        with np.errstate(all="ignore"):
+            scale = limit * min(one / norm, one / limit) if np.isfinite(norm) else np.nan
+        return {"clip_scale": np.full(len(squares), scale)}

@@ -1,0 +1,15 @@
+"""The problems one can race on, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thalweg.race.problems import digits, stdlib_text
+from thalweg.race.problems.problem import Problem
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "digits": digits.load,
+    "stdlib": stdlib_text.load,
+}
+
+__all__ = ["PROBLEMS", "Problem"]

@@ -1,0 +1,91 @@
+"""What a problem is: examples with labels, and a model that maps the first to the second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CHUNK = 1024
+
+
+class Examples(NamedTuple):
+    """Inputs and the class of each."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Scores(NamedTuple):
+    """A model after some steps: cross-entropy in nats, accuracy as a share of 1."""
+
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Data and a model.
+
+    Args:
+        name: Name on the command line.
+        description: One line on data and model.
+        train: Examples to train on.
+        train_sample: The fixed part of them on which the train loss is measured.
+        test: Examples to measure the test accuracy on.
+        make_model: Makes the model with new weights from torch's random generator.
+        batch_size: Examples in a step.
+        epochs: Passes over the training examples, unless the user says otherwise.
+        optimizers: Who races, unless the user says otherwise.
+    """
+
+    name: str
+    description: str
+    train: Examples
+    train_sample: Examples
+    test: Examples
+    make_model: Callable[[], nn.Module]
+    batch_size: int
+    epochs: int
+    optimizers: tuple[str, ...]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches in one pass."""
+        return len(self.train.targets) // self.batch_size
+
+    def order(self, epochs: int, seed: int) -> Tensor:
+        """Which examples each step takes, a row per step; a new shuffle every epoch."""
+        generator = torch.Generator().manual_seed(seed)
+        count = self.steps_per_epoch * self.batch_size
+        passes = [
+            torch.randperm(len(self.train.targets), generator=generator)[:count]
+            for _ in range(epochs)
+        ]
+        return torch.cat(passes).reshape(-1, self.batch_size)
+
+    def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
+        """The loss of one batch, to be differentiated."""
+        return functional.cross_entropy(model(self.train.inputs[rows]), self.train.targets[rows])
+
+    def scores(self, model: nn.Module) -> Scores:
+        """Where the model stands."""
+        train_loss, _ = _measure(model, self.train_sample)
+        return Scores(train_loss, *_measure(model, self.test))
+
+
+@torch.no_grad()
+def _measure(model: nn.Module, examples: Examples) -> tuple[float, float]:
+    loss, right, count = 0.0, 0, len(examples.targets)
+    for inputs, targets in zip(
+        examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
+    ):
+        output = model(inputs)
+        loss += functional.cross_entropy(output, targets, reduction="sum").item()
+        right += int((output.argmax(1) == targets).sum())
+    return loss / count, right / count

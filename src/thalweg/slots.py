@@ -1,0 +1,111 @@
+"""Slots: the tensors an optimizer keeps beside each variable, found by variable and name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.engines.layout import dense
+from thalweg.variable import Variable, over
+
+ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
+
+
+class SlotStore:
+    """All slots of one optimizer.
+
+    Slots made together lie in one block of memory per dtype: small variables then cost no page
+    each, and a step checks and marks one block instead of every slot.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[str, Variable]] = {}
+        # A slot belongs to a tensor, not to an address: keeping it alive keeps its id its own.
+        self._owners: dict[int, Tensor] = {}
+        self._names: list[str] = []
+
+    def get(self, var: Tensor, name: str) -> Variable | None:
+        """The slot, or None."""
+        return self._slots.get(id(var), {}).get(name)
+
+    def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
+        """The slots of a variable in the order of `names`; KeyError if one is missing."""
+        own = self._slots.get(id(var), {})
+        return [own[name] for name in names]
+
+    def all_of(self, var: Tensor) -> dict[str, Variable]:
+        """All slots of a variable, by name."""
+        return dict(self._slots.get(id(var), {}))
+
+    def names(self) -> list[str]:
+        """Names of all kinds of slot, in order of creation."""
+        return list(self._names)
+
+    def items(self) -> Iterator[tuple[Tensor, str, Variable]]:
+        """Every (variable, slot name, slot), variable by variable."""
+        for key, own in self._slots.items():
+            for name, slot in own.items():
+                yield self._owners[key], name, slot
+
+    def owners(self) -> list[Tensor]:
+        """The variables that have slots, in order of their first."""
+        return list(self._owners.values())
+
+    def put(self, var: Tensor, name: str, slot: Variable) -> Variable:
+        """Remember a slot."""
+        self._owners.setdefault(id(var), var)
+        self._slots.setdefault(id(var), {})[name] = slot
+        if name not in self._names:
+            self._names.append(name)
+        return slot
+
+    def make(
+        self, variables: Sequence[Tensor], name: str, initial: float, titles: Sequence[str]
+    ) -> list[Variable]:
+        """New slots of the variables' shapes, dtypes, devices and strides, filled with `initial`.
+
+        Args:
+            variables: Variables without this slot, each once.
+            name: The kind of slot.
+            initial: A number.
+            titles: The full names of the new slots, as `Variable.name`.
+        """
+        made: list[Variable] = []
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for index, var in enumerate(variables):
+            kinds.setdefault((var.dtype, var.device), []).append(index)
+        views: dict[int, Tensor] = {}
+        for (dtype, device), members in kinds.items():
+            step = ALIGNMENT // dtype.itemsize
+            sizes = [-(-variables[index].numel() // step) * step for index in members]
+            block = torch.full((sum(sizes),), initial, dtype=dtype, device=device)
+            start = 0
+            for index, size in zip(members, sizes, strict=True):
+                var = variables[index]
+                piece = block[start : start + var.numel()]
+                strided = piece.as_strided(var.shape, var.stride(), start) if dense(var) else None
+                views[index] = piece.view(var.shape) if strided is None else strided
+                start += size
+        for index, var in enumerate(variables):
+            made.append(self.put(var, name, over(views[index], titles[index])))
+        return made
+
+    def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
+        return [(self._owners[key], own) for key, own in self._slots.items()]
+
+    def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
+        self.__init__()
+        for var, own in state:
+            for name, slot in own.items():
+                self.put(var, name, slot)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
+        # A copied optimizer goes on with the same variables, unless they are copied with it.
+        copied = SlotStore()
+        for var, name, slot in self.items():
+            copied.put(memo.get(id(var), var), name, copy.deepcopy(slot, memo))
+        return copied
