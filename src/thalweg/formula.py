@@ -1,4 +1,4 @@
-"""What a rule is made of: the rule itself, its slots and hyperparameters, and the functions it may use.
+"""What a rule is made of: slots, hyperparameters, formulas, and the functions these may use.
 
 The functions here work on floats, NumPy arrays and tensors, so that a formula can be called and
 debugged as the plain Python it is. Engines bind the same names to their own versions.
@@ -19,7 +19,7 @@ Formula = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of state per variable, of the variable's shape and dtype, filled with `initial`."""
+    """A tensor of state per variable, of the variable's shape and dtype, filled with `initial`."""
 
     name: str
     initial: float = 0.0

@@ -68,7 +68,9 @@ class Hyperparameters:
         if tuple(shape) != () and not callable(value):
             raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
         old = self._values.get(name)
-        if not (self.created and isinstance(old, Variable)) or isinstance(value, LearningRateSchedule):
+        if not (self.created and isinstance(old, Variable)) or isinstance(
+            value, LearningRateSchedule
+        ):
             self._values[name] = value
         elif callable(value) and not isinstance(value, torch.Tensor):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What happens to gradients between the tape and the update: clipping, as stages of the one pass."""
+"""What happens to gradients before the update: clipping, as stages of the one pass."""
 
 from __future__ import annotations
 

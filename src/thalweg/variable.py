@@ -266,10 +266,26 @@ def _build(
     return variable
 
 
+class StateVariable(Variable):
+    """A variable of an optimizer's own; it counts how often one was given other memory."""
+
+    moves = 0
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The values, detached from autograd."""
+        return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
+        StateVariable.moves += 1
+
+
 def over(data: torch.Tensor, name: str) -> Variable:
     """A variable, not trainable, over the memory of `data` itself."""
     state = {"_name": _full_name(name), "trainable": False, "constraint": None}
-    return _build(Variable, data.detach(), False, state)
+    return _build(StateVariable, data.detach(), False, state)
 
 
 def is_variable(x: Any) -> bool:
@@ -302,10 +318,9 @@ def named_variables(
         >>> name_of(bias)
         'bias:0'
     """
-    if isinstance(pairs, torch.nn.Module):
-        pairs = pairs.named_parameters()
+    named = pairs.named_parameters() if isinstance(pairs, torch.nn.Module) else pairs
     tensors = []
-    for name, tensor in pairs:
+    for name, tensor in named:
         if not isinstance(tensor, Variable):
             # An attribute dies with its tensor; a registry could not even key it by equality.
             tensor._thalweg_name = name  # pyright: ignore[reportAttributeAccessIssue]

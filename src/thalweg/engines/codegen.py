@@ -229,10 +229,11 @@ def _check(formula: Formula, transcript: Transcript, grad: bool, slots: int) -> 
     wanted = 1 + grad + slots
     if len(transcript.positional) != wanted or len(transcript.results) != wanted - grad:
         name = getattr(formula, "__qualname__", formula)
+        takes = "var, grad, *slots" if grad else "var, *slots"
         raise RuleError(
-            f"{name} takes {len(transcript.positional)} and returns {len(transcript.results)} values;"
-            f" with {slots} slots it must take {wanted} (var{', grad' if grad else ''}, *slots)"
-            f" and return {wanted - grad} (var, *slots)."
+            f"{name} takes {len(transcript.positional)} and returns {len(transcript.results)}"
+            f" values; with {slots} slots it must take {wanted} ({takes}) and return"
+            f" {wanted - grad} (var, *slots)."
         )
 
 
@@ -252,7 +253,7 @@ def generate(
     Args:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
         stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first.
-        storage: Storage types of variable, gradient (if any) and slots, as NumPy and torch name them.
+        storage: Storage types of variable, gradient (if any) and slots.
         compute: "float32" or "float64".
         grad: Whether the formula takes a gradient.
     """

@@ -63,7 +63,7 @@ def compiled(
 
 @cache
 def jitted(*functions: Callable[..., Any]) -> Any:
-    """Plain functions compiled by Numba and kept in the same place as kernels; returns the first."""
+    """Plain functions compiled by Numba and kept where kernels are; returns the first."""
     texts = [
         "@numba.njit(nogil=True, cache={cache}, boundscheck=False, error_model='numpy')\n"
         + inspect.getsource(function)

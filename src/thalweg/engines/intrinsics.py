@@ -1,4 +1,4 @@
-"""What a kernel needs and Numba lacks: typed addresses, 16-bit floats, tickets and the denormal flag.
+"""What a kernel needs and Numba lacks: typed addresses, 16-bit floats, tickets, denormal flags.
 
 Imports Numba, so only generated kernels and `engines.cpu` may import it.
 """
@@ -129,7 +129,7 @@ def _fpcr(builder: Any, value: Any = None) -> Any:
 
 @intrinsic
 def begin_denormals(typingctx: Any, flush: Any) -> Any:
-    """Flush denormals on this thread if `flush` is 1, keep them if 0; returns the flags it found."""
+    """Flush denormals on this thread if `flush` is 1, else keep them; returns what it found."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         i32, i64 = ir.IntType(32), ir.IntType(64)

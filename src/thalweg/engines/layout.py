@@ -1,4 +1,4 @@
-"""The gate: decides once what may reach a raw-memory kernel. No pointers outside, no checks inside."""
+"""The gate: decides what may reach a raw-memory kernel. No pointers outside, no checks inside."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from thalweg.engines.work import Table, dense_chunks, slices, table
 def table_sums(work: Table, storage: str, column: int, bound: float) -> np.ndarray:
     """Sum of squares of one stream of a table.
 
-    Every chunk is summed in float64 and chunks are added in their order, so that the result does not
-    depend on the number of threads.
+    Every chunk is summed in float64 and chunks are added in their order, so that the result does
+    not depend on the number of threads.
 
     Args:
         work: A table whose chunks lie tensor after tensor.

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from thalweg.engines import cpu, layout
 from thalweg.engines.measure import table_sums
-from thalweg.engines.work import CHUNK, dense_chunks, slices, table
+from thalweg.engines.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
+from thalweg.variable import StateVariable
 
 _pointer = Tensor.data_ptr
 _shape = Tensor.shape.__get__  # type: ignore[attr-defined]
@@ -42,7 +43,6 @@ class Group:
         members: list[int],
         variables: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
-        chunk: int = CHUNK,
     ) -> None:
         first = members[0]
         var = variables[first]
@@ -58,6 +58,7 @@ class Group:
             base[row, 0] = variables[index].data_ptr()
             base[row, 2:] = [slot.data_ptr() for slot in slots[index]]
         self.bytes = np.array(sizes, np.int64) * var.element_size()
+        chunk = chunk_of(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
@@ -132,6 +133,7 @@ class DensePlan:
         self._storages = [block.untyped_storage() for block in self._slot_blocks]
         self._storages += [var.untyped_storage() for var in self.variables]
         self._written = [*self.variables, *self._slot_blocks]
+        self._moves = StateVariable.moves
         self._pointers = list(map(_pointer, self._written))
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
@@ -157,6 +159,8 @@ class DensePlan:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
+        if StateVariable.moves != self._moves:
+            return False
         try:
             if list(map(_pointer, self._written)) != self._pointers:
                 return False
@@ -165,6 +169,21 @@ class DensePlan:
         if self._contiguous:
             return all(map(_contiguous, self.variables))
         return list(map(_stride, self.variables)) == self._strides
+
+    def serves(
+        self,
+        rule: Rule,
+        stages: tuple[Formula, ...],
+        variables: Sequence[Tensor],
+        slots: Sequence[Sequence[Tensor]],
+    ) -> bool:
+        """Whether a plan made of these arguments would be this one."""
+        return (
+            rule is self.rule
+            and stages == self.stages
+            and self.applies(variables)
+            and all(all(map(is_, a, b)) for a, b in zip(slots, self.slots, strict=True))
+        )
 
     def aim(self, gradients: Sequence[Tensor]) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.

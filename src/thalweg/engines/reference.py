@@ -168,7 +168,7 @@ def _store(tensor: Tensor, array: np.ndarray, rows: np.ndarray | None) -> None:
 def evaluate(
     formula: Formula, tensors: list[Tensor], scalars: Scalars, rows: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """A formula over NumPy copies of tensors (rows of dimension 0 if given), in the compute dtype."""
+    """A formula over NumPy copies of tensors, or of `rows` of them, in the compute dtype."""
     dtype = compute_dtype(tensors[0].dtype)
     arrays = [_numpy(tensor) for tensor in tensors]
     if rows is not None:

@@ -1,4 +1,4 @@
-"""Sparse gradients as work: which rows are named, which entries belong to each, which rows are left.
+"""Sparse gradients as work: which rows are named, by which entries, and which rows are left.
 
 The functions with plain loops are compiled by Numba (see `cpu.jitted`) and also run as they are.
 """

@@ -62,7 +62,8 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self._dense: DensePlan | None = None
+        self._dense: DensePlan | None = None  # the plan that `aim` may use again
+        self._kept: DensePlan | None = None  # the last one, for steps with other gradients, too
         self._dense_selection: Selection | None = None
         self._sparse: dict[int, SparsePlan] = {}
         self._warned: set[int] = set()
@@ -153,7 +154,11 @@ class Runner:
         self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
         gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]],
     ) -> Step:  # fmt: skip
-        plan = DensePlan(rule, stages, [variables[i] for i in indices], [slots[i] for i in indices])
+        own = [variables[i] for i in indices]
+        own_slots = [slots[i] for i in indices]
+        plan = self._kept
+        if plan is None or not plan.serves(rule, stages, own, own_slots):
+            plan = self._kept = DensePlan(rule, stages, own, own_slots)
         fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
         plan.point_at(fitting)
         whole = len(indices) == len(variables)

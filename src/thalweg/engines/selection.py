@@ -20,7 +20,8 @@ class Selection(NamedTuple):
     denormals: Denormals = "flush"
 
 
-_current: ContextVar[Selection] = ContextVar("thalweg_engine", default=Selection())
+DEFAULT = Selection()
+_current: ContextVar[Selection] = ContextVar("thalweg_engine", default=DEFAULT)
 
 
 def current() -> Selection:

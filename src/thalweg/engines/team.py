@@ -53,7 +53,7 @@ def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
 def run(address: int, argument: int, threads: int) -> None:
     """Call the C function `void f(void*)` at `address` on up to `threads` threads at once.
 
-    Every call receives the same argument; the function shares out its own work. The GIL is released.
+    Every call receives the same argument; the function shares out its own work, without the GIL.
     """
     if threads <= 1:
         ENTRY(address)(argument)

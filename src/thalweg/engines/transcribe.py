@@ -112,7 +112,7 @@ def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
 
 
 class _Writer(ast.NodeTransformer):
-    def __init__(self, function: types.FunctionType, helpers: dict[str, ast.FunctionDef]) -> None:
+    def __init__(self, function: types.FunctionType, helpers: _Helpers) -> None:
         self.function = function
         self.helpers = helpers
         self.locals: set[str] = set()
@@ -193,7 +193,7 @@ class _Writer(ast.NodeTransformer):
                     f"a formula cannot call `{node.func.id}`;"
                     f" it may call {', '.join(FUNCTIONS)} and plain helper functions.",
                 )
-            name = _helper(function, self.helpers)
+            name = self.helpers.name(function)
         return self.call(node, name, args)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -230,35 +230,43 @@ class _Writer(ast.NodeTransformer):
         return [self.visit(statement) for statement in body[:-1]], body[-1].value
 
 
-def _helper(function: types.FunctionType, helpers: dict[str, ast.FunctionDef]) -> str:
-    name = f"helper_{function.__name__}_{id(function):x}"
-    known = [key for key, value in helpers.items() if getattr(value, "origin", None) is function]
-    if known:
-        return known[0]
-    name = f"helper{len(helpers)}_{function.__name__}"
-    node = _definition(function)
-    placeholder = ast.FunctionDef(name=name)
-    placeholder.origin = function  # type: ignore[attr-defined]
-    helpers[name] = placeholder
-    writer = _Writer(function, helpers)
-    body, result = writer.write(node)
-    body.append(ast.copy_location(ast.Return(writer.visit(result)), result))
-    parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in node.args.args]
-    made = ast.FunctionDef(
-        name=FUNCTION_PREFIX + name,
-        args=ast.arguments([], parameters, None, [], [], None, []),
-        body=body,
-        decorator_list=[],
-    )
-    made.origin = function  # type: ignore[attr-defined]
-    helpers.pop(name)  # a helper follows the helpers it calls
-    helpers[name] = ast.fix_missing_locations(ast.copy_location(made, node))
-    return name
+class _Helpers:
+    """The helper functions of one formula, each after those it calls."""
+
+    def __init__(self) -> None:
+        self._names: dict[types.FunctionType, str] = {}
+        self._open: set[types.FunctionType] = set()
+        self.definitions: list[ast.FunctionDef] = []
+
+    def name(self, function: types.FunctionType) -> str:
+        """The name under which a helper is called; writes its definition at the first call."""
+        if function in self._open:
+            raise RuleError(f"{_where(function)} calls itself, which a formula cannot.")
+        if function not in self._names:
+            self._names[function] = f"helper{len(self._names)}_{function.__name__}"
+            self._open.add(function)
+            self.definitions.append(self._definition(function))
+            self._open.remove(function)
+        return self._names[function]
+
+    def _definition(self, function: types.FunctionType) -> ast.FunctionDef:
+        node = _definition(function)
+        writer = _Writer(function, self)
+        body, result = writer.write(node)
+        body.append(ast.copy_location(ast.Return(writer.visit(result)), result))
+        parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in node.args.args]
+        made = ast.FunctionDef(
+            name=FUNCTION_PREFIX + self._names[function],
+            args=ast.arguments([], parameters, None, [], [], None, []),
+            body=body,
+            decorator_list=[],
+        )
+        return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
 def _transcribe(function: Any) -> Transcript:
     node = _definition(function)
-    helpers: dict[str, ast.FunctionDef] = {}
+    helpers = _Helpers()
     writer = _Writer(function, helpers)
     body, returned = writer.write(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
@@ -267,7 +275,7 @@ def _transcribe(function: Any) -> Transcript:
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
         results=tuple(writer.visit(element) for element in elements),
-        helpers=tuple(helpers.values()),
+        helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
     )
 

@@ -80,6 +80,11 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     return np.concatenate(pieces) if pieces else np.empty((0, 4), np.int64)
 
 
+def chunk_of(elements: int) -> int:
+    """Elements per chunk of so much work: few chunks per thread cannot be shared out evenly."""
+    return min(CHUNK, max(elements // 32, CHUNK // 8))
+
+
 def slices(
     chunks: Int64, chunk: int = CHUNK, together: npt.NDArray[np.bool_] | None = None
 ) -> Int64:

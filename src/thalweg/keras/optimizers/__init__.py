@@ -1,4 +1,4 @@
-"""Keras' OptimizerV2 optimizers and schedules, as `tf.keras.optimizers` had them up to TensorFlow 2.10."""
+"""Keras' OptimizerV2 optimizers and schedules, as `tf.keras.optimizers` had them."""
 
 from thalweg import schedules as schedules
 from thalweg.keras.optimizers.optimizer import Optimizer

@@ -17,7 +17,8 @@ class Ftrl(BuiltIn):
 
         n = accumulator + g^2;  p = -learning_rate_power;  gs = g + 2 l2_shrinkage var
         linear <- linear + gs - (n^p - accumulator^p) / learning_rate var
-        var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 (l2 + beta / (2 learning_rate)))
+        L = l2 + beta / (2 learning_rate)
+        var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 L)
         accumulator <- n
 
     The variable is rebuilt from `linear`, so its initial value is forgotten at the first step. A

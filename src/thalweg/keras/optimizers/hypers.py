@@ -32,7 +32,7 @@ class Hypers:
         self._hyper.set(name, value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """The hyperparameter as the attribute of its name gives it; as a `dtype` tensor if given."""
+        """The hyperparameter as its attribute gives it; as a `dtype` tensor if given."""
         self._create_hypers()
         value = self._hyper.raw(name)
         if isinstance(value, LearningRateSchedule):

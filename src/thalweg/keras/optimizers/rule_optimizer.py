@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from thalweg.engines import Runner, Selection, prepared
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain
-from thalweg.keras.optimizers.pairs import Pair, as_pairs
+from thalweg.keras.optimizers.pairs import Pair
+from thalweg.keras.optimizers.pairs import as_pairs as _listed
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of, variable_constraint
 
@@ -118,18 +119,26 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        pairs = as_pairs(grads_and_vars)
+        pairs = grads_and_vars if type(grads_and_vars) is list else _listed(grads_and_vars)
         if self._fast and pairs and self._aggregator is None and not self._transformers:
-            gradients, variables = zip(*pairs, strict=True)
-            selection = self._selection()
-            if self._runner.aim(
-                self._rule(), self._clipping.stages, variables, gradients, selection
-            ):
-                self._called.clear()
-                self._run(variables, gradients, self._clipping, selection)
-                self.iterations.add_(1)
-                return self.iterations
+            iterations = self._repeat(pairs)
+            if iterations is not None:
+                return iterations
         return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+
+    def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
+        """Take the step if it is the last one with other gradients; None leaves it to be taken."""
+        try:
+            gradients, variables = zip(*pairs, strict=True)
+        except (TypeError, ValueError):
+            return None
+        selection = self._selection()
+        rule, stages = self._rule(), self._clipping.stages
+        if not self._runner.aim(rule, stages, variables, gradients, selection):
+            return None
+        self._called.clear()
+        self._run(self._runner, variables, gradients, self._clipping, selection)
+        return self.iterations.add_(1)
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
@@ -160,13 +169,16 @@ class RuleOptimizer(Optimizer):
         slots = [self._slots.of(var, names) for var in variables]
         titles = [name_of(var) for var in variables]
         runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
-        self._run(variables, gradients, clipping, selection, runner)
+        self._run(runner, variables, gradients, clipping, selection)
 
     def _run(
-        self, variables: Any, gradients: Any, clipping: Clipping, selection: Selection,
-        runner: Runner | None = None,
-    ) -> None:  # fmt: skip
-        runner = runner or self._runner
+        self,
+        runner: Runner,
+        variables: Sequence[Tensor],
+        gradients: Sequence[Any],
+        clipping: Clipping,
+        selection: Selection,
+    ) -> None:
         shared = {dtype: self._rule_scalars(dtype) for dtype in runner.dtypes}
         separate: dict[str, np.ndarray] = {}
         if clipping:
@@ -206,12 +218,11 @@ class RuleOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans hold addresses; a copy makes its own.
-        state = dict(self.__dict__)
-        state.pop("_runner"), state.pop("_runners"), state.pop("_fast", None)
-        return state
+        return {key: value for key, value in vars(self).items() if key not in _PLANS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
 
+_PLANS = ("_runner", "_runners", "_fast")
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}
