@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +31,6 @@ def _arrays() -> Any:
 
 def array(case: dict[str, Any], *names: str) -> np.ndarray:
     return _arrays()["|".join((case["id"], *names))]
-
-
-def has(case: dict[str, Any], *names: str) -> bool:
-    return "|".join((case["id"], *names)) in _arrays().files
 
 
 def _argument(value: Any, case: dict[str, Any], clock: dict[str, int]) -> Any:
@@ -66,7 +63,7 @@ def optimizer(case: dict[str, Any], clock: dict[str, int]) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         opt = getattr(optimizers, case["optimizer"])(**kwargs)
     if "iterations0" in case:
-        opt.iterations = thalweg.Variable(np.int64(case["iterations0"]), "it", trainable=False)
+        opt.iterations = thalweg.Variable(np.int64(case["iterations0"]), "iter0", trainable=False)
     return opt
 
 
@@ -88,15 +85,25 @@ def gradient(case: dict[str, Any], name: str, step: int) -> Any:
     split = array(case, "gsplit", name)
     part = slice(split[step - 1], split[step])
     values, indices = array(case, "gval", name)[part], array(case, "gidx", name)[part]
-    return thalweg.IndexedSlices(torch.from_numpy(values.copy()), torch.from_numpy(indices.astype(np.int64)))
+    return thalweg.IndexedSlices(
+        torch.from_numpy(values.copy()), torch.from_numpy(indices.astype(np.int64))
+    )
 
 
-def replay(case: dict[str, Any], engine: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Run a trajectory; returns (what, got, recorded) for every value of every step."""
+class Value(NamedTuple):
+    """One value after one step: what the library has, TensorFlow's, and TensorFlow's before it."""
+
+    what: str
+    got: np.ndarray
+    recorded: np.ndarray
+    previous: np.ndarray
+
+
+def steps(case: dict[str, Any], engine: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
+    """Run a trajectory; yields the step's number, the optimizer and its variables after each."""
     clock = {"step": 0}
     opt, own = optimizer(case, clock), variables(case)
     opt.engine = engine
-    found = []
     for step in range(1, case["steps"] + 1):
         clock["step"] = step
         for key, changes in case.get("set_hyper", {}).items():
@@ -106,38 +113,111 @@ def replay(case: dict[str, Any], engine: str) -> list[tuple[str, np.ndarray, np.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Gradients do not exist", UserWarning)
             opt.apply_gradients(pairs)
-        for name, var in own.items():
-            found.append((f"{name} step {step}", var.numpy(), array(case, "var", name)[step]))
-            for slot in case["slots"].get(name, case["slot_names"]):
-                recorded = array(case, "slot", name, slot)[step]
-                if slot in opt._slots.all_of(var):
-                    got = opt.get_slot(var, slot).numpy()
-                else:
-                    got = np.full_like(recorded, np.nan)
-                found.append((f"{name}/{slot} step {step}", got, recorded))
-        found.append((f"iterations {step}", opt.iterations.numpy(), array(case, "iterations")[step]))
-        if case["nonslot"]:
-            cache = opt._extra_weights()["momentum_cache"].numpy()
-            found.append((f"cache {step}", cache, array(case, "nonslot", "momentum_cache")[step]))
-    return found
+        yield step, opt, own
 
 
-def ulps(got: np.ndarray, recorded: np.ndarray) -> int:
-    """The largest distance in units in the last place; NaN equals NaN."""
+def replay(case: dict[str, Any], engine: str, resume: bool = False) -> Iterator[Value]:
+    """Run a trajectory; yields every variable, slot and counter after each step.
+
+    With `resume` each step starts from TensorFlow's state, so that differences do not add up.
+    """
+    for step, opt, own in steps(case, engine):
+        yield from _compared(case, opt, own, step, resume)
+
+
+def trained(case: dict[str, Any]) -> Any:
+    """The optimizer of a trajectory after its last step."""
+    return list(steps(case, "reference"))[-1][1]
+
+
+def plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration in Python's types, without what only Keras knows of its schedules."""
+    result = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            value = {name: value[name] for name in ("class_name", "config")}
+        result[key] = value.item() if isinstance(value, np.generic) else value
+    return result
+
+
+def _compared(
+    case: dict[str, Any], opt: Any, own: dict[str, Any], step: int, resume: bool
+) -> Iterator[Value]:
+    state: list[tuple[str, Any, np.ndarray]] = [
+        ("iterations", opt.iterations, array(case, "iterations"))
+    ]
+    if case["nonslot"]:
+        recorded = array(case, "nonslot", "momentum_cache")
+        state.append(("momentum_cache", opt.weights[1], recorded))
+    for name, var in own.items():
+        state.append((name, var, array(case, "var", name)))
+        for slot in case["slots"].get(name, case["slot_names"]):
+            recorded = array(case, "slot", name, slot)
+            state.append((f"{name}/{slot}", _slot(opt, var, slot), recorded))
+    for what, kept, recorded in state:
+        now = recorded[step]
+        got = np.full_like(now, np.nan) if kept is None else kept.numpy()
+        yield Value(f"{what} after step {step}", got, now, recorded[step - 1])
+        if resume and kept is not None:
+            kept.assign(np.array(now))
+
+
+def _slot(opt: Any, var: Any, name: str) -> Any:
+    try:
+        return opt.get_slot(var, name)
+    except KeyError:
+        return None  # as NaN in the recording: not yet created
+
+
+def minimized(case: dict[str, Any], engine: str) -> Iterator[Value]:
+    """Run a recorded `minimize`, gradients and all; yields as `replay` does."""
+    opt = optimizer(case, {"step": 0})
+    opt.engine = engine
+    w, emb, u = (thalweg.Variable(array(case, "var", name)[0], name) for name in case["order"])
+    matrix, target, weight = (
+        torch.from_numpy(array(case, "const", name)) for name in ("A", "y", "c")
+    )
+    rows = torch.from_numpy(array(case, "const", "ix").astype(np.int64))
+    grad_loss = None
+    if case["grad_loss"]:
+        grad_loss = torch.from_numpy(array(case, "const", "grad_loss"))
+
+    def loss() -> torch.Tensor:
+        square = (matrix @ w - target) ** 2
+        square = square if case["grad_loss"] else square.mean()
+        return square + (thalweg.embedding_lookup(emb, rows) * weight).sum()
+
+    for step in range(1, case["steps"] + 1):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Gradients do not exist", UserWarning)
+            opt.minimize(loss, [w, emb, u], grad_loss=grad_loss)
+        for name, var in zip(case["order"], (w, emb, u), strict=True):
+            recorded = array(case, "var", name)
+            yield Value(f"{name} after step {step}", var.numpy(), *recorded[[step, step - 1]])
+
+
+def distances(got: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """Units in the last place between elements; NaN equals NaN, and 0 is one unit from -0."""
     got, recorded = np.asarray(got), np.asarray(recorded)
-    if got.dtype.kind != "f":
-        return 0 if np.array_equal(got, recorded) else 1 << 30
-    integer = {2: np.int16, 4: np.int32, 8: np.int64}[got.dtype.itemsize]
-    if got.dtype != recorded.dtype or got.shape != recorded.shape:
-        return 1 << 62
-    if not np.array_equal(np.isnan(got), np.isnan(recorded)):
-        return 1 << 62
-    keep = ~np.isnan(got)
+    a, b = _ranked(got), _ranked(recorded)
+    apart = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+    return np.where(np.isnan(got) & np.isnan(recorded), 0, apart)
 
-    def ordered(values: np.ndarray) -> list[int]:
-        bits = np.ascontiguousarray(values).view(integer).astype(object)
-        lowest = int(np.iinfo(integer).min)
-        return [int(b) if b >= 0 else lowest - int(b) for b in np.atleast_1d(bits)]
 
-    a, b = ordered(np.atleast_1d(got[keep])), ordered(np.atleast_1d(recorded[keep]))
-    return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0)
+def _ranked(values: np.ndarray) -> np.ndarray:
+    """Integers in the order of the floats, without gaps."""
+    integer = {2: np.int16, 4: np.int32, 8: np.int64}[values.dtype.itemsize]
+    bits = np.ascontiguousarray(values).view(integer)
+    if values.dtype.kind == "f":
+        bits = np.where(bits < 0, np.invert(bits & np.iinfo(integer).max), bits)
+    return np.atleast_1d(bits).astype(np.int64).reshape(values.shape)
+
+
+def report(case: dict[str, Any], value: Value, bad: np.ndarray) -> str:
+    """What a failed comparison prints: where, both values in hexadecimal, ulps, and a command."""
+    got, recorded = np.asarray(value.got), np.asarray(value.recorded)
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    pair = f"got {float(got[index]).hex()}, recorded {float(recorded[index]).hex()}"
+    ulps = distances(got, recorded)[index]
+    command = f"pytest 'tests/test_keras_goldens.py' -k '{case['id']}'"
+    return f"{case['id']}: {value.what} at {index}: {pair}, {ulps:.0f} ulp apart\n  {command}"

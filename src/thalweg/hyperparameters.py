@@ -93,7 +93,7 @@ class Hyperparameters:
 
     def scalar(self, name: str, dtype: ScalarType) -> Any:
         """The value now as a scalar of `dtype`, converted as TensorFlow does; calls callables."""
-        value = self._values[name]
+        value: Any = self._values[name]
         if callable(value) and not isinstance(value, torch.Tensor):
             value = value()
         return as_scalar(value, dtype)
@@ -105,7 +105,7 @@ class Hyperparameters:
             if isinstance(value, Variable) and self.created:
                 found[name] = value.item()
             elif is_number(value):
-                found[name] = value.item() if isinstance(value, np.generic) else value
+                found[name] = value.item() if isinstance(value, np.generic) else value  # pyright: ignore
         return found
 
     def restore(self, name: str, value: int | float) -> None:

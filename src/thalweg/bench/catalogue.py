@@ -1,4 +1,4 @@
-"""The rules that can be measured: how Keras spells each, how torch does, and how many slots it has."""
+"""The rules that can be measured: what Keras and its peers call them, and their slots."""
 
 from __future__ import annotations
 

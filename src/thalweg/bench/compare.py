@@ -1,4 +1,4 @@
-"""One comparison: a rule on a set of shapes, against its peers and the machine, as rows of figures."""
+"""One comparison: a rule on a set of shapes, its peers and the machine, as rows of figures."""
 
 from __future__ import annotations
 

@@ -54,3 +54,16 @@ def available() -> int | None:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+
+
+def growth(step: Step, steps: int) -> int:
+    """Bytes by which steps raise what Python and NumPy hold afterwards."""
+    tracemalloc.start()
+    try:
+        step()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(steps):
+            step()
+        return max(tracemalloc.get_traced_memory()[0] - before, 0)
+    finally:
+        tracemalloc.stop()

@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = tuple(
 
 
 def streams(slots: int) -> int:
-    """Reads and writes of an update with that many slots: variable and slots twice, gradient once."""
+    """Reads and writes of an update: variable and slots count twice, the gradient once."""
     return 2 * (1 + slots) + 1
 
 

@@ -17,6 +17,7 @@ Step = Callable[[], object]
 
 WARM_UP = 3  # steps before anything is timed: compilation, first touch of slots, plans
 FEWEST = 3  # rounds that are run whatever the budget
+QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,30 @@ class Timings:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
+    def quiet(self) -> list[int]:
+        """The rounds in which no contender was disturbed; all of them if those are too few."""
+        rounds = range(min(map(len, self.seconds.values())))
+        limits = {name: QUIET * _better(times) for name, times in self.seconds.items() if times}
+        found = [
+            index
+            for index in rounds
+            if all(self.seconds[name][index] <= limit for name, limit in limits.items())
+        ]
+        return found if len(found) >= FEWEST else list(rounds)
+
     def median(self, name: str) -> float:
         """Seconds of a step."""
-        return median(self.seconds[name])
+        return median(self.seconds[name][index] for index in self.quiet())
 
     def ratio(self, name: str, anchor: str) -> float:
         """How long a step of `name` takes in units of the anchor's, in the same rounds."""
-        return median(self.ratios(name, anchor))
+        one, other = self.seconds[name], self.seconds[anchor]
+        return median(one[index] / other[index] for index in self.quiet())
 
-    def ratios(self, name: str, anchor: str) -> list[float]:
-        """The same for each round."""
-        pairs = zip(self.seconds[name], self.seconds[anchor], strict=True)
-        return [one / other for one, other in pairs]
+
+def _better(times: Sequence[float]) -> float:
+    """The 20th percentile."""
+    return sorted(times)[len(times) // 5]
 
 
 @contextmanager
@@ -100,26 +113,28 @@ def measure(
 
     A round gives each contender one block of steps. The first step of a block is not counted: it
     finds the caches full of another's data. The block counts with the median of its other steps.
+    Disturbed rounds are repeated, up to as many again.
 
     Args:
         contenders: What to compare.
-        rounds: How many rounds.
+        rounds: How many quiet rounds are wanted.
         block: Seconds that a block should last.
         budget: Seconds after which no further round begins, once there are three.
-        progress: Called after each round with the number done and the number wanted.
+        progress: Called after each round with the number of quiet rounds and the number wanted.
     """
     timings = Timings({contender.name: [] for contender in contenders})
     steps = {contender.name: _steps(contender, block) for contender in contenders}
     order = list(contenders)
     start = perf_counter()
-    for done in range(rounds):
-        if done >= FEWEST and perf_counter() - start > budget:
+    for done in range(2 * rounds):
+        quiet = len(timings.quiet()) if done else 0
+        if progress is not None:
+            progress(min(quiet, rounds), rounds)
+        if quiet >= rounds or (done >= FEWEST and perf_counter() - start > budget):
             break
         with no_collection():
             for contender in order:
                 times = timed(contender, steps[contender.name] + 1)[1:]
                 timings.seconds[contender.name].append(median(times))
         order.reverse()
-        if progress is not None:
-            progress(done + 1, rounds)
     return timings

@@ -10,6 +10,7 @@ from pathlib import Path
 from thalweg.engines import store
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
+    HELPER_PREFIX,
     LITERAL,
     LOCAL_PREFIX,
     Transcript,
@@ -73,17 +74,17 @@ def {f}square(x):
 
 @njit(**_options)
 def {f}exp(x):
-    return {literal}(math.exp(numba.float64(x)))
+    return {literal}(c_exp(numba.float64(x)))
 
 
 @njit(**_options)
 def {f}log(x):
-    return {literal}(math.log(numba.float64(x)))
+    return {literal}(c_log(numba.float64(x)))
 
 
 @njit(**_options)
 def {f}power(x, y):
-    return {literal}(math.pow(numba.float64(x), numba.float64(y)))
+    return {literal}(c_pow(numba.float64(x), numba.float64(y)))
 
 '''
 
@@ -310,9 +311,12 @@ def generate(
 
 
 def _stage_definition(name: str, stage: Transcript) -> dict[str, str]:
+    # Its helpers are numbered like the formula's, so they get the stage's name.
     lines = [line for statement in stage.body for line in ast.unparse(statement).splitlines()]
     lines.append(f"return {ast.unparse(stage.results[0])}")
     parameters = ", ".join(LOCAL_PREFIX + each for each in (*stage.positional, *stage.scalars))
     text = f"@njit(**_options)\ndef {FUNCTION_PREFIX}{name}({parameters}):\n" + _indent(lines, 1)
     found = {helper.name: "@njit(**_options)\n" + ast.unparse(helper) for helper in stage.helpers}
-    return {**found, name: text}
+    own, theirs = FUNCTION_PREFIX + HELPER_PREFIX, f"{FUNCTION_PREFIX}{name}_{HELPER_PREFIX}"
+    every = {**found, name: text}
+    return {key.replace(own, theirs): value.replace(own, theirs) for key, value in every.items()}

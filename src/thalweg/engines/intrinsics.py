@@ -9,9 +9,11 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
+
+from thalweg.engines import libm
 
 FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
 FPCR_FZ = 1 << 24  # flush-to-zero bit of the AArch64 FPCR
@@ -106,6 +108,44 @@ def float_to_bfloat(typingctx: Any, value: Any) -> Any:
         return builder.trunc(chosen, ir.IntType(16))
 
     return types.uint16(types.float32), codegen
+
+
+def _c_function(function: Any, arguments: int, name: str) -> Any:
+    # Under a name of its own, so that LLVM neither rewrites nor replaces it.
+    binding.add_symbol(name, libm.address(function))
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        double = ir.DoubleType()
+        signature = ir.FunctionType(double, [double] * arguments)
+        called = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+        called.attributes.add("nounwind")
+        called.attributes.add("readnone")
+        return builder.call(called, args)
+
+    return emit
+
+
+_exp = _c_function(libm.exp, 1, "thalweg_exp")
+_log = _c_function(libm.log, 1, "thalweg_log")
+_pow = _c_function(libm.power, 2, "thalweg_pow")
+
+
+@intrinsic
+def c_exp(typingctx: Any, x: Any) -> Any:
+    """The C library's exp of a double."""
+    return types.float64(types.float64), _exp
+
+
+@intrinsic
+def c_log(typingctx: Any, x: Any) -> Any:
+    """The C library's log of a double."""
+    return types.float64(types.float64), _log
+
+
+@intrinsic
+def c_pow(typingctx: Any, x: Any, y: Any) -> Any:
+    """The C library's pow of doubles."""
+    return types.float64(types.float64, types.float64), _pow
 
 
 def _mxcsr(builder: Any, instruction: str, cell: Any) -> None:

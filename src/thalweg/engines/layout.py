@@ -74,6 +74,11 @@ def check_variable(var: Tensor, name: str) -> None:
         raise InvalidTypeError(f"Invalid type {var.dtype} for {name}, expected: {_EXPECTED}.")
     if var.device.type == "meta":
         raise InvalidArgumentError(f"'{name}' is on meta: it has no values to update.")
+    if var.is_neg():
+        raise LayoutError(
+            f"cannot update '{name}' in place: it is the negative view of other memory."
+            " Call .resolve_neg() on it before giving it to the optimizer."
+        )
     if overlapping(var):
         zero = [dim for dim, step in enumerate(var.stride()) if step == 0 and var.shape[dim] > 1]
         why = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
@@ -210,6 +215,12 @@ def like(grad: Tensor, var: Tensor) -> Tensor:
         return grad
     copy = torch.empty_strided(var.shape, var.stride(), dtype=grad.dtype, device=grad.device)
     return copy.copy_(grad)
+
+
+def packed(values: Tensor) -> Tensor:
+    """The values contiguous, aligned and as they read; copied only if they are not."""
+    values = values.detach().resolve_neg().contiguous()
+    return values if aligned(values) else values.clone()
 
 
 def warn_slow(name: str, why: str) -> None:

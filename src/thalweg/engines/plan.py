@@ -17,10 +17,10 @@ from thalweg.formula import Formula, Rule
 from thalweg.variable import StateVariable
 
 _pointer = Tensor.data_ptr
-_shape = Tensor.shape.__get__  # type: ignore[attr-defined]
+_shape = Tensor.size  # the cheapest way to a shape
 _stride = Tensor.stride
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_on_cpu = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_device = Tensor.get_device  # the cheapest way to a device: -1 is the CPU
 _contiguous = Tensor.is_contiguous
 
 Scalars = dict[str, Any]
@@ -138,6 +138,7 @@ class DensePlan:
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
         self._dtypes = list(map(_dtype, self.variables))
+        self._devices = [-1] * len(self.variables)
         self._contiguous = all(map(_contiguous, self.variables))
         self._reach = self._memory()
 
@@ -195,7 +196,7 @@ class DensePlan:
                 set(map(type, gradients)) != {Tensor}
                 or list(map(_shape, gradients)) != self._shapes
                 or list(map(_dtype, gradients)) != self._dtypes
-                or not all(map(_on_cpu, gradients))
+                or list(map(_device, gradients)) != self._devices
             ):
                 return False
             if self._contiguous:
@@ -219,6 +220,8 @@ class DensePlan:
         for group in self.groups:
             whole = len(group.members) == len(self.variables)
             own = addresses if whole else addresses[group.members]
+            if not own.all():
+                return False  # a null pointer: the meta device passes for the CPU above
             # A gradient inside memory that the step writes must be copied first.
             before = np.searchsorted(starts, own, side="right") - 1
             if np.any((before >= 0) & (own < ends[before])):

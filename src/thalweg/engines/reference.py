@@ -6,7 +6,6 @@ Tensors elsewhere are computed with torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -15,38 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.engines import libm
 from thalweg.engines.denormals import denormals
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.transcribe import bind, host
 from thalweg.formula import Formula, Rule
 
 Scalars = Mapping[str, Any]
-
-
-def _c_pow(x: float, y: float) -> float:
-    try:
-        return math.pow(x, y)
-    except OverflowError:
-        odd = y == math.floor(y) and math.fmod(y, 2.0) != 0.0
-        return -math.inf if x < 0 and odd else math.inf
-    except ValueError:
-        if x == 0.0:  # a pole: 0 to a negative power
-            odd = y == math.floor(y) and math.fmod(y, 2.0) != 0.0
-            return math.copysign(math.inf, x) if odd else math.inf
-        return math.nan
-
-
-def _c_exp(x: float) -> float:
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf
-
-
-def _c_log(x: float) -> float:
-    if x == 0.0:
-        return -math.inf
-    return math.log(x) if x > 0.0 else math.nan
+_WIDE = (torch.float32, torch.float64)
 
 
 def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
@@ -86,9 +61,9 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "maximum": _maximum,
     "minimum": _minimum,
     "square": lambda x: x * x,
-    "exp": _rounded_once(_c_exp, 1),
-    "log": _rounded_once(_c_log, 1),
-    "power": _rounded_once(_c_pow, 2),
+    "exp": _rounded_once(libm.exp, 1),
+    "log": _rounded_once(libm.log, 1),
+    "power": _rounded_once(libm.power, 2),
 }
 
 
@@ -143,17 +118,15 @@ def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
         return {**hypers, **function(**{name: hypers[name] for name in wanted})}
 
 
-def _pick(formula: Formula, scalars: Scalars) -> dict[str, Any]:
+def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
     code = formula.__code__
     wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    return {name: scalars[name] for name in wanted}
+    return {name: dtype(scalars[name]) for name in wanted}
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach()
-    if tensor.dtype in (torch.float32, torch.float64):
-        return tensor.numpy()
-    return tensor.float().numpy()
+    tensor = tensor.detach().resolve_neg()
+    return tensor.numpy() if tensor.dtype in _WIDE else tensor.float().numpy()
 
 
 def _store(tensor: Tensor, array: np.ndarray, rows: np.ndarray | None) -> None:
@@ -171,11 +144,11 @@ def evaluate(
     """A formula over NumPy copies of tensors, or of `rows` of them, in the compute dtype."""
     dtype = compute_dtype(tensors[0].dtype)
     arrays = [_numpy(tensor) for tensor in tensors]
-    if rows is not None:
-        arrays = [array[rows] for array in arrays]
+    # Copies, because a result may be a parameter into which another result is stored first.
+    arrays = [array.copy() if rows is None else array[rows] for array in arrays]
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
-        results = function(*arrays, **_pick(formula, scalars))
+        results = function(*arrays, **_pick(formula, scalars, dtype))
     shape = arrays[0].shape
     return [np.broadcast_to(np.asarray(result, dtype), shape) for result in results]
 
@@ -188,7 +161,7 @@ def transform(stages: tuple[Formula, ...], grad: Tensor, scalars: Scalars, flush
                 result = evaluate(stage, [grad], scalars)[0]
                 grad = torch.from_numpy(np.array(result, order="C")).to(grad.dtype)
             else:
-                result = torch_formula(stage)(_wide(grad), **_pick(stage, scalars))[0]
+                result = torch_formula(stage)(_wide(grad), **_pick(stage, scalars, float))[0]
                 grad = result.to(grad.dtype)
     return grad
 
@@ -247,9 +220,9 @@ def _update_torch(
     plain = {name: float(value) for name, value in scalars.items()}
     grad = _wide(grad)
     for stage in stages:
-        grad = torch_formula(stage)(grad, **_pick(stage, plain))[0]
+        grad = torch_formula(stage)(grad, **_pick(stage, plain, float))[0]
     wide = [_wide(tensor) for tensor in (var, *slots)]
-    results = torch_formula(rule.update)(wide[0], grad, *wide[1:], **_pick(rule.update, plain))
+    results = torch_formula(rule.update)(wide[0], grad, *wide[1:], **_pick(rule.update, plain, float))
     for tensor, result in zip((var, *slots), results, strict=True):
         tensor.detach().copy_(result)
 
@@ -283,7 +256,7 @@ def update_sparse(
         else:
             steps = _waves(rows)
         function = numpy_formula(formula, dtype)
-        picked = _pick(formula, scalars)
+        picked = _pick(formula, scalars, dtype)
         for step in steps:
             arrays = [_numpy(tensor)[rows[step]] for tensor in tensors]
             results = function(arrays[0], array[step], *arrays[1:], **picked)

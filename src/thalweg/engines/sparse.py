@@ -58,6 +58,7 @@ class SparsePlan:
         self._base[0, 2:] = self._pointers[1:]
         self._zero = np.zeros(1, np.int64)
         self._written = [var, *slots]
+        self._shapes = [tensor.shape for tensor in self._written]
         self._storages = [tensor.untyped_storage() for tensor in self._written]
 
     def _addresses(self) -> list[int]:
@@ -71,10 +72,12 @@ class SparsePlan:
             and len(slots) == len(self.slots)
             and all(a is b for a, b in zip(slots, self.slots, strict=True))
             and self._addresses() == self._pointers
+            and [tensor.shape for tensor in self._written] == self._shapes
         )
 
     def run(self, values: Tensor, indices: Tensor, scalars: dict[str, Any], flush: bool) -> None:
         """Update the rows named by `indices` (in range), and the others where the rule says so."""
+        values, indices = layout.packed(values), layout.packed(indices)
         take = self._scratch.take
         count, height, width = len(indices), self.var.shape[0], self._width
         entries = indices.numpy()

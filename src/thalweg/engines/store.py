@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import linecache
 import os
 import stat
@@ -65,11 +64,11 @@ def _usable(path: Path) -> bool:
 
 def _write(path: Path, source: str) -> None:
     with contextlib.suppress(OSError):
-        if path.read_text() == source:
+        if path.read_bytes() == source.encode():
             return
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(source)
         os.replace(temporary, path)
     except BaseException:
@@ -92,24 +91,27 @@ def load(name: str, source: str) -> ModuleType:
 
 
 def _load(name: str, source: str) -> ModuleType:
-    path = folder() / f"{name}.py"
     qualified = f"thalweg_kernels.{name}"
+    text, file = source.replace("{cache}", "False"), f"<{qualified}>"
     if _usable(folder()):
-        try:
-            _write(path, source.replace("{cache}", "True"))
-        except OSError:
-            pass
-        else:
-            spec = importlib.util.spec_from_file_location(qualified, path)
-            if spec is not None and spec.loader is not None:
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[qualified] = module
-                spec.loader.exec_module(module)
-                return module
-    text = source.replace("{cache}", "False")
-    module = ModuleType(qualified)
-    sys.modules[qualified] = module
-    module.__file__ = f"<{qualified}>"
-    linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
-    exec(compile(text, module.__file__, "exec"), module.__dict__)
+        path, cached = folder() / f"{name}.py", source.replace("{cache}", "True")
+        with contextlib.suppress(OSError):
+            _write(path, cached)
+            text, file = cached, str(path)
+    try:
+        return _execute(qualified, text, file)
+    except Exception:
+        if "{cache}" not in source or file.startswith("<"):
+            raise
+        # A damaged file of Numba's beside ours: compile in memory, where none is read.
+        return _execute(qualified, source.replace("{cache}", "False"), f"<{qualified}>")
+
+
+def _execute(name: str, text: str, file: str) -> ModuleType:
+    # Not by Python's import system, which would trust a .pyc of the same size and second.
+    module = ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), module.__dict__)
     return module

@@ -22,10 +22,13 @@ from thalweg.errors import RuleError
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in FUNCTIONS}
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitAnd, ast.BitOr)
+_ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in FUNCTIONS}
+_LOGICAL = (ast.BitAnd, ast.BitOr)
+_OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 LITERAL = "_literal"  # the name under which an engine supplies its number type
 FUNCTION_PREFIX = "_f_"  # and its functions
+HELPER_PREFIX = "helper"  # helper functions come after it, numbered
 LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel around it
 
 
@@ -89,26 +92,28 @@ def _definition(function: Any) -> ast.FunctionDef:
 
 def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
     # The file may have been edited since the import; its text is then another formula.
-    if function.__closure__:
-        return
-    plain = ast.FunctionDef(**{name: getattr(node, name) for name in node._fields})
-    plain.decorator_list = []
-    tree = ast.Module([ast.copy_location(plain, node)], [])
-    module = compile(tree, "<formula>", "exec", flags=0, dont_inherit=True)
-    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
-    loaded = function.__code__
-    numbers = [
-        [const for const in each.co_consts if isinstance(const, int | float)]
-        for each in (code, loaded)
-    ]
-    if (
-        code.co_code != loaded.co_code
-        or code.co_names != loaded.co_names
-        or numbers[0] != numbers[1]
-    ):
+    if _fingerprint(_compiled(node, function.__code__.co_freevars)) != _fingerprint(function.__code__):
         raise RuleError(
             f"The source of {_where(function)} changed after it was imported; import it again."
         )
+
+
+def _compiled(node: ast.FunctionDef, free: tuple[str, ...]) -> types.CodeType:
+    """The code of a function, compiled inside a function that has the names it closes over."""
+    plain = ast.FunctionDef(**{name: getattr(node, name) for name in node._fields})
+    plain.decorator_list = []
+    outer = ast.parse(f"def outer({', '.join(free)}):\n    pass")
+    outer.body[0].body = [ast.copy_location(plain, node)]  # type: ignore[attr-defined]
+    code = compile(outer, "<formula>", "exec", dont_inherit=True)
+    for _ in range(2):
+        code = next(const for const in code.co_consts if isinstance(const, types.CodeType))
+    return code
+
+
+def _fingerprint(code: types.CodeType) -> tuple[Any, ...]:
+    numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
+    counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, counts, numbers
 
 
 class _Writer(ast.NodeTransformer):
@@ -116,6 +121,8 @@ class _Writer(ast.NodeTransformer):
         self.function = function
         self.helpers = helpers
         self.locals: set[str] = set()
+        # Whether a local name is a condition; a helper's parameters may be either, so are left out.
+        self.conditions: dict[str, bool] = {}
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
@@ -141,7 +148,11 @@ class _Writer(ast.NodeTransformer):
         )
 
     def literal(self, node: ast.expr, value: float) -> ast.expr:
-        call = ast.Call(ast.Name(LITERAL, ast.Load()), [ast.Constant(value)], [])
+        written: ast.expr = ast.Constant(value)
+        if value != value:  # NaN has no literal
+            infinity = ast.Constant(float("inf"))
+            written = ast.BinOp(infinity, ast.Sub(), infinity)
+        call = ast.Call(ast.Name(LITERAL, ast.Load()), [written], [])
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -152,22 +163,23 @@ class _Writer(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if not isinstance(node.op, ast.USub | ast.UAdd):
             raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
-        return ast.copy_location(ast.UnaryOp(node.op, self.visit(node.operand)), node)
+        return ast.copy_location(ast.UnaryOp(node.op, self.number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not isinstance(node.op, _OPERATORS):
             raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
-        left = self.visit(node.left)
+        operand = self.condition if isinstance(node.op, _LOGICAL) else self.number
+        left = operand(node.left)
         if isinstance(node.op, ast.Pow):
             if isinstance(node.right, ast.Constant) and node.right.value == 2:
                 return self.call(node, "square", [left])
-            return self.call(node, "power", [left, self.visit(node.right)])
-        return ast.copy_location(ast.BinOp(left, node.op, self.visit(node.right)), node)
+            return self.call(node, "power", [left, self.number(node.right)])
+        return ast.copy_location(ast.BinOp(left, node.op, operand(node.right)), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
             raise self.refuse(node, f"write `{ast.unparse(node)}` with single comparisons and `&`.")
-        left, right = self.visit(node.left), self.visit(node.comparators[0])
+        left, right = self.number(node.left), self.number(node.comparators[0])
         return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
 
     def call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
@@ -182,7 +194,6 @@ class _Writer(ast.NodeTransformer):
                 f" {', '.join(FUNCTIONS)} and plain helper functions, by position.",
             )
         function = self.outer.get(node.func.id)
-        args = [self.visit(arg) for arg in node.args]
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
@@ -194,14 +205,63 @@ class _Writer(ast.NodeTransformer):
                     f" it may call {', '.join(FUNCTIONS)} and plain helper functions.",
                 )
             name = self.helpers.name(function)
-        return self.call(node, name, args)
+            self.count(node, function.__code__.co_argcount)
+            return self.call(node, name, [self.visit(arg) for arg in node.args])
+        self.count(node, _ARGUMENTS[name])
+        if name == "where":
+            test, *values = node.args
+            kinds = {self.is_condition(value) for value in values}
+            accept = self.condition if True in kinds else self.number
+            return self.call(node, name, [self.condition(test), *map(accept, values)])
+        return self.call(node, name, [self.number(arg) for arg in node.args])
+
+    def count(self, node: ast.Call, wanted: int) -> None:
+        if len(node.args) != wanted:
+            raise self.refuse(node, f"`{ast.unparse(node)}` needs {wanted} arguments.")
+
+    def is_condition(self, node: ast.expr) -> bool | None:
+        """Whether an expression is a condition and not a number; None if only its caller knows."""
+        if isinstance(node, ast.Compare):
+            return True
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, _LOGICAL)
+        if isinstance(node, ast.Name) and node.id in self.locals:
+            return self.conditions.get(node.id)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            function = self.outer.get(node.func.id)
+            if _BY_FUNCTION.get(id(function)) == "where" and len(node.args) == 3:
+                return self.is_condition(node.args[1])
+            if function in self.helpers.conditions:
+                return self.helpers.conditions[function]
+        return False
+
+    def number(self, node: ast.expr) -> ast.expr:
+        written = self.visit(node)
+        if self.is_condition(node):
+            raise self.refuse(
+                node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
+            )
+        return written
+
+    def condition(self, node: ast.expr) -> ast.expr:
+        written = self.visit(node)
+        if self.is_condition(node) is False:
+            raise self.refuse(
+                node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
+            )
+        return written
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.refuse(node, "assign one name at a time.")
         value = self.visit(node.value)
+        kind = self.is_condition(node.value)
+        if target.id in self.locals and kind != self.conditions.get(target.id):
+            raise self.refuse(node, f"`{target.id}` cannot be a number here and a condition there.")
         self.locals.add(target.id)
+        if kind is not None:
+            self.conditions[target.id] = kind
         return ast.copy_location(ast.Assign([self.visit(target)], value), node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -237,13 +297,14 @@ class _Helpers:
         self._names: dict[types.FunctionType, str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
+        self.conditions: dict[Any, bool | None] = {}
 
     def name(self, function: types.FunctionType) -> str:
         """The name under which a helper is called; writes its definition at the first call."""
         if function in self._open:
             raise RuleError(f"{_where(function)} calls itself, which a formula cannot.")
         if function not in self._names:
-            self._names[function] = f"helper{len(self._names)}_{function.__name__}"
+            self._names[function] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
             self._open.add(function)
             self.definitions.append(self._definition(function))
             self._open.remove(function)
@@ -254,7 +315,11 @@ class _Helpers:
         writer = _Writer(function, self)
         body, result = writer.write(node)
         body.append(ast.copy_location(ast.Return(writer.visit(result)), result))
-        parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in node.args.args]
+        if node.args.kwonlyargs:
+            raise writer.refuse(node, "a helper function takes its parameters by position.")
+        self.conditions[function] = writer.is_condition(result)
+        every = [*node.args.posonlyargs, *node.args.args]
+        parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in every]
         made = ast.FunctionDef(
             name=FUNCTION_PREFIX + self._names[function],
             args=ast.arguments([], parameters, None, [], [], None, []),
@@ -268,13 +333,15 @@ def _transcribe(function: Any) -> Transcript:
     node = _definition(function)
     helpers = _Helpers()
     writer = _Writer(function, helpers)
+    parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    writer.conditions = {parameter.arg: False for parameter in parameters}
     body, returned = writer.write(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
     return Transcript(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
-        results=tuple(writer.visit(element) for element in elements),
+        results=tuple(writer.number(element) for element in elements),
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
     )

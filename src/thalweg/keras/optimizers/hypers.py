@@ -34,7 +34,7 @@ class Hypers:
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
         """The hyperparameter as its attribute gives it; as a `dtype` tensor if given."""
         self._create_hypers()
-        value = self._hyper.raw(name)
+        value: Any = self._hyper.raw(name)
         if isinstance(value, LearningRateSchedule):
             return value
         if callable(value) and not isinstance(value, Tensor):
@@ -48,7 +48,7 @@ class Hypers:
 
     def _serialize_hyperparameter(self, name: str) -> Any:
         """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule."""
-        value = self._hyper.raw(name)
+        value: Any = self._hyper.raw(name)
         if isinstance(value, LearningRateSchedule):
             return serialize(value)
         if callable(value) and not isinstance(value, Tensor):

@@ -47,7 +47,7 @@ def as_gradient(grad: Any, var: Tensor) -> Gradient:
     if isinstance(grad, IndexedSlices):
         return grad
     if isinstance(grad, Tensor):
-        return from_torch(grad)
+        return from_torch(grad)  # pyright: ignore[reportReturnType]
     try:
         # An array keeps its dtype; numbers and lists have none of their own.
         return to_tensor(grad, None if hasattr(grad, "dtype") else var.dtype).to(var.device)

@@ -15,7 +15,6 @@ from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain
 from thalweg.keras.optimizers.pairs import Pair
-from thalweg.keras.optimizers.pairs import as_pairs as _listed
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of, variable_constraint
 
@@ -119,7 +118,10 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        pairs = grads_and_vars if type(grads_and_vars) is list else _listed(grads_and_vars)
+        try:
+            pairs: Any = grads_and_vars if type(grads_and_vars) is list else list(grads_and_vars)
+        except TypeError:
+            pairs = grads_and_vars  # refused below
         if self._fast and pairs and self._aggregator is None and not self._transformers:
             iterations = self._repeat(pairs)
             if iterations is not None:

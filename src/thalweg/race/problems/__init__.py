@@ -11,5 +11,9 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "digits": digits.load,
     "stdlib": stdlib_text.load,
 }
+DEFAULT_OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "digits": digits.OPTIMIZERS,
+    "stdlib": stdlib_text.OPTIMIZERS,
+}
 
-__all__ = ["PROBLEMS", "Problem"]
+__all__ = ["DEFAULT_OPTIMIZERS", "PROBLEMS", "Problem"]

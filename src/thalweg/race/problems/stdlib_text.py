@@ -21,13 +21,18 @@ from torch import Tensor, nn
 from thalweg.race.errors import RaceError
 from thalweg.race.problems.problem import Examples, Problem
 
-PACKAGES = ["argparse", "ast", "asyncio", "base64", "calendar", "collections", "concurrent", "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "difflib", "dis", "doctest", "email", "enum", "fractions", "ftplib", "functools", "gettext", "graphlib", "gzip", "heapq", "hmac", "html", "http", "imaplib", "importlib", "inspect", "io", "ipaddress", "json", "logging", "mailbox", "mimetypes", "multiprocessing", "numbers", "optparse", "os", "pathlib", "pdb", "pickle", "pickletools", "pkgutil", "platform", "plistlib", "poplib", "pprint", "queue", "random", "runpy", "sched", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing", "unittest", "urllib", "uuid", "warnings", "wave", "weakref", "wsgiref", "xml", "xmlrpc", "zipfile", "zoneinfo"]
+PACKAGES = """
+argparse ast collections concurrent contextlib csv dataclasses enum functools http inspect json
+logging pathlib random shutil socket statistics string subprocess tempfile threading traceback
+typing unittest urllib
+"""
 SKIPPED = {"test", "tests", "site-packages", "__pycache__"}
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\n|\S")
 CONTEXT = 4
 ROWS = 65_536
 CLASSES = 2_000
 WIDTH = 32
+HIDDEN = 64
 FEATURES = 7
 TEST_SHARE = 0.1
 SAMPLE = 4_096
@@ -59,7 +64,7 @@ def load(seed: int) -> Problem:
         make_model=NextToken,
         batch_size=512,
         epochs=1,
-        optimizers=OPTIMIZERS,
+        threads=None,
     )
 
 
@@ -70,7 +75,7 @@ def _root() -> Path:
 def files() -> list[Path]:
     """The sources, in the same order everywhere."""
     found: list[Path] = []
-    for name in PACKAGES:
+    for name in PACKAGES.split():
         module, package = _root() / f"{name}.py", _root() / name
         if module.is_file():
             found.append(module)
@@ -122,8 +127,8 @@ class NextToken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, WIDTH, sparse=True)
-        self.hidden = nn.Linear(FEATURES * WIDTH, 128)
-        self.scores = nn.Linear(128, CLASSES)
+        self.hidden = nn.Linear(FEATURES * WIDTH, HIDDEN)
+        self.scores = nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of the next token."""

@@ -1,0 +1,67 @@
+"""Dense steps: Adam against torch's fused Adam, every rule against memory, and clipping."""
+
+from __future__ import annotations
+
+from figure import Figure
+
+from thalweg.bench import catalogue, peers, problem, roofline, shapes
+from thalweg.bench.timing import Contender, Timings, measure
+
+
+def _ms(timings: Timings) -> str:
+    return ", ".join(f"{name} {1e3 * timings.median(name):.3g} ms" for name in timings.seconds)
+
+
+def adam() -> list[Figure]:
+    """Adam through the public call, in units of torch.optim.Adam(fused=True) in the same rounds."""
+    entry = catalogue.entry("Adam")
+    figures = []
+    for name, target in (("gpt2", 0.97), ("resnet50", 0.90), ("small2000", 0.15)):
+        made = problem.make(shapes.load(name))
+        (fused,) = peers.contenders(entry, made, ("torch-fused",))
+        timings = measure(
+            [
+                Contender("thalweg", problem.thalweg_step(entry, made)),
+                fused,
+                Contender(
+                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                ),
+            ],
+            rounds=11, block=0.2,
+        )  # fmt: skip
+        value = timings.ratio("thalweg", fused.name)
+        figures.append(Figure(f"adam_{name}", value, target, note=_ms(timings)))
+    return figures
+
+
+def rules() -> list[Figure]:
+    """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches."""
+    made = problem.make(shapes.resnet50())
+    figures = []
+    for name, entry in catalogue.ENTRIES.items():
+        timings = measure(
+            [
+                Contender("thalweg", problem.thalweg_step(entry, made)),
+                Contender(
+                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                ),
+            ],
+            rounds=9, block=0.1,
+        )  # fmt: skip
+        value = timings.ratio("roofline", "thalweg")
+        figures.append(Figure(f"roofline_{name}", value, 0.85, ">=", note=_ms(timings)))
+    return figures
+
+
+def clipping() -> list[Figure]:
+    """Adam with global_clipnorm on resnet50, in units of plain Adam."""
+    entry, made = catalogue.entry("Adam"), problem.make(shapes.resnet50())
+    clipped = problem.thalweg_step(entry, made, {"global_clipnorm": 1.0})
+    timings = measure(
+        [
+            Contender("clipped", clipped),
+            Contender("plain", problem.thalweg_step(entry, made)),
+        ],
+        rounds=9, block=0.1,
+    )  # fmt: skip
+    return [Figure("global_clipnorm", timings.ratio("clipped", "plain"), 1.30, note=_ms(timings))]

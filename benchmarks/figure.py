@@ -1,0 +1,62 @@
+"""A figure with its target, and how figures are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        name: A short name, the same from run to run.
+        value: What was measured.
+        target: What it should be.
+        sense: Whether the value should be at most or at least the target.
+        unit: "x" for a ratio.
+        note: What it was measured from.
+    """
+
+    name: str
+    value: float
+    target: float
+    sense: Literal["<=", ">="] = "<="
+    unit: str = "x"
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is on the right side of the target."""
+        return self.value <= self.target if self.sense == "<=" else self.value >= self.target
+
+    def as_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "met": self.met}
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    """The figures, one a line."""
+    made = Table()
+    for heading in ("figure", "measured", "target", "met", "from"):
+        made.add_column(heading, justify="right" if heading == "measured" else "left")
+    for each in figures:
+        made.add_row(
+            each.name, f"{each.value:.3g} {each.unit}", f"{each.sense} {each.target:.3g}",
+            "[green]yes[/]" if each.met else "[red]no[/]", each.note,
+        )  # fmt: skip
+    return made
+
+
+def middle(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
+    """Of the same figures measured in several processes, for each the one with the median value."""
+    result = []
+    for same in zip(*runs, strict=True):  # of no runs, no figures
+        wanted = median(figure.value for figure in same)
+        result.append(min(same, key=lambda figure: abs(figure.value - wanted)))
+    return result

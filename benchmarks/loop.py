@@ -1,0 +1,85 @@
+"""Steps in a training loop: between backward passes, and with units that have died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from figure import Figure
+from torch import Tensor, nn
+
+from thalweg.bench.timing import Contender, measure, no_collection, timed
+from thalweg.keras.optimizers import Adam
+
+WIDTH, LAYERS, BATCH = 512, 6, 64
+UNITS, STEPS = 1000, 1500
+
+
+def _model() -> nn.Sequential:
+    """Six layers of 512 units: 1.6 M parameters."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _backward(model: nn.Module) -> Callable[[], None]:
+    inputs = torch.randn(BATCH, WIDTH)
+
+    def before() -> None:
+        model.zero_grad()
+        model(inputs).square().mean().backward()
+
+    return before
+
+
+def training() -> list[Figure]:
+    """The step alone, timed between forward-backward passes of a small model."""
+    ours, theirs = _model(), _model()
+    optimizer, variables = Adam(1e-4), list(ours.parameters())
+    fused = torch.optim.Adam(theirs.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.apply_gradients([(var.grad, var) for var in variables])
+
+    timings = measure(
+        [
+            Contender("thalweg", step, _backward(ours)),
+            Contender("torch fused", fused.step, _backward(theirs)),
+        ],
+        rounds=15, block=0.3,
+    )  # fmt: skip
+    times = ", ".join(f"{name} {1e3 * timings.median(name):.3g} ms" for name in timings.seconds)
+    value = timings.ratio("thalweg", "torch fused")
+    return [Figure("training_loop", value, 0.75, note=f"{times}, step alone")]
+
+
+def dead_units() -> list[Figure]:
+    """How much slower a step is after half the gradients have been exactly 0 for 1,500 steps."""
+    torch.manual_seed(0)
+    values = [torch.randn(UNITS, UNITS).mul_(0.02).requires_grad_() for _ in range(2)]
+    grads = [torch.randn(UNITS, UNITS).mul_(1e-3) for _ in range(2)]
+    optimizer = Adam(1e-4)
+    fused = torch.optim.Adam([values[1]], lr=1e-4, fused=True)
+    values[1].grad = grads[1]
+
+    ours = Contender("thalweg", lambda: optimizer.apply_gradients([(grads[0], values[0])]))
+    theirs = Contender("torch fused", fused.step)
+    for contender in (ours, theirs):
+        timed(contender, 3)
+    _kill(grads)
+    times: dict[str, list[float]] = {ours.name: [], theirs.name: []}
+    with no_collection():
+        for _ in range(STEPS // 100):
+            for contender in (ours, theirs):
+                times[contender.name].append(median(timed(contender, 100)))
+    slower = {name: each[-1] / each[0] for name, each in times.items()}
+    note = f"1 M elements, {1e3 * times[ours.name][-1]:.3g} ms; torch {slower[theirs.name]:.3g} x"
+    return [Figure("dead_units", slower[ours.name], 1.15, note=note)]
+
+
+def _kill(grads: list[Tensor]) -> None:
+    for grad in grads:
+        grad[:, ::2] = 0

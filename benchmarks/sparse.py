@@ -1,0 +1,86 @@
+"""Sparse gradients: the cost of a step follows the rows it touches, not those of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import torch
+from figure import Figure
+from torch import Tensor
+
+from thalweg.bench.timing import Contender, measure
+from thalweg.keras.optimizers import SGD, Adagrad, Adamax, Optimizer
+
+WIDTH, NAMED, REPEATED = 64, 8192, 2048
+LARGE, SMALL = 1_000_000, 100_000
+BATCHES = 8  # different batches, so that the touched rows are not simply left in the cache
+
+OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
+    "adagrad": lambda: Adagrad(1e-3),
+    "momentum": lambda: SGD(1e-3, momentum=0.9),
+    "adamax": lambda: Adamax(1e-3),
+}
+
+
+def gradients_of(rows: int) -> list[Tensor]:
+    """As from `nn.Embedding(sparse=True)`: 8,192 entries, not coalesced, 2,048 of them repeats."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for _ in range(BATCHES):
+        distinct = torch.randperm(rows, generator=generator)[: NAMED - REPEATED]
+        repeats = distinct[torch.randint(len(distinct), (REPEATED,), generator=generator)]
+        indices = torch.cat([distinct, repeats])[torch.randperm(NAMED, generator=generator)]
+        values = torch.randn(NAMED, WIDTH, generator=generator)
+        made.append(
+            torch.sparse_coo_tensor(indices[None], values, (rows, WIDTH), check_invariants=False)
+        )
+    return made
+
+
+def table_of(rows: int) -> Tensor:
+    return torch.full((rows, WIDTH), 0.01).requires_grad_()
+
+
+def step_of(optimizer: Optimizer, table: Tensor, gradients: list[Tensor]) -> Callable[[], object]:
+    supply = cycle(gradients)
+    return lambda: optimizer.apply_gradients([(next(supply), table)])
+
+
+def rows() -> list[Figure]:
+    """A step at 1,000,000 rows in units of one at 100,000."""
+    figures = []
+    for name, make in OPTIMIZERS.items():
+        contenders = [
+            Contender(title, step_of(make(), table_of(count), gradients_of(count)))
+            for title, count in (("1,000,000 rows", LARGE), ("100,000 rows", SMALL))
+        ]
+        timings = measure(contenders, rounds=11, block=0.1)
+        value = timings.ratio(contenders[0].name, contenders[1].name)
+        note = ", ".join(f"{each} {1e3 * timings.median(each):.3g} ms" for each in timings.seconds)
+        figures.append(Figure(f"sparse_rows_{name}", value, 1.2, note=note))
+    return figures
+
+
+def against_torch() -> list[Figure]:
+    """How many times faster Adagrad is than torch.optim.Adagrad on the same sparse gradients."""
+    gradients = gradients_of(LARGE)
+    theirs = table_of(LARGE)
+    adagrad = torch.optim.Adagrad([theirs], lr=1e-3, initial_accumulator_value=0.1)
+    supply = cycle(gradients)
+
+    def torch_step() -> None:
+        theirs.grad = next(supply)
+        adagrad.step()
+
+    timings = measure(
+        [
+            Contender("thalweg", step_of(Adagrad(1e-3), table_of(LARGE), gradients)),
+            Contender("torch", torch_step),
+        ],
+        rounds=11, block=0.1,
+    )  # fmt: skip
+    note = ", ".join(f"{each} {1e3 * timings.median(each):.3g} ms" for each in timings.seconds)
+    return [
+        Figure("sparse_adagrad_vs_torch", timings.ratio("torch", "thalweg"), 4.0, ">=", note=note)
+    ]

@@ -1,0 +1,86 @@
+"""`thalweg`: the group of commands, and how all of them fail."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from thalweg.cli.bench import bench
+from thalweg.cli.race import race
+from thalweg.cli.rules import rules, show
+from thalweg.errors import ThalwegError
+
+OK, FAILURE, USAGE = 0, 1, 2
+
+
+class Commands(click.Group):
+    """A group whose errors are one red line, and a traceback with --debug."""
+
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any
+    ) -> Any:
+        """Run a command and exit: 0 if it went well, 1 if it failed, 2 if it was asked wrongly."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        debug = "--debug" in arguments
+        try:
+            # A bare exit status means that click has printed help or a version.
+            status = super().main(arguments, prog_name or "thalweg", standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            status = USAGE
+        except click.UsageError as error:
+            _show(_with_hint(error), debug)
+            status = USAGE
+        except (click.Abort, KeyboardInterrupt):
+            _show("stopped.", False)
+            status = FAILURE
+        except click.ClickException as error:
+            _show(error.format_message(), debug)
+            status = error.exit_code
+        except ThalwegError as error:
+            _show(str(error), debug)
+            status = FAILURE
+        except Exception as error:
+            _show(f"{type(error).__name__}: {error} (--debug shows where)", debug)
+            status = FAILURE
+        sys.exit(status if isinstance(status, int) else OK)
+
+
+def _show(message: str, debug: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    if debug:
+        click.echo(traceback.format_exc(), err=True)
+    line = " ".join(message.split())
+    Console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
+
+
+def _with_hint(error: click.UsageError) -> str:
+    command = error.ctx.command_path if error.ctx else "thalweg"
+    return f"{error.format_message()} (Help: {command} --help)"
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="thalweg", prog_name="thalweg")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors.
+
+    \b
+    Examples:
+      thalweg race
+      thalweg race --optimizers Adam,Ftrl,mine.py:MyRule --lr Ftrl=0.05
+      thalweg show Adam
+    """
+
+
+for command in (race, rules, show, bench):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""`thalweg race`: the same model from the same start, with several optimizers side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def _rates(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[float | None, dict[str, float]]:
+    """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name."""
+    shared: float | None = None
+    named: dict[str, float] = {}
+    for part in (value or "").split(","):
+        name, equals, number = part.strip().rpartition("=")
+        if not part.strip():
+            continue
+        try:
+            rate = float(number)
+        except ValueError:
+            raise click.BadParameter(
+                f"'{part.strip()}' is neither a number nor NAME=NUMBER."
+            ) from None
+        if equals:
+            named[name.strip()] = rate
+        else:
+            shared = rate
+    return shared, named
+
+
+@click.command(no_args_is_help=False)
+@click.option(
+    "--optimizers",
+    metavar="A,B,...",
+    help="Who races: names, or file.py:NAME for a rule or optimizer of yours. "
+    "[default: all eight of Keras; those cheap on sparse gradients for stdlib]",
+)
+@click.option(
+    "--lr",
+    callback=_rates,
+    metavar="RATE|A=RATE,...",
+    help="Learning rate of all, or by name. [default: a good one for each]",
+)
+@click.option("--epochs", type=click.IntRange(1), help="[default: 15 for digits, 1 for stdlib]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option(
+    "--problem",
+    type=click.Choice(["digits", "stdlib"], case_sensitive=False),
+    default="digits",
+    show_default=True,
+    help="Handwritten digits with a small convolutional network, or the next token in Python's "
+    "own standard library with a large embedding table and sparse gradients.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    show_default=True,
+    help="Folder for race.png and race.json.",
+)
+@click.option(
+    "--logdir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for TensorBoard events.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def race(
+    optimizers: str | None,
+    lr: tuple[float | None, dict[str, float]],
+    epochs: int | None,
+    seed: int,
+    problem: str,
+    out: Path,
+    logdir: Path | None,
+    as_json: bool,
+) -> None:
+    """Train one model with several optimizers, side by side, on real data.
+
+    Everyone starts from the same weights and sees the same batches; blocks of steps take turns,
+    so that times are fair. Writes race.png and race.json.
+
+    \b
+    Examples:
+      thalweg race
+      thalweg race --optimizers Adam,Nadam --lr 0.002 --epochs 30 --seed 1
+      thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
+      thalweg race --problem stdlib --logdir runs
+    """
+    from rich.console import Console
+
+    from thalweg.cli.live import watch
+    from thalweg.race import events, plot, report
+    from thalweg.race.contestants import line_up
+    from thalweg.race.errors import RaceError, need
+    from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS
+    from thalweg.race.run import run
+
+    need("matplotlib", *(["sklearn"] if problem == "digits" else []))
+    if logdir is not None:
+        need("tensorboard")
+    names = [name.strip() for name in optimizers.split(",")] if optimizers is not None else []
+    try:
+        contestants = line_up(
+            [name for name in names if name] if optimizers is not None
+            else DEFAULT_OPTIMIZERS[problem],
+            lr[1], problem, rate=lr[0],
+        )  # fmt: skip
+    except RaceError as error:
+        raise click.UsageError(str(error)) from error
+    for folder in (out, logdir):
+        if folder is not None:
+            _writable(folder)
+    console = Console(stderr=as_json)
+    with watch(console, problem) as progress:
+        loaded = PROBLEMS[problem](seed)
+        result = run(loaded, contestants, epochs=epochs, seed=seed, progress=progress)
+    written = [out / "race.json", out / "race.png"]
+    report.save(result, written[0])
+    plot.save(result, written[1])
+    if logdir is not None:
+        events.save(result, logdir)
+        written.append(logdir)
+    if as_json:
+        click.echo(report.text(result))
+    else:
+        _print(console, result, written)
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"cannot make the folder '{folder}': {error.strerror}.") from error
+
+
+def _print(console: Any, result: Any, written: list[Path]) -> None:
+    from thalweg.race import report
+
+    console.print(f"[bold]{result.problem.description}[/bold]", highlight=False)
+    console.print(
+        f"{result.steps:,} steps of {result.problem.batch_size} examples, {result.epochs} epochs, "
+        f"seed {result.seed}, {result.seconds:.0f} s",
+        highlight=False,
+    )
+    console.print(report.table(result))
+    console.print(
+        "us/step: the optimizer's own part of a step, median. The first step, which compiles,\n"
+        "is not in the times.",
+        style="dim",
+        highlight=False,
+    )
+    console.print("Saved " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)

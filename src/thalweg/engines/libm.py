@@ -1,0 +1,25 @@
+"""The C library's exp, log and pow, one address for both engines.
+
+NumPy has its own versions of these, and LLVM rewrites calls that it knows by name: pow(x, 0.5) into a
+square root, pow(2, x) into exp2, each a different last bit in float64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+
+_LIBRARY = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
+
+
+def _function(name: str, arguments: int) -> Callable[..., float]:
+    return ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * arguments)((name, _LIBRARY))
+
+
+exp, log, power = _function("exp", 1), _function("log", 1), _function("pow", 2)
+
+
+def address(function: Callable[..., float]) -> int:
+    """Where the machine code of one of these functions lies."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,165 @@
+"""Who races: the library's optimizers by name, and the user's from a file, each with its rate."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.keras import optimizers
+from thalweg.race.entry import load
+from thalweg.race.errors import EntryError, RaceError
+from thalweg.rules import RULES
+
+KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
+# Rules that Keras reaches through arguments of these eight; Keras' own class wins where names meet.
+OTHERS = {rule.name: rule for rule in RULES if rule.name not in KERAS}
+KNOWN = {name.lower(): name for name in (*KERAS, *OTHERS)}
+
+# Found by trying; none should lose because of its rate alone.
+DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
+    "digits": {
+        "SGD": 0.2,
+        "Momentum": 0.05,
+        "Nesterov": 0.05,
+        "Adam": 0.002,
+        "AMSGrad": 0.002,
+        "Adamax": 0.01,
+        "Nadam": 0.002,
+        "Adagrad": 0.1,
+        "Adadelta": 1.0,
+        "RMSprop": 0.001,
+        "CenteredRMSprop": 0.001,
+        "MomentumRMSprop": 0.001,
+        "CenteredMomentumRMSprop": 0.001,
+        "Ftrl": 0.02,
+    },
+    "stdlib": {},
+}
+# Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
+# with Keras' 0.1 they all but vanish, and a network of more than one layer never learns.
+ARGUMENTS: dict[str, dict[str, float]] = {"Ftrl": {"initial_accumulator_value": 1e-8}}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An optimizer in the race.
+
+    Args:
+        name: As the table shows it.
+        make: Makes the optimizer with a learning rate, or with its own if that is None.
+        learning_rate: The learning rate to make it with.
+        source: Where it comes from.
+        arguments: What else it is given.
+    """
+
+    name: str
+    make: Callable[[float | None], optimizers.Optimizer]
+    learning_rate: float | None
+    source: str
+    arguments: Mapping[str, float] = field(default_factory=dict)
+
+
+def line_up(
+    names: Sequence[str], rates: Mapping[str, float], problem: str, rate: float | None = None
+) -> list[Contestant]:
+    """The contestants.
+
+    Args:
+        names: Names of optimizers in any case, or `file.py:NAME`.
+        rates: Learning rates by name, in any case.
+        problem: Name of the problem, which decides the default learning rates.
+        rate: The learning rate of those that `rates` does not name.
+
+    Raises:
+        RaceError: For a name or a rate that means nothing.
+        EntryError: For a user's file that fails.
+    """
+    contestants: list[Contestant] = []
+    left = {name.lower(): (name, value) for name, value in rates.items()}
+    for name in names:
+        contestant = _find(name, problem)
+        if any(contestant.name == other.name for other in contestants):
+            if contestant.name.lower() in KNOWN and name.lower() in KNOWN:
+                raise RaceError(f"'{contestant.name}' is in the race twice.")
+            contestant = replace(contestant, name=name)
+        keys = dict.fromkeys((contestant.name.lower(), name.rpartition(":")[2].lower()))
+        given = [left.pop(key)[1] for key in keys if key in left] or [rate]
+        if given[0] is not None:
+            contestant = replace(contestant, learning_rate=_checked(given[0], contestant.name))
+        contestants.append(contestant)
+    if not contestants:
+        raise RaceError(f"no optimizer was named; {_known()}")
+    for name, _ in left.values():
+        racing = ", ".join(contestant.name for contestant in contestants)
+        raise RaceError(f"a learning rate for '{name}', which is not in the race: {racing}.")
+    return contestants
+
+
+def _known() -> str:
+    return f"there are {', '.join(KNOWN.values())}, and yours as file.py:NAME."
+
+
+def _checked(rate: float, name: str) -> float:
+    if not (math.isfinite(rate) and rate > 0):
+        raise RaceError(f"the learning rate of {name} must be a positive number, not {rate}.")
+    return rate
+
+
+def _find(name: str, problem: str) -> Contestant:
+    known = KNOWN.get(name.lower())
+    if known is None:
+        if ".py" not in name:
+            raise RaceError(f"there is no optimizer '{name}'; {_known()}")
+        return _entered(name, load(name))
+    arguments = ARGUMENTS.get(known, {})
+    rate = DEFAULT_LEARNING_RATE.get(problem, {}).get(known)
+    if known in OTHERS:
+        return Contestant(known, _by_rule(OTHERS[known]), rate, "thalweg.rules")
+
+    def make(rate: float | None) -> optimizers.Optimizer:
+        given = {} if rate is None else {"learning_rate": rate}
+        return getattr(optimizers, known)(**given, **arguments)
+
+    return Contestant(known, make, rate, "thalweg.keras.optimizers", arguments)
+
+
+def _by_rule(rule: Rule) -> Callable[[float | None], optimizers.Optimizer]:
+    return lambda rate: optimizers.RuleOptimizer(rule, rate)
+
+
+def _entered(text: str, thing: Any) -> Contestant:
+    """A contestant of the user's; made once here, so that it fails before the race."""
+    name = text.rpartition(":")[2]
+    if isinstance(thing, Rule):
+        return Contestant(thing.name, _by_rule(thing), None, text)
+    if isinstance(thing, optimizers.Optimizer):
+        return Contestant(name, lambda rate: _rated(thing, rate), None, text)
+    if not callable(thing):
+        raise RaceError(
+            f"'{text}' is a {type(thing).__name__}; a thalweg.Rule, an Optimizer, or a function "
+            "that makes one can race."
+        )
+
+    def make(rate: float | None) -> optimizers.Optimizer:
+        try:
+            takes = "learning_rate" in inspect.signature(thing).parameters
+            made = thing(learning_rate=rate) if takes and rate is not None else thing()
+        except Exception as error:
+            raise EntryError(
+                f"'{text}' failed while it was made: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, optimizers.Optimizer):
+            raise RaceError(f"'{text}' made a {type(made).__name__}, not a thalweg Optimizer.")
+        return made if takes else _rated(made, rate)
+
+    return Contestant(name, make, None, text)
+
+
+def _rated(optimizer: Any, rate: float | None) -> optimizers.Optimizer:
+    if rate is not None:
+        optimizer.learning_rate = rate
+    return optimizer

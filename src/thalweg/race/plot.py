@@ -1,0 +1,79 @@
+"""The picture of a race: loss while training, and accuracy on the test examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.race.run import Lane, Race
+
+# Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+SMOOTHING = 25
+
+
+def save(race: Race, path: Path) -> None:
+    """Draw the race into a PNG file."""
+    # Figure instead of pyplot: no global state, no backend, no window.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for number, lane in enumerate(race.ranked()):
+        style = {
+            "color": COLORS[number % len(COLORS)],
+            "linestyle": ("-", "--", ":")[number // len(COLORS) % 3],
+            "linewidth": 1.6,
+        }
+        _lane(left, right, lane, style)
+    left.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
+    left.set_ylabel("cross-entropy (nats)")
+    _scale(left, race)
+    right.set_title("accuracy on the test examples", loc="left", fontsize=10)
+    right.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.set_xlim(0, race.steps)
+        axes.grid(alpha=0.25, which="both", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    right.legend(
+        frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
+        alignment="left",
+    )  # fmt: skip
+    figure.suptitle(
+        f"{race.problem.description}, {race.epochs} epochs, seed {race.seed}", fontsize=11
+    )
+    figure.savefig(path, format="png")
+
+
+def _lane(left: Any, right: Any, lane: Lane, style: dict[str, Any]) -> None:
+    finite = np.isfinite(lane.losses)
+    losses = np.asarray(lane.losses)[finite]
+    smooth = smoothed(losses, SMOOTHING)
+    left.plot(np.arange(1, len(smooth) + 1), smooth, **style)
+    if lane.diverged_at is not None and len(smooth):
+        left.plot(len(smooth), smooth[-1], "x", color=style["color"], markersize=8)
+    rate = "" if lane.learning_rate is None else f" (lr {lane.learning_rate:g})"
+    steps = [evaluation.step for evaluation in lane.evaluations]
+    accuracy = [evaluation.scores.test_accuracy for evaluation in lane.evaluations]
+    end = "NaN" if lane.diverged_at is not None else f"{accuracy[-1]:.1%}" if accuracy else ""
+    right.plot(steps, accuracy, marker="o", markersize=3, label=f"{lane.name}{rate} {end}", **style)
+
+
+def smoothed(losses: np.ndarray, window: int) -> np.ndarray:
+    """The mean of the last `window` losses, fewer at the beginning."""
+    total = np.concatenate([[0.0], np.cumsum(losses)])
+    last = np.arange(1, len(losses) + 1)
+    first = np.maximum(last - window, 0)
+    return (total[last] - total[first]) / (last - first)
+
+
+def _scale(axes: Any, race: Race) -> None:
+    finals = [lane.scores.train_loss for lane in race.lanes if lane.diverged_at is None]
+    start = max((lane.losses[0] for lane in race.lanes), default=1.0)
+    # A logarithmic scale where the losses span more than a decade; never one ruled by a blow-up.
+    if finals and 0 < min(finals) < start / 10:
+        axes.set_yscale("log")
+    axes.set_ylim(top=start * 1.5)

@@ -1,0 +1,189 @@
+"""The race itself: everyone starts from the same weights, sees the same batches, and takes turns."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.race.contestants import Contestant
+from thalweg.race.errors import EntryError
+from thalweg.race.problems import Problem
+from thalweg.race.problems.problem import Scores
+
+BLOCK = 11
+EVALUATIONS = 10
+
+
+class Evaluation(NamedTuple):
+    """Scores after some steps."""
+
+    step: int
+    scores: Scores
+
+
+@dataclass
+class Lane:
+    """One contestant's model, optimizer and history. Times are in seconds, one for each step."""
+
+    contestant: Contestant
+    model: nn.Module
+    optimizer: Any
+    losses: list[float] = field(default_factory=list)
+    model_times: list[float] = field(default_factory=list)
+    optimizer_times: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    diverged_at: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The contestant's name."""
+        return self.contestant.name
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's learning rate if it is a number."""
+        try:
+            return float(self.optimizer.learning_rate)
+        except (AttributeError, TypeError, ValueError):
+            return None
+
+    @property
+    def scores(self) -> Scores:
+        """The latest scores; NaN before the first and after the loss stopped being a number."""
+        if self.diverged_at is not None or not self.evaluations:
+            return Scores(math.nan, math.nan, math.nan)
+        return self.evaluations[-1].scores
+
+    @property
+    def seconds(self) -> float:
+        """Forward, backward and step of all steps but the first, which compiles the rule."""
+        return sum(self.model_times[1:]) + sum(self.optimizer_times[1:])
+
+    @property
+    def step_time(self) -> float:
+        """The optimizer's part of a step, the median without the first."""
+        return statistics.median(self.optimizer_times[1:] or self.optimizer_times or [math.nan])
+
+
+@dataclass
+class Race:
+    """A race, under way or over."""
+
+    problem: Problem
+    lanes: list[Lane]
+    epochs: int
+    seed: int
+    threads: int
+    steps: int
+    step: int = 0
+    seconds: float = 0.0
+
+    def ranked(self) -> list[Lane]:
+        """The best first: test accuracy, then train loss; those that diverged are last."""
+
+        def key(lane: Lane) -> tuple[bool, float, float]:
+            scores = lane.scores
+            if not all(map(math.isfinite, scores)):
+                return True, 0.0, -float(lane.diverged_at or len(lane.losses))
+            return False, -scores.test_accuracy, scores.train_loss
+
+        return sorted(self.lanes, key=key)
+
+
+def run(
+    problem: Problem, contestants: Sequence[Contestant], *, epochs: int | None = None,
+    seed: int = 0, progress: Callable[[Race], None] | None = None,
+) -> Race:  # fmt: skip
+    """Run a race.
+
+    Args:
+        problem: Data and model.
+        contestants: Who races.
+        epochs: Passes over the training examples; the problem's default if None.
+        seed: Decides the initial weights and the order of the examples.
+        progress: Called after every block of steps of one contestant.
+
+    Returns:
+        The race with everyone's history.
+
+    Raises:
+        EntryError: If an optimizer fails; names it.
+    """
+    epochs = problem.epochs if epochs is None else epochs
+    start_time = perf_counter()
+    with _threads(problem.threads), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        start = problem.make_model()
+        order = problem.order(epochs, seed)
+        _warm_up(problem, start, order[0])
+        lanes = [
+            Lane(contestant, copy.deepcopy(start), contestant.make(contestant.learning_rate))
+            for contestant in contestants
+        ]
+        race = Race(problem, lanes, epochs, seed, torch.get_num_threads(), len(order))
+        every = max(1, math.ceil(race.steps / EVALUATIONS))
+        for number, (first, last) in enumerate(_blocks(race.steps, every)):
+            turn = number % len(lanes)  # nobody is always first
+            for lane in lanes[turn:] + lanes[:turn]:
+                if lane.diverged_at is None:
+                    _advance(lane, problem, order[first:last])
+                    if last % every == 0 or last == race.steps:
+                        lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
+                race.step, race.seconds = last, perf_counter() - start_time
+                if progress is not None:
+                    progress(race)
+    return race
+
+
+def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
+    """Blocks of steps that end where an evaluation is due."""
+    first = 0
+    while first < steps:
+        last = min(first + BLOCK, (first // every + 1) * every, steps)
+        yield first, last
+        first = last
+
+
+def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
+    parameters = list(lane.model.parameters())
+    for rows in order:
+        begin = perf_counter()
+        loss = problem.loss(lane.model, rows)
+        gradients = torch.autograd.grad(loss, parameters)
+        lane.losses.append(loss.item())
+        middle = perf_counter()
+        try:
+            lane.optimizer.apply_gradients(zip(gradients, parameters, strict=True))
+        except Exception as error:
+            message = f"{lane.name} failed at step {len(lane.losses)}: {error}"
+            raise EntryError(message) from error
+        lane.model_times.append(middle - begin)
+        lane.optimizer_times.append(perf_counter() - middle)
+        if not math.isfinite(lane.losses[-1]):
+            lane.diverged_at = len(lane.losses)
+            return
+
+
+def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:
+    # torch's own first-time costs would be charged to whoever comes first.
+    for _ in range(3):
+        torch.autograd.grad(problem.loss(model, rows), list(model.parameters()))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

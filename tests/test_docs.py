@@ -1,0 +1,57 @@
+"""The README's examples run, and the code blocks of the docs are doctests."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import thalweg
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(thalweg.__path__, "thalweg.")
+    if not re.search(r"\.(intrinsics|cli|race|bench)\b", module.name)
+)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_readme_example_prints_what_it_says(number: int, tmp_path: Path) -> None:
+    block = BLOCKS[number]
+    path = tmp_path / "example.py"  # a formula's source is read from its file
+    path.write_text(block)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block, str(path), "exec"), {"__name__": "example"})
+    said = re.findall(r"print\(.*\)  # (.*)", block)
+    assert out.getvalue().splitlines() == said
+
+
+def test_readme_commands_are_single_lines() -> None:
+    commands = re.findall(r"<!-- \w+ command -->\n```sh\n(.*?)```", README, re.DOTALL)
+    assert [command.count("\n") for command in commands] == [1, 1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_docs(path: Path) -> None:
+    results = doctest.testfile(str(path), module_relative=False)
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_every_public_name_is_documented() -> None:
+    undocumented = [name for name in thalweg.__all__ if not getattr(thalweg, name).__doc__]
+    assert not undocumented
