@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from figure import Figure
+from figure import Figure, times
 
 from thalweg.bench import catalogue, peers, problem, roofline, shapes
-from thalweg.bench.timing import Contender, Timings, measure
-
-
-def _ms(timings: Timings) -> str:
-    return ", ".join(f"{name} {1e3 * timings.median(name):.3g} ms" for name in timings.seconds)
+from thalweg.bench.timing import Contender, measure
 
 
 def adam() -> list[Figure]:
@@ -30,7 +26,11 @@ def adam() -> list[Figure]:
             rounds=11, block=0.2,
         )  # fmt: skip
         value = timings.ratio("thalweg", fused.name)
-        figures.append(Figure(f"adam_{name}", value, target, note=_ms(timings)))
+        figures.append(
+            Figure(
+                f"adam_{name}", value, target, note=times(timings), disturbance=timings.disturbance
+            )
+        )
     return figures
 
 
@@ -49,7 +49,16 @@ def rules() -> list[Figure]:
             rounds=9, block=0.1,
         )  # fmt: skip
         value = timings.ratio("roofline", "thalweg")
-        figures.append(Figure(f"roofline_{name}", value, 0.85, ">=", note=_ms(timings)))
+        figures.append(
+            Figure(
+                f"roofline_{name}",
+                value,
+                0.85,
+                ">=",
+                note=times(timings),
+                disturbance=timings.disturbance,
+            )
+        )
     return figures
 
 
@@ -64,4 +73,12 @@ def clipping() -> list[Figure]:
         ],
         rounds=9, block=0.1,
     )  # fmt: skip
-    return [Figure("global_clipnorm", timings.ratio("clipped", "plain"), 1.30, note=_ms(timings))]
+    return [
+        Figure(
+            "global_clipnorm",
+            timings.ratio("clipped", "plain"),
+            1.30,
+            note=times(timings),
+            disturbance=timings.disturbance,
+        )
+    ]

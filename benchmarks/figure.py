@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from thalweg.bench.timing import OTHERS, Timings
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -21,6 +23,7 @@ class Figure:
         sense: Whether the value should be at most or at least the target.
         unit: "x" for a ratio.
         note: What it was measured from.
+        disturbance: How many cores other processes used while it was measured.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Figure:
     sense: Literal["<=", ">="] = "<="
     unit: str = "x"
     note: str = ""
+    disturbance: float = 0.0
 
     @property
     def met(self) -> bool:
@@ -40,15 +44,21 @@ class Figure:
         return {**asdict(self), "met": self.met}
 
 
+def times(timings: Timings) -> str:
+    """The step times behind a figure."""
+    return ", ".join(f"{name} {1e3 * timings.median(name):.3g} ms" for name in timings.seconds)
+
+
 def table(figures: Sequence[Figure]) -> Table:
     """The figures, one a line."""
     made = Table()
-    for heading in ("figure", "measured", "target", "met", "from"):
+    for heading in ("figure", "measured", "target", "met", "noise", "from"):
         made.add_column(heading, justify="right" if heading == "measured" else "left")
     for each in figures:
+        noise = f"[red]{each.disturbance:.1f}[/]" if each.disturbance > OTHERS else ""
         made.add_row(
             each.name, f"{each.value:.3g} {each.unit}", f"{each.sense} {each.target:.3g}",
-            "[green]yes[/]" if each.met else "[red]no[/]", each.note,
+            "[green]yes[/]" if each.met else "[red]no[/]", noise, each.note,
         )  # fmt: skip
     return made
 

@@ -28,7 +28,14 @@ def cost() -> list[Figure]:
     slope, start = np.polyfit(COUNTS, times, 1)
     fit = f"fit: {start:.0f} us + {slope:.2f} us per tensor"
     return [
-        Figure(f"host_{count}", time, FIXED + EACH * count, unit="us", note=fit)
+        Figure(
+            f"host_{count}",
+            time,
+            FIXED + EACH * count,
+            unit="us",
+            note=fit,
+            disturbance=timings.disturbance,
+        )
         for count, time in zip(COUNTS, times, strict=True)
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import cycle
 
 import torch
-from figure import Figure
+from figure import Figure, times
 from torch import Tensor
 
 from thalweg.bench.timing import Contender, measure
@@ -57,8 +57,10 @@ def rows() -> list[Figure]:
         ]
         timings = measure(contenders, rounds=11, block=0.1)
         value = timings.ratio(contenders[0].name, contenders[1].name)
-        note = ", ".join(f"{each} {1e3 * timings.median(each):.3g} ms" for each in timings.seconds)
-        figures.append(Figure(f"sparse_rows_{name}", value, 1.2, note=note))
+        note = times(timings)
+        figures.append(
+            Figure(f"sparse_rows_{name}", value, 1.2, note=note, disturbance=timings.disturbance)
+        )
     return figures
 
 
@@ -80,7 +82,14 @@ def against_torch() -> list[Figure]:
         ],
         rounds=11, block=0.1,
     )  # fmt: skip
-    note = ", ".join(f"{each} {1e3 * timings.median(each):.3g} ms" for each in timings.seconds)
+    note = times(timings)
     return [
-        Figure("sparse_adagrad_vs_torch", timings.ratio("torch", "thalweg"), 4.0, ">=", note=note)
+        Figure(
+            "sparse_adagrad_vs_torch",
+            timings.ratio("torch", "thalweg"),
+            4.0,
+            ">=",
+            note=note,
+            disturbance=timings.disturbance,
+        )
     ]

@@ -1,14 +1,12 @@
-"""What all tests share: a folder for kernels that outlives a run, and hypothesis without chance."""
-
-from __future__ import annotations
+"""Settings of the whole test session."""
 
 import os
 from pathlib import Path
 
 from hypothesis import settings
 
-os.environ.setdefault(
-    "THALWEG_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels")
-)
+_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "d" / "thalweg"
+os.environ.setdefault("THALWEG_CACHE_DIR", str(_CACHE))
+
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")

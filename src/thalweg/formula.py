@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -67,13 +66,16 @@ class Rule:
     hypers: tuple[Hyper, ...] = (Hyper("learning_rate", 0.001),)
     slots: tuple[Slot, ...] = ()
     prepare: Formula | None = None
-    powers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    powers: Mapping[str, str] = field(default_factory=dict)
     update_sparse: Formula | None = None
     update_single: Formula | None = None
     update_untouched: Formula | None = None
     duplicates: Literal["sum", "successive"] = "sum"
     source: str = ""
     differs: str = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
+        return self  # as a function is its own copy; plans know a rule by its identity
 
 
 def _namespace(*values: Any) -> Any:

@@ -27,36 +27,50 @@ class SlotStore:
         # A slot belongs to a tensor, not to an address: keeping it alive keeps its id its own.
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
+        self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
+
+    def _settled(self) -> dict[int, dict[str, Variable]]:
+        """The slots. A copied optimizer goes on with the same variables, unless they were copied
+        with it: before it or after it, which is known only when all has been copied.
+        """
+        if self._copied is not None:
+            (slots, memo), self._copied = self._copied, None
+            for var, name, slot in slots:
+                self.put(memo.get(id(var), var), name, slot)
+        return self._slots
 
     def get(self, var: Tensor, name: str) -> Variable | None:
         """The slot, or None."""
-        return self._slots.get(id(var), {}).get(name)
+        return self._settled().get(id(var), {}).get(name)
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
         """The slots of a variable in the order of `names`; KeyError if one is missing."""
-        own = self._slots.get(id(var), {})
+        own = self._settled().get(id(var), {})
         return [own[name] for name in names]
 
     def all_of(self, var: Tensor) -> dict[str, Variable]:
         """All slots of a variable, by name."""
-        return dict(self._slots.get(id(var), {}))
+        return dict(self._settled().get(id(var), {}))
 
     def names(self) -> list[str]:
         """Names of all kinds of slot, in order of creation."""
+        self._settled()
         return list(self._names)
 
     def items(self) -> Iterator[tuple[Tensor, str, Variable]]:
         """Every (variable, slot name, slot), variable by variable."""
-        for key, own in self._slots.items():
+        for key, own in self._settled().items():
             for name, slot in own.items():
                 yield self._owners[key], name, slot
 
     def owners(self) -> list[Tensor]:
         """The variables that have slots, in order of their first."""
+        self._settled()
         return list(self._owners.values())
 
     def put(self, var: Tensor, name: str, slot: Variable) -> Variable:
         """Remember a slot."""
+        self._settled()
         self._owners.setdefault(id(var), var)
         self._slots.setdefault(id(var), {})[name] = slot
         if name not in self._names:
@@ -95,7 +109,7 @@ class SlotStore:
         return made
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
-        return [(self._owners[key], own) for key, own in self._slots.items()]
+        return [(self._owners[key], own) for key, own in self._settled().items()]
 
     def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
         self.__init__()
@@ -104,8 +118,7 @@ class SlotStore:
                 self.put(var, name, slot)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
-        # A copied optimizer goes on with the same variables, unless they are copied with it.
         copied = SlotStore()
-        for var, name, slot in self.items():
-            copied.put(memo.get(id(var), var), name, copy.deepcopy(slot, memo))
+        slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
+        copied._copied = slots, memo
         return copied

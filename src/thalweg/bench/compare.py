@@ -27,6 +27,7 @@ class Row:
         gbps: GB/s, counting each stream the rule needs once.
         of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
         extra_bytes: The most memory that a step takes beyond what lies between steps.
+        disturbance: How many cores other processes used meanwhile; above 0.1 the figures are bad.
         rounds_ms: The median step of each round, in milliseconds.
     """
 
@@ -37,6 +38,7 @@ class Row:
     gbps: float
     of_roofline: float
     extra_bytes: int
+    disturbance: float
     rounds_ms: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -95,6 +97,7 @@ def compare(
             gbps=moved / timings.median(each.name) / 1e9,
             of_roofline=timings.ratio(ROOFLINE, each.name),
             extra_bytes=memory.extra_bytes(each.step),
+            disturbance=timings.disturbance,
             rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
         )
         for each in contenders

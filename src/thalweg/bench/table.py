@@ -12,6 +12,7 @@ from rich.table import Table
 
 from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
+from thalweg.bench.timing import OTHERS
 
 
 def size(count: float) -> str:
@@ -33,7 +34,11 @@ def title(shapes: ShapeSet) -> str:
 
 def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
     """The rows as a table, the fastest of each rule first, the roofline last."""
-    made = Table(title=title(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds")
+    caption = "ratio: to torch.optim.Adam(fused=True), same rounds"
+    others = max((row.disturbance for row in rows), default=0.0)
+    if others > OTHERS:
+        caption += f"\nOther processes used {others:.1f} cores: do not trust these figures."
+    made = Table(title=title(shapes), caption=caption)
     for heading in ("rule", "step by"):
         made.add_column(heading)
     for heading in ("ms", "ratio", "GB/s", "of roofline", "extra memory"):

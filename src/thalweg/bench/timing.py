@@ -1,12 +1,14 @@
 """Interleaved timing: A, B, C, then C, B, A; ratios within a round, medians over the rounds.
 
-Noise of a shared machine comes in spells. What is compared runs within the same spell, so a ratio
-holds where a time does not.
+Noise of a shared machine comes in spells. What is compared runs within the same spell, and rounds
+in which something else ran are repeated. Where no quiet rounds are found the result says so: two
+threads that wait for each other suffer far more from a busy core than one does.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ Step = Callable[[], object]
 WARM_UP = 3  # steps before anything is timed: compilation, first touch of slots, plans
 FEWEST = 3  # rounds that are run whatever the budget
 QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
+OTHERS = 0.1  # and so is one in which other processes used this many cores
 
 
 @dataclass(frozen=True)
@@ -37,29 +40,56 @@ class Contender:
 
 @dataclass
 class Timings:
-    """What was measured: for each contender the seconds of a step, one median for each round."""
+    """What was measured.
+
+    Attributes:
+        seconds: For each contender the seconds of a step, one median for each round.
+        others: For each round, how many cores other processes used; 0 where that is not known.
+    """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """The rounds in which no contender was disturbed; all of them if those are too few."""
-        rounds = range(min(map(len, self.seconds.values())))
+        """The rounds in which nothing was disturbed."""
         limits = {name: QUIET * _better(times) for name, times in self.seconds.items() if times}
-        found = [
+        return [
             index
-            for index in rounds
-            if all(self.seconds[name][index] <= limit for name, limit in limits.items())
+            for index, others in enumerate(self.others)
+            if others <= OTHERS
+            and all(self.seconds[name][index] <= limit for name, limit in limits.items())
         ]
-        return found if len(found) >= FEWEST else list(rounds)
+
+    def counted(self) -> list[int]:
+        """The rounds that count: the quiet ones, or all if those are too few."""
+        quiet = self.quiet()
+        return quiet if len(quiet) >= FEWEST else list(range(len(self.others)))
+
+    @property
+    def disturbance(self) -> float:
+        """How many cores other processes used in the rounds that count."""
+        return median(self.others[index] for index in self.counted())
 
     def median(self, name: str) -> float:
         """Seconds of a step."""
-        return median(self.seconds[name][index] for index in self.quiet())
+        return median(self.seconds[name][index] for index in self.counted())
 
     def ratio(self, name: str, anchor: str) -> float:
         """How long a step of `name` takes in units of the anchor's, in the same rounds."""
         one, other = self.seconds[name], self.seconds[anchor]
-        return median(one[index] / other[index] for index in self.quiet())
+        return median(one[index] / other[index] for index in self.counted())
+
+
+def busy_elsewhere() -> float:
+    """Seconds of processor time that all other processes have used; 0 where Linux does not tell."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _, _, *rest = map(int, file.readline().split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    used = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return used - own.user - own.system
 
 
 def _better(times: Sequence[float]) -> float:
@@ -113,7 +143,7 @@ def measure(
 
     A round gives each contender one block of steps. The first step of a block is not counted: it
     finds the caches full of another's data. The block counts with the median of its other steps.
-    Disturbed rounds are repeated, up to as many again.
+    Disturbed rounds are repeated, up to twice as many again.
 
     Args:
         contenders: What to compare.
@@ -126,15 +156,17 @@ def measure(
     steps = {contender.name: _steps(contender, block) for contender in contenders}
     order = list(contenders)
     start = perf_counter()
-    for done in range(2 * rounds):
-        quiet = len(timings.quiet()) if done else 0
+    for done in range(3 * rounds):
+        quiet = len(timings.quiet())
         if progress is not None:
             progress(min(quiet, rounds), rounds)
         if quiet >= rounds or (done >= FEWEST and perf_counter() - start > budget):
             break
         with no_collection():
+            began, busy = perf_counter(), busy_elsewhere()
             for contender in order:
                 times = timed(contender, steps[contender.name] + 1)[1:]
                 timings.seconds[contender.name].append(median(times))
+            timings.others.append(max(busy_elsewhere() - busy, 0) / (perf_counter() - began))
         order.reverse()
     return timings

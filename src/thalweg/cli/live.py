@@ -23,7 +23,13 @@ def watch(console: Console, problem: str) -> Iterator[Callable[[Race], None] | N
         return
     from rich.console import Group
     from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from thalweg.race import report
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from thalweg import __version__
 from thalweg.cli.bench import bench
 from thalweg.cli.race import race
 from thalweg.cli.rules import rules, show
@@ -23,9 +24,13 @@ class Commands(click.Group):
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any
     ) -> Any:
-        """Run a command and exit: 0 if it went well, 1 if it failed, 2 if it was asked wrongly."""
+        """Run a command and exit: 0 if it went well, 1 if it failed, 2 if it was asked wrongly.
+
+        --debug is taken wherever it stands, also after the command.
+        """
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments
+        arguments = [argument for argument in arguments if argument != "--debug"]
         try:
             # A bare exit status means that click has printed help or a version.
             status = super().main(arguments, prog_name or "thalweg", standalone_mode=False)
@@ -66,7 +71,7 @@ def _with_hint(error: click.UsageError) -> str:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="thalweg", prog_name="thalweg")
+@click.version_option(__version__, prog_name="thalweg")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors.

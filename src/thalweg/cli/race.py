@@ -31,7 +31,7 @@ def _rates(
     return shared, named
 
 
-@click.command(no_args_is_help=False)
+@click.command(short_help="Train one model with several optimizers, side by side.")
 @click.option(
     "--optimizers",
     metavar="A,B,...",
@@ -46,6 +46,13 @@ def _rates(
 )
 @click.option("--epochs", type=click.IntRange(1), help="[default: 15 for digits, 1 for stdlib]")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="For models this small, one is as fast as many.",
+)
 @click.option(
     "--problem",
     type=click.Choice(["digits", "stdlib"], case_sensitive=False),
@@ -72,6 +79,7 @@ def race(
     lr: tuple[float | None, dict[str, float]],
     epochs: int | None,
     seed: int,
+    threads: int,
     problem: str,
     out: Path,
     logdir: Path | None,
@@ -116,7 +124,9 @@ def race(
     console = Console(stderr=as_json)
     with watch(console, problem) as progress:
         loaded = PROBLEMS[problem](seed)
-        result = run(loaded, contestants, epochs=epochs, seed=seed, progress=progress)
+        result = run(
+            loaded, contestants, epochs=epochs, seed=seed, threads=threads, progress=progress
+        )
     written = [out / "race.json", out / "race.png"]
     report.save(result, written[0])
     plot.save(result, written[1])
@@ -141,14 +151,13 @@ def _print(console: Any, result: Any, written: list[Path]) -> None:
 
     console.print(f"[bold]{result.problem.description}[/bold]", highlight=False)
     console.print(
-        f"{result.steps:,} steps of {result.problem.batch_size} examples, {result.epochs} epochs, "
+        f"{result.steps:,} steps of {result.problem.batch_size} examples, {report.epochs(result)}, "
         f"seed {result.seed}, {result.seconds:.0f} s",
         highlight=False,
     )
     console.print(report.table(result))
     console.print(
-        "us/step: the optimizer's own part of a step, median. The first step, which compiles,\n"
-        "is not in the times.",
+        "us/step: the optimizer's own part of a step, median; no time includes the first.",
         style="dim",
         highlight=False,
     )

@@ -96,6 +96,7 @@ def {name}(argument):
     bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
     base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
     scalars = {compute}_pointer(work[7])
+    one = {literal}(flush | 1)
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket < slices:
@@ -289,7 +290,9 @@ def generate(
         stream = index if index == 0 or not grad else index + 1
         if not transcript.passes(index, stream):
             save = STORAGE[storage[stream]][3]
-            stores.append(f"p{stream}[i] = {save.format(f'out{index}')}")
+            # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
+            value = f"out{index}" if transcript.rounded(index) else f"out{index} * one"
+            stores.append(f"p{stream}[i] = {save.format(value)}")
 
     scalar_lines = [f"s{i} = scalars[row + {i}]" for i in range(len(scalars))]
     scalar_lines += [f"{LOCAL_PREFIX}{name} = s{position[name]}" for name in transcript.scalars]
@@ -297,6 +300,7 @@ def generate(
     text = header + "\n\n".join(definitions.values()) + "\n"
     template = _KERNEL.format(
         name="KERNEL_NAME",
+        literal=LITERAL,
         compute=compute,
         n_scalars=len(scalars),
         pointers=_indent(pointers, 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
+from operator import eq, is_
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,13 @@ _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _device = Tensor.get_device  # the cheapest way to a device: -1 is the CPU
 _contiguous = Tensor.is_contiguous
 
+_CPU = {-1}
+
 Scalars = dict[str, Any]
+
+
+def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
+    return np.fromiter(map(_pointer, tensors), np.int64, len(tensors))
 
 
 class Group:
@@ -134,11 +140,10 @@ class DensePlan:
         self._storages += [var.untyped_storage() for var in self.variables]
         self._written = [*self.variables, *self._slot_blocks]
         self._moves = StateVariable.moves
-        self._pointers = list(map(_pointer, self._written))
+        self._pointers = _addresses(self._written)
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
         self._dtypes = list(map(_dtype, self.variables))
-        self._devices = [-1] * len(self.variables)
         self._contiguous = all(map(_contiguous, self.variables))
         self._reach = self._memory()
 
@@ -163,7 +168,7 @@ class DensePlan:
         if StateVariable.moves != self._moves:
             return False
         try:
-            if list(map(_pointer, self._written)) != self._pointers:
+            if not np.array_equal(_addresses(self._written), self._pointers):
                 return False
         except RuntimeError:
             return False
@@ -194,9 +199,9 @@ class DensePlan:
         try:
             if (
                 set(map(type, gradients)) != {Tensor}
-                or list(map(_shape, gradients)) != self._shapes
+                or not all(map(eq, map(_shape, gradients), self._shapes))
                 or list(map(_dtype, gradients)) != self._dtypes
-                or list(map(_device, gradients)) != self._devices
+                or set(map(_device, gradients)) != _CPU
             ):
                 return False
             if self._contiguous:
@@ -204,14 +209,14 @@ class DensePlan:
                     return False
             elif list(map(_stride, gradients)) != self._strides:
                 return False
-            addresses = np.array(list(map(_pointer, gradients)), np.int64)
+            addresses = _addresses(gradients)
         except RuntimeError:
             return False
         return self._point(addresses)
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""
-        addresses = np.array(list(map(_pointer, gradients)), np.int64)
+        addresses = _addresses(gradients)
         for group in self.groups:
             group.point_at(addresses[group.members])
 

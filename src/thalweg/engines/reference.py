@@ -6,7 +6,7 @@ Tensors elsewhere are computed with torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from thalweg.engines import libm
 from thalweg.engines.denormals import denormals
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.transcribe import bind, host
+from thalweg.engines.transcribe import bind, host, transcribe
+from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule
 
 Scalars = Mapping[str, Any]
@@ -114,8 +115,30 @@ def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     function = _prepare(rule)
     code = rule.prepare.__code__
     wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    _check_given(rule, "prepare", wanted, hypers)
     with np.errstate(all="ignore"):
         return {**hypers, **function(**{name: hypers[name] for name in wanted})}
+
+
+def check_scalars(rule: Rule, scalars: Scalars) -> None:
+    """Refuse a rule whose formulas ask for scalars that nobody gives.
+
+    Raises:
+        RuleError: Names the formula and the scalars.
+    """
+    for role in ("update", "update_sparse", "update_single", "update_untouched"):
+        formula = getattr(rule, role)
+        if formula is not None:
+            _check_given(rule, role, transcribe(formula).scalars, scalars)
+
+
+def _check_given(rule: Rule, role: str, wanted: Iterable[str], given: Scalars) -> None:
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise RuleError(
+            f"{role} of rule {rule.name!r} asks for {', '.join(missing)}, which is neither a"
+            " hyperparameter nor a power of it, and not made by its prepare."
+        )
 
 
 def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
@@ -149,8 +172,20 @@ def evaluate(
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
         results = function(*arrays, **_pick(formula, scalars, dtype))
-    shape = arrays[0].shape
-    return [np.broadcast_to(np.asarray(result, dtype), shape) for result in results]
+        return _flushed(formula, results, arrays[0], len(arrays) - len(results))
+
+
+def _flushed(
+    formula: Formula, results: Sequence[Any], var: np.ndarray, grad: int
+) -> list[np.ndarray]:
+    """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
+    one, transcript = var.dtype.type(1), transcribe(formula)
+    arrays = []
+    for index, result in enumerate(results):
+        passed = transcript.passes(index, index + (grad if index else 0))
+        array = np.asarray(result, var.dtype)
+        arrays.append(np.broadcast_to(array if passed else array * one, var.shape))
+    return arrays
 
 
 def transform(stages: tuple[Formula, ...], grad: Tensor, scalars: Scalars, flush: bool) -> Tensor:
@@ -197,9 +232,14 @@ def _grouped(values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def update_dense(
-    rule: Rule, stages: tuple[Formula, ...], var: Tensor, grad: Tensor, slots: list[Tensor],
-    scalars: Scalars, flush: bool,
-) -> None:  # fmt: skip
+    rule: Rule,
+    stages: tuple[Formula, ...],
+    var: Tensor,
+    grad: Tensor,
+    slots: list[Tensor],
+    scalars: Scalars,
+    flush: bool,
+) -> None:
     """One variable, one dense gradient, in place."""
     tensors = [var, *slots]
     if var.device.type != "cpu":
@@ -214,23 +254,34 @@ def update_dense(
 
 
 def _update_torch(
-    rule: Rule, stages: tuple[Formula, ...], var: Tensor, grad: Tensor, slots: list[Tensor],
+    rule: Rule,
+    stages: tuple[Formula, ...],
+    var: Tensor,
+    grad: Tensor,
+    slots: list[Tensor],
     scalars: Scalars,
-) -> None:  # fmt: skip
+) -> None:
     plain = {name: float(value) for name, value in scalars.items()}
     grad = _wide(grad)
     for stage in stages:
         grad = torch_formula(stage)(grad, **_pick(stage, plain, float))[0]
     wide = [_wide(tensor) for tensor in (var, *slots)]
-    results = torch_formula(rule.update)(wide[0], grad, *wide[1:], **_pick(rule.update, plain, float))
+    results = torch_formula(rule.update)(
+        wide[0], grad, *wide[1:], **_pick(rule.update, plain, float)
+    )
     for tensor, result in zip((var, *slots), results, strict=True):
         tensor.detach().copy_(result)
 
 
 def update_sparse(
-    rule: Rule, var: Tensor, values: Tensor, indices: Tensor, slots: list[Tensor],
-    scalars: Scalars, flush: bool,
-) -> None:  # fmt: skip
+    rule: Rule,
+    var: Tensor,
+    values: Tensor,
+    indices: Tensor,
+    slots: list[Tensor],
+    scalars: Scalars,
+    flush: bool,
+) -> None:
     """One variable, one sparse gradient (rows of dimension 0), in place."""
     if var.device.type != "cpu":
         var_cpu, slots_cpu = var.detach().cpu(), [slot.detach().cpu() for slot in slots]
@@ -260,9 +311,9 @@ def update_sparse(
         for step in steps:
             arrays = [_numpy(tensor)[rows[step]] for tensor in tensors]
             results = function(arrays[0], array[step], *arrays[1:], **picked)
+            results = _flushed(formula, results, arrays[0], 1)
             for tensor, result in zip(tensors, results, strict=True):
-                full = np.broadcast_to(np.asarray(result, dtype), arrays[0].shape)
-                _store(tensor, full, rows[step])
+                _store(tensor, result, rows[step])
         if rule.update_untouched is not None:
             others = np.setdiff1d(np.arange(var.shape[0]), touched)
             results = evaluate(rule.update_untouched, tensors, scalars, others)

@@ -72,9 +72,13 @@ class Runner:
         self.dtypes: tuple[type[np.floating], ...] = ()
 
     def aim(
-        self, rule: Rule, stages: Stages, variables: Sequence[Tensor],
-        gradients: Sequence[Any], selection: Selection,
-    ) -> bool:  # fmt: skip
+        self,
+        rule: Rule,
+        stages: Stages,
+        variables: Sequence[Tensor],
+        gradients: Sequence[Any],
+        selection: Selection,
+    ) -> bool:
         """Whether the step is the one before with other gradients; if so it is ready to run."""
         plan = self._dense
         if (
@@ -92,10 +96,15 @@ class Runner:
         return True
 
     def plan(
-        self, rule: Rule, stages: Stages, variables: Sequence[Tensor],
-        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]], names: Sequence[str],
+        self,
+        rule: Rule,
+        stages: Stages,
+        variables: Sequence[Tensor],
+        gradients: Sequence[Gradient],
+        slots: Sequence[Sequence[Tensor]],
+        names: Sequence[str],
         selection: Selection,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make ready a step that `check` accepted."""
         self._dense = None
         self._aimed = False
@@ -118,10 +127,16 @@ class Runner:
             self._dense = None
 
     def _plan_round(
-        self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
-        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]], names: Sequence[str],
+        self,
+        rule: Rule,
+        stages: Stages,
+        indices: list[int],
+        variables: Sequence[Tensor],
+        gradients: Sequence[Gradient],
+        slots: Sequence[Sequence[Tensor]],
+        names: Sequence[str],
         selection: Selection,
-    ) -> None:  # fmt: skip
+    ) -> None:
         dense: list[int] = []
         for index in indices:
             grad, var = gradients[index], variables[index]
@@ -151,9 +166,14 @@ class Runner:
         return fits
 
     def _dense_step(
-        self, rule: Rule, stages: Stages, indices: list[int], variables: Sequence[Tensor],
-        gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]],
-    ) -> Step:  # fmt: skip
+        self,
+        rule: Rule,
+        stages: Stages,
+        indices: list[int],
+        variables: Sequence[Tensor],
+        gradients: Sequence[Gradient],
+        slots: Sequence[Sequence[Tensor]],
+    ) -> Step:
         own = [variables[i] for i in indices]
         own_slots = [slots[i] for i in indices]
         plan = self._kept
@@ -175,9 +195,15 @@ class Runner:
         return step
 
     def _sparse_step(
-        self, rule: Rule, stages: Stages, index: int, var: Tensor, grad: IndexedSlices,
-        slots: list[Tensor], raw: bool,
-    ) -> Step:  # fmt: skip
+        self,
+        rule: Rule,
+        stages: Stages,
+        index: int,
+        var: Tensor,
+        grad: IndexedSlices,
+        slots: list[Tensor],
+        raw: bool,
+    ) -> Step:
         values, indices = grad.values.detach(), grad.indices
 
         def step(

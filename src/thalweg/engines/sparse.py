@@ -100,9 +100,15 @@ class SparsePlan:
         torch.autograd.graph.increment_version(self._written)
 
     def _run_touched(
-        self, values: Tensor, groups: int, row_of: Int64, first: Int64, following: Int64,
-        scalars: dict[str, Any], flush: bool,
-    ) -> None:  # fmt: skip
+        self,
+        values: Tensor,
+        groups: int,
+        row_of: Int64,
+        first: Int64,
+        following: Int64,
+        scalars: dict[str, Any],
+        flush: bool,
+    ) -> None:
         take, width, count = self._scratch.take, self._width, len(first)
         self._base[0, 1] = values.data_ptr()
         if self.rule.duplicates == "successive":
@@ -124,18 +130,33 @@ class SparsePlan:
             if several:
                 wide = take("wide", sums.shape, self.compute) if item == 2 else sums
                 argument = np.array(
-                    [0, several, flush, width, repeated.ctypes.data, first.ctypes.data,
-                     following.ctypes.data, values.data_ptr(), sums.ctypes.data, wide.ctypes.data],
+                    [
+                        0,
+                        several,
+                        flush,
+                        width,
+                        repeated.ctypes.data,
+                        first.ctypes.data,
+                        following.ctypes.data,
+                        values.data_ptr(),
+                        sums.ctypes.data,
+                        wide.ctypes.data,
+                    ],
                     np.int64,
-                )  # fmt: skip
+                )
                 work = (count - groups + several) * width
                 self._sums.launch(argument.ctypes.data, several // SUM_GROUP + 1, work)
             bounds = slices(chunks)
         self._launch(self._touched, self._base, chunks, bounds, scalars, flush)
 
     def _launch(
-        self, kernel: cpu.Compiled, base: Int64, chunks: Int64, bounds: Int64,
-        scalars: dict[str, Any], flush: bool,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: cpu.Compiled,
+        base: Int64,
+        chunks: Int64,
+        bounds: Int64,
+        scalars: dict[str, Any],
+        flush: bool,
+    ) -> None:
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         kernel.run(table(base, chunks, bounds, self._zero), row, flush)

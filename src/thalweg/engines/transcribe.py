@@ -64,6 +64,15 @@ class Transcript:
             for node in ast.walk(statement)
         )
 
+    def rounded(self, result: int) -> bool:
+        """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
+        expression = self.results[result]
+        for statement in reversed(self.body):
+            target = statement.targets[0]  # type: ignore[attr-defined]
+            if isinstance(expression, ast.Name) and target.id == expression.id:
+                expression = statement.value  # type: ignore[attr-defined]
+        return isinstance(expression, ast.BinOp)
+
 
 def _where(function: Any) -> str:
     code = getattr(function, "__code__", None)
@@ -92,7 +101,9 @@ def _definition(function: Any) -> ast.FunctionDef:
 
 def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
     # The file may have been edited since the import; its text is then another formula.
-    if _fingerprint(_compiled(node, function.__code__.co_freevars)) != _fingerprint(function.__code__):
+    if _fingerprint(_compiled(node, function.__code__.co_freevars)) != _fingerprint(
+        function.__code__
+    ):
         raise RuleError(
             f"The source of {_where(function)} changed after it was imported; import it again."
         )

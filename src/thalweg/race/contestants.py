@@ -31,13 +31,30 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "Nadam": 0.002,
         "Adagrad": 0.1,
         "Adadelta": 1.0,
-        "RMSprop": 0.001,
-        "CenteredRMSprop": 0.001,
-        "MomentumRMSprop": 0.001,
-        "CenteredMomentumRMSprop": 0.001,
+        "RMSprop": 0.002,
+        "CenteredRMSprop": 0.002,
+        "MomentumRMSprop": 0.002,
+        "CenteredMomentumRMSprop": 0.002,
         "Ftrl": 0.02,
+        "FtrlPower": 0.02,
     },
-    "stdlib": {},
+    "stdlib": {
+        "SGD": 4.0,
+        "Momentum": 0.5,
+        "Nesterov": 0.5,
+        "Adam": 0.005,
+        "AMSGrad": 0.005,
+        "Adamax": 0.02,
+        "Nadam": 0.005,
+        "Adagrad": 0.5,
+        "Adadelta": 6.0,
+        "RMSprop": 0.002,
+        "CenteredRMSprop": 0.002,
+        "MomentumRMSprop": 0.002,
+        "CenteredMomentumRMSprop": 0.002,
+        "Ftrl": 0.1,
+        "FtrlPower": 0.1,
+    },
 }
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with Keras' 0.1 they all but vanish, and a network of more than one layer never learns.
@@ -90,6 +107,7 @@ def line_up(
         given = [left.pop(key)[1] for key in keys if key in left] or [rate]
         if given[0] is not None:
             contestant = replace(contestant, learning_rate=_checked(given[0], contestant.name))
+        contestant.make(contestant.learning_rate)  # what cannot be made fails here, not in the race
         contestants.append(contestant)
     if not contestants:
         raise RaceError(f"no optimizer was named; {_known()}")
@@ -132,7 +150,7 @@ def _by_rule(rule: Rule) -> Callable[[float | None], optimizers.Optimizer]:
 
 
 def _entered(text: str, thing: Any) -> Contestant:
-    """A contestant of the user's; made once here, so that it fails before the race."""
+    """A contestant of the user's."""
     name = text.rpartition(":")[2]
     if isinstance(thing, Rule):
         return Contestant(thing.name, _by_rule(thing), None, text)

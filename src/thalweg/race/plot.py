@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.race import report
 from thalweg.race.run import Lane, Race
 
 # Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
@@ -32,6 +33,10 @@ def save(race: Race, path: Path) -> None:
     left.set_ylabel("cross-entropy (nats)")
     _scale(left, race)
     right.set_title("accuracy on the test examples", loc="left", fontsize=10)
+    accuracies = [point.scores.test_accuracy for lane in race.lanes for point in lane.evaluations]
+    if accuracies:
+        # The slowest start would otherwise press all that follows against the top.
+        right.set_ylim(bottom=float(np.nanquantile(accuracies, 0.05)) - 0.01)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     for axes in (left, right):
         axes.set_xlabel("step")
@@ -43,7 +48,7 @@ def save(race: Race, path: Path) -> None:
         alignment="left",
     )  # fmt: skip
     figure.suptitle(
-        f"{race.problem.description}, {race.epochs} epochs, seed {race.seed}", fontsize=11
+        f"{race.problem.description}, {report.epochs(race)}, seed {race.seed}", fontsize=11
     )
     figure.savefig(path, format="png")
 

@@ -49,6 +49,11 @@ def cells(lane: Lane) -> list[str]:
     ]  # fmt: skip
 
 
+def epochs(race: Race) -> str:
+    """The number of epochs, as one writes it."""
+    return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
+
+
 def report(race: Race) -> dict[str, Any]:
     """Everything about the race, as JSON holds it; numbers that are not finite are null."""
     problem = race.problem

@@ -1,6 +1,6 @@
 """Adamax: TensorFlow's ApplyAdaMax kernel, and for sparse gradients the Python of Keras."""
 
-from thalweg.formula import Hyper, Rule, Slot, absolute, maximum
+from thalweg.formula import Hyper, Rule, Slot, absolute, where
 
 
 def prepare(*, learning_rate, beta1_power):
@@ -9,16 +9,20 @@ def prepare(*, learning_rate, beta1_power):
 
 
 def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdaMax."""
+    """Once per element; ApplyAdaMax, whose maximum ignores a gradient of NaN."""
     m = m + (grad - m) * (1 - beta1)
-    v = maximum(beta2 * v, absolute(grad))
+    size = absolute(grad)
+    decayed = beta2 * v
+    v = where(size > decayed, size, decayed)
     return var - alpha * (m / (v + epsilon)), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
     """Once per element of a touched row; Adamax._resource_apply_sparse, lazy unlike Adam's."""
     m = m * beta1 + grad * (1 - beta1)
-    v = maximum(v * beta2, absolute(grad))
+    size = absolute(grad)
+    decayed = v * beta2
+    v = where((size > decayed) | (size != size), size, decayed)
     return var - alpha * (m / (v + epsilon)), m, v
 
 

@@ -1,14 +1,14 @@
 """AMSGrad: Adam with the largest mean square so far, TensorFlow's ApplyAdamWithAmsgrad kernel."""
 
-from thalweg.formula import Rule, Slot, maximum, sqrt
+from thalweg.formula import Rule, Slot, maximum, sqrt, where
 from thalweg.rules.adam import HYPERS, POWERS, prepare
 
 
 def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
-    """Once per element; ApplyAdamWithAmsgrad."""
+    """Once per element; ApplyAdamWithAmsgrad, whose maximum ignores a `v` of NaN."""
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
-    vhat = maximum(vhat, v)
+    vhat = where(v > vhat, v, vhat)
     return var - (m * alpha) / (sqrt(vhat) + epsilon), m, v, vhat
 
 

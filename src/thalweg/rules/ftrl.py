@@ -3,7 +3,7 @@
 Where a row is one element, the sparse kernels add in another order: `update_single`.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, sqrt, where
+from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, minimum, sign, sqrt, where
 
 
 def prepare(*, learning_rate, l2, beta):
@@ -13,6 +13,16 @@ def prepare(*, learning_rate, l2, beta):
 
 def update(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
     """Once per element; learning_rate_power -0.5. The first step forgets the initial weights."""
+    new = accumulator + grad * grad
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
+    quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
+    moved = (sign(linear) * l1 - linear) / quadratic
+    return where(absolute(linear) > l1, moved, 0.0), new, linear
+
+
+def update_sparse(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
+    """Once per element of a row that a sparse gradient names; here NaN stays NaN."""
     new = accumulator + grad * grad
     shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
     linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
@@ -40,6 +50,7 @@ HYPERS = (
 FTRL = Rule(
     name="Ftrl",
     update=update,
+    update_sparse=update_sparse,
     update_single=update_single,
     prepare=prepare,
     hypers=HYPERS,

@@ -5,13 +5,46 @@ As in `rules/ftrl.py`, rows of one element have a sparse formula of their own.
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, maximum, minimum, power, where
+from thalweg.formula import Hyper, absolute, maximum, minimum, power, sign, where
 from thalweg.rules.ftrl import FTRL, HYPERS
 
 
-def update(var, grad, accumulator, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted,
-           l2_shrinkage):  # fmt: skip
+def update(
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
+):
     """Once per element; the last bit of TensorFlow's pow is its own."""
+    new = accumulator + grad * grad
+    root = power(new, -learning_rate_power)
+    change = root - power(accumulator, -learning_rate_power)
+    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    linear = linear + (shrunk - change / learning_rate * var)
+    quadratic = root / learning_rate + 2 * l2_adjusted
+    moved = (sign(linear) * l1 - linear) / quadratic
+    return where(absolute(linear) > l1, moved, 0.0), new, linear
+
+
+def update_sparse(
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
+):
+    """Once per element of a row that a sparse gradient names."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
@@ -21,8 +54,18 @@ def update(var, grad, accumulator, linear, *, learning_rate, learning_rate_power
     return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
 
 
-def update_single(var, grad, accumulator, linear, *, learning_rate, learning_rate_power, l1,
-                  l2_adjusted, l2_shrinkage):  # fmt: skip
+def update_single(
+    var,
+    grad,
+    accumulator,
+    linear,
+    *,
+    learning_rate,
+    learning_rate_power,
+    l1,
+    l2_adjusted,
+    l2_shrinkage,
+):
     """Rows of one element named by a sparse gradient."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
@@ -37,6 +80,7 @@ FTRL_POWER = replace(
     FTRL,
     name="FtrlPower",
     update=update,
+    update_sparse=update_sparse,
     update_single=update_single,
     hypers=(*HYPERS, Hyper("learning_rate_power", -0.5, "power of the accumulator, 0 or negative")),
     source="tf.keras.optimizers.Ftrl(learning_rate_power=...); kernels ApplyFtrl, ApplyFtrlV2",

@@ -30,8 +30,22 @@ def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
     }
 
 
-def update(var, grad, m, v, *, learning_rate, beta1, beta2, epsilon, mu_next, one_minus_mu,
-           one_minus_product, one_minus_product_next, one_minus_power):  # fmt: skip
+def update(
+    var,
+    grad,
+    m,
+    v,
+    *,
+    learning_rate,
+    beta1,
+    beta2,
+    epsilon,
+    mu_next,
+    one_minus_mu,
+    one_minus_product,
+    one_minus_product_next,
+    one_minus_power,
+):
     """Once per element; Nadam._resource_apply_dense, and the same numbers in the sparse form."""
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * (grad * grad)
@@ -45,10 +59,19 @@ def update_untouched(var, m, v, *, beta1, beta2):
 
 
 NADAM = Rule(
-    name="Nadam", update=update, update_untouched=update_untouched, prepare=prepare,
-    hypers=(Hyper("learning_rate", 0.001), Hyper("beta1", 0.9), Hyper("beta2", 0.999),
-            Hyper("epsilon", 1e-7), Hyper("decay", 0.004, "of the momentum schedule, exact")),
-    slots=(Slot("m"), Slot("v")), powers={"beta2_power": "beta2"},
+    name="Nadam",
+    update=update,
+    update_untouched=update_untouched,
+    prepare=prepare,
+    hypers=(
+        Hyper("learning_rate", 0.001),
+        Hyper("beta1", 0.9),
+        Hyper("beta2", 0.999),
+        Hyper("epsilon", 1e-7),
+        Hyper("decay", 0.004, "of the momentum schedule, exact"),
+    ),
+    slots=(Slot("m"), Slot("v")),
+    powers={"beta2_power": "beta2"},
     source="Dozat 2016; tf.keras.optimizers.Nadam",
     differs="torch.optim.NAdam has learning rate 0.002, epsilon 1e-8 and an exact 0.96.",
-)  # fmt: skip
+)

@@ -42,13 +42,21 @@ HYPERS = (
 DIFFERS = "torch.optim.RMSprop adds epsilon outside the root and keeps lr out of the momentum."
 
 MOMENTUM_RMSPROP = Rule(
-    name="MomentumRMSprop", update=update, update_sparse=update_sparse, hypers=HYPERS,
-    slots=(Slot("rms"), Slot("momentum")), differs=DIFFERS,
+    name="MomentumRMSprop",
+    update=update,
+    update_sparse=update_sparse,
+    hypers=HYPERS,
+    slots=(Slot("rms"), Slot("momentum")),
+    differs=DIFFERS,
     source="tf.keras.optimizers.RMSprop(momentum=...); kernel ApplyRMSProp",
-)  # fmt: skip
+)
 
 CENTERED_MOMENTUM_RMSPROP = Rule(
-    name="CenteredMomentumRMSprop", update=update_centered, update_sparse=update_centered_sparse,
-    hypers=HYPERS, slots=(Slot("rms"), Slot("momentum"), Slot("mg")), differs=DIFFERS,
+    name="CenteredMomentumRMSprop",
+    update=update_centered,
+    update_sparse=update_centered_sparse,
+    hypers=HYPERS,
+    slots=(Slot("rms"), Slot("momentum"), Slot("mg")),
+    differs=DIFFERS,
     source="tf.keras.optimizers.RMSprop(momentum=..., centered=True); kernel ApplyCenteredRMSProp",
-)  # fmt: skip
+)

@@ -91,7 +91,7 @@ class Nadam(BuiltIn):
             self._weights.append(self._cache)
         super()._create_slots(var_list)
 
-    def _finish(self, shared: dict[Any, dict[str, Any]], variables: Any) -> None:
+    def _finish(self, shared: dict[type[np.floating], dict[str, Any]]) -> None:
         if self._cache is not None:
             own = shared.get(compute_dtype(self._cache.dtype))
             if own is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.engines import Runner, Selection, prepared
+from thalweg.engines import Runner, Selection, check_scalars, compute_dtype, prepared
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain
@@ -18,11 +18,24 @@ from thalweg.keras.optimizers.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of, variable_constraint
 
+Shared = dict[type[np.floating], dict[str, Any]]  # a step's scalars, for each compute dtype
+
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
-_UPDATES = ("_resource_apply_dense", "_resource_apply_sparse",
-            "_resource_apply_sparse_duplicate_indices", "_apply")  # fmt: skip
-_TRANSFORMS = ("_transform_unaggregated_gradients", "_aggregate_gradients", "_transform_gradients",
-               "_filtered", "_check", "_prepare", "_prepare_local")  # fmt: skip
+_UPDATES = (
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+    "_apply",
+)
+_TRANSFORMS = (
+    "_transform_unaggregated_gradients",
+    "_aggregate_gradients",
+    "_transform_gradients",
+    "_filtered",
+    "_check",
+    "_prepare",
+    "_prepare_local",
+)
 
 
 class RuleOptimizer(Optimizer):
@@ -81,8 +94,11 @@ class RuleOptimizer(Optimizer):
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         """The rule's hyperparameters of this step as scalars of a compute dtype."""
-        values = {hyper.name: self._scalar(hyper.name, dtype) for hyper in self._rule().hypers
-                  if hyper.name != "learning_rate"}  # fmt: skip
+        values = {
+            hyper.name: self._scalar(hyper.name, dtype)
+            for hyper in self._rule().hypers
+            if hyper.name != "learning_rate"
+        }
         if "learning_rate" in self._hyper:
             values["learning_rate"] = self._learning_rate(dtype)
         return values
@@ -139,24 +155,28 @@ class RuleOptimizer(Optimizer):
         if not self._runner.aim(rule, stages, variables, gradients, selection):
             return None
         self._called.clear()
-        self._run(self._runner, variables, gradients, self._clipping, selection)
+        shared = self._shared(self._runner)
+        self._run(self._runner, shared, gradients, self._clipping, selection)
+        self._finish(shared)
         return self.iterations.add_(1)
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
-        if self._overrides(_UPDATES) or self._transformers:
+        if self._overrides((*_UPDATES, "_transform_gradients")) or self._transformers:
             return super()._transform_gradients(grads_and_vars)
         return grads_and_vars
 
     def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> None:
         if self._overrides(_UPDATES):
             super()._apply(pairs, apply_state)
+            dtypes = dict.fromkeys(compute_dtype(var.dtype) for _, var in pairs)
+            self._finish({dtype: self._rule_scalars(dtype) for dtype in dtypes})
             return
         clipped = self._transformers or self._overrides(("_transform_gradients",))
         clipping = Clipping() if clipped else self._clipping
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
-        self._step(self._runner, clipping, variables, gradients)
+        self._finish(self._step(self._runner, clipping, variables, gradients))
         constrained = [var for var in variables if variable_constraint(var) is not None]
         for var in constrained:
             constrain(var)
@@ -165,23 +185,29 @@ class RuleOptimizer(Optimizer):
 
     def _step(
         self, runner: Runner, clipping: Clipping, variables: list[Tensor], gradients: list[Any]
-    ) -> None:
+    ) -> Shared:
         rule, selection = self._rule(), self._selection()
         names = [slot.name for slot in rule.slots]
         slots = [self._slots.of(var, names) for var in variables]
         titles = [name_of(var) for var in variables]
         runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
-        self._run(runner, variables, gradients, clipping, selection)
+        shared = self._shared(runner)
+        for values in shared.values():
+            check_scalars(rule, values)
+        self._run(runner, shared, gradients, clipping, selection)
+        return shared
+
+    def _shared(self, runner: Runner) -> Shared:
+        return {dtype: self._rule_scalars(dtype) for dtype in runner.dtypes}
 
     def _run(
         self,
         runner: Runner,
-        variables: Sequence[Tensor],
+        shared: Shared,
         gradients: Sequence[Any],
         clipping: Clipping,
         selection: Selection,
     ) -> None:
-        shared = {dtype: self._rule_scalars(dtype) for dtype in runner.dtypes}
         separate: dict[str, np.ndarray] = {}
         if clipping:
             for dtype, values in shared.items():
@@ -190,9 +216,8 @@ class RuleOptimizer(Optimizer):
                 lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
             )
         runner.run(shared, separate, selection.denormals == "flush")
-        self._finish(shared, variables)
 
-    def _finish(self, shared: dict[Any, dict[str, Any]], variables: Any) -> None:
+    def _finish(self, shared: Shared) -> None:
         """Hook: called after the updates with the scalars of the step, for each compute dtype."""
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:

@@ -79,7 +79,7 @@ class Weights:
         if not isinstance(var, Tensor):
             raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
         own = shape is None or tuple(shape) == tuple(var.shape)
-        if own and initializer in ("zeros", "ones"):
+        if own and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
         value = initial_value(initializer, var.shape if shape is None else shape, var.dtype)
         slot = over(value.to(var.device), self._slot_title(var, slot_name))

@@ -32,12 +32,11 @@ def load(seed: int) -> Problem:
         make_model=model,
         batch_size=32,
         epochs=15,
-        threads=1,  # so small that a second thread only waits
     )
 
 
 def model() -> nn.Module:
-    """Two convolutions and two dense layers; 27,562 parameters."""
+    """Two convolutions and two dense layers; 38,282 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

@@ -41,7 +41,6 @@ class Problem:
         make_model: Makes the model with new weights from torch's random generator.
         batch_size: Examples in a step.
         epochs: Passes over the training examples, unless the user says otherwise.
-        threads: torch's threads during the race; None leaves them as they are.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Problem:
     make_model: Callable[[], nn.Module]
     batch_size: int
     epochs: int
-    threads: int | None
 
     @property
     def steps_per_epoch(self) -> int:

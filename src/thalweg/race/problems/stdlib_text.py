@@ -24,7 +24,7 @@ from thalweg.race.problems.problem import Examples, Problem
 PACKAGES = """
 argparse ast collections concurrent contextlib csv dataclasses enum functools http inspect json
 logging pathlib random shutil socket statistics string subprocess tempfile threading traceback
-typing unittest urllib
+typing
 """
 SKIPPED = {"test", "tests", "site-packages", "__pycache__"}
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\n|\S")
@@ -56,15 +56,13 @@ def load(seed: int) -> Problem:
     test = _examples([text for i, text in enumerate(texts) if i in chosen], vocabulary)
     return Problem(
         name="stdlib",
-        description=f"next token in {len(texts)} files of Python's standard library; "
-        f"embedding table {ROWS:,} x {WIDTH}, sparse gradients",
+        description=f"next token in {len(texts)} files of Python's library; sparse {ROWS:,} x {WIDTH} table",
         train=train,
         train_sample=_sample(train, random),
         test=_sample(test, random),
         make_model=NextToken,
         batch_size=512,
         epochs=1,
-        threads=None,
     )
 
 
@@ -127,6 +125,7 @@ class NextToken(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, WIDTH, sparse=True)
+        nn.init.normal_(self.table.weight, std=0.1)
         self.hidden = nn.Linear(FEATURES * WIDTH, HIDDEN)
         self.scores = nn.Linear(HIDDEN, CLASSES)
 

@@ -1,0 +1,173 @@
+"""`thalweg rules` lists the update rules; `thalweg show` prints one: formula, slots, defaults."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thalweg.formula import Rule
+
+FORMULAS = ("prepare", "update", "update_sparse", "update_single", "update_untouched")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def rules(as_json: bool) -> None:
+    """List the update rules.
+
+    \b
+    Examples:
+      thalweg rules
+      thalweg rules --json
+    """
+    from thalweg.rules import RULES
+
+    if as_json:
+        click.echo(json.dumps([_described(rule) for rule in RULES], indent=2))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rule", style="bold", overflow="fold")
+    for heading in ("slots", "hyperparameters", "sparse gradient", "source"):
+        table.add_column(heading, overflow="fold")
+    for rule in RULES:
+        table.add_row(
+            rule.name,
+            ", ".join(slot.name for slot in rule.slots) or "-",
+            ", ".join(hyper.name for hyper in rule.hypers),
+            sparse(rule),
+            rule.source,
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = 250  # a pipe has no width; grep and awk want a line per rule
+    console.print(table)
+
+
+@click.command(short_help="Print a rule: formula, slots, defaults, differences.")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def show(name: str, as_json: bool) -> None:
+    """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
+
+    \b
+    Examples:
+      thalweg show Adam
+      thalweg show ftrl
+      thalweg show mine.py:MyRule
+    """
+    rule = _find(name)
+    if as_json:
+        click.echo(json.dumps({**_described(rule), "formula": formula(rule)}, indent=2))
+        return
+    from rich.console import Console
+
+    _print(Console(), rule)
+
+
+def sparse(rule: Rule) -> str:
+    """What the rule does with a sparse gradient, in a few words."""
+    words = "touched rows" if rule.update_untouched is None else "all rows"
+    if rule.duplicates == "successive":
+        words += ", one by one"
+    if rule.update_sparse is not None or rule.update_single is not None:
+        words += ", own formula"
+    return words
+
+
+def formula(rule: Rule) -> str:
+    """The source text of everything that the rule computes; for functions without, a note."""
+    texts: list[str] = []
+    for part in FORMULAS:
+        function = getattr(rule, part)
+        if function is not None:
+            try:
+                texts.append(textwrap.dedent(inspect.getsource(function)).strip())
+            except OSError:
+                texts.append(f"# {part}: the source text of {function!r} is not available")
+    return "\n\n\n".join(texts)
+
+
+def _described(rule: Rule) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "slots": [{"name": slot.name, "initial": slot.initial} for slot in rule.slots],
+        "hypers": [
+            {"name": hyper.name, "default": hyper.default, "doc": hyper.doc}
+            for hyper in rule.hypers
+        ],
+        "powers": dict(rule.powers),
+        "sparse": sparse(rule),
+        "source": rule.source,
+        "differs": rule.differs,
+    }
+
+
+def _find(name: str) -> Rule:
+    from thalweg.formula import Rule
+    from thalweg.rules import RULES
+
+    known = {rule.name.lower(): rule for rule in RULES}
+    if name.lower() in known:
+        return known[name.lower()]
+    if ".py" in name:
+        from thalweg.race.entry import load
+        from thalweg.race.errors import RaceError
+
+        try:
+            thing = load(name)
+        except RaceError as error:
+            raise click.UsageError(str(error)) from error
+        if isinstance(thing, Rule):
+            return thing
+        raise click.UsageError(f"'{name}' is a {type(thing).__name__}, not a thalweg.Rule.")
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    near += [key for key in known if name.lower() in key and key not in near]
+    names = ", ".join(known[key].name for key in near or known)
+    raise click.UsageError(
+        f"there is no rule '{name}'; " + (f"near it: {names}." if near else f"there are {names}.")
+    )
+
+
+def _print(console: Console, rule: Rule) -> None:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    def heading(text: str) -> None:
+        console.print(Text(f"\n{text}", style="bold"))
+
+    console.print(Text(rule.name, style="bold green"))
+    console.print(rule.source, highlight=False, soft_wrap=True)
+    heading("Formula")
+    text = formula(rule)
+    if console.is_terminal and not console.no_color:
+        console.print(Syntax(text, "python", background_color="default", theme="ansi_dark"))
+    else:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    heading("Slots")
+    for slot in rule.slots:
+        console.print(f"  {slot.name:<14} starts at {slot.initial:g}", highlight=False)
+    if not rule.slots:
+        console.print("  none")
+    heading("Defaults")
+    for hyper in rule.hypers:
+        console.print(
+            f"  {hyper.name:<20} {hyper.default:<8g} {hyper.doc}", highlight=False, soft_wrap=True
+        )
+    for power, hyper in rule.powers.items():
+        console.print(f"  {power:<20} {hyper} to the power of the step", highlight=False)
+    heading("Sparse gradient")
+    console.print(f"  {sparse(rule)}", highlight=False)
+    heading("Differs from torch.optim")
+    console.print(f"  {rule.differs or 'nothing noted'}", highlight=False, soft_wrap=True)

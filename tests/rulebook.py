@@ -1,0 +1,297 @@
+"""The table of rules that drives the engine tests, and what they share: values, steps, bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import IndexedSlices, Rule, scalars
+from thalweg.engines import Runner, Selection, check_gradients, prepared
+from thalweg.engines.layout import compute_dtype
+from thalweg.rules import RULES
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+LENGTHS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 300)
+KEEP, FLUSH = Selection("cpu", "keep"), Selection("cpu", "flush")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a slot answers to a transformation of the problem.
+
+    Attributes:
+        sign: 1 if it stays when variable and gradient change sign, -1 if it changes too.
+        grad: Power with which it grows when the gradient is multiplied.
+        var: Power with which it grows when variable and learning rate are multiplied.
+    """
+
+    sign: int = 1
+    grad: int = 0
+    var: int = 0
+
+
+MEAN, SQUARE, SPEED = Scale(-1, grad=1), Scale(1, grad=2), Scale(-1, var=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the tests must know about one rule.
+
+    Attributes:
+        slots: A `Scale` per slot.
+        configs: Hyperparameters that differ from the defaults, by name of the configuration.
+        scale_free: Hyperparameters with which a multiplied gradient moves the variable by the same
+            bits; None where there are none.
+        per_rate: Whether a gradient times 1024 with a learning rate over 1024 gives the same bits.
+        linear: Hyperparameters with which the step is proportional to variable and learning rate;
+            None where there are none.
+        warm: Bounds of the values that slots start from in tests.
+    """
+
+    rule: Rule
+    slots: tuple[Scale, ...] = ()
+    configs: dict[str, dict[str, float]] = field(default_factory=dict)
+    scale_free: dict[str, float] | None = None
+    per_rate: bool = False
+    linear: dict[str, float] | None = field(default_factory=dict)
+    warm: tuple[float, float] = (0.5, 2.0)
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+
+_EXACT = {"epsilon": 0.0}
+_FTRL = {"l1": 0.01, "l2": 0.02, "beta": 0.5, "l2_shrinkage": 0.03}
+_BETAS = {"beta1": 0.5, "beta2": 0.75, "learning_rate": 0.3}
+_DETAILS: dict[str, Any] = {
+    "SGD": partial(Row, configs={"large": {"learning_rate": 3.0}}, per_rate=True),
+    "Momentum": partial(Row, slots=(SPEED,), configs={"half": {"momentum": 0.5}}, per_rate=True),
+    "Nesterov": partial(Row, slots=(SPEED,), configs={"half": {"momentum": 0.5}}, per_rate=True),
+    "Adagrad": partial(
+        Row, slots=(SQUARE,), scale_free=_EXACT, configs={"large": {"learning_rate": 1.0}}
+    ),
+    "Adadelta": partial(
+        Row, slots=(SQUARE, Scale()), scale_free=_EXACT, linear=None, configs={"half": {"rho": 0.5}}
+    ),
+    "RMSprop": partial(Row, slots=(SQUARE,), scale_free=_EXACT, configs={"half": {"rho": 0.5}}),
+    "CenteredRMSprop": partial(
+        Row, slots=(SQUARE, MEAN), scale_free=_EXACT, configs={"half": {"rho": 0.5}}
+    ),
+    "MomentumRMSprop": partial(
+        Row, slots=(SQUARE, SPEED), scale_free=_EXACT, configs={"moving": {"momentum": 0.9}}
+    ),
+    "CenteredMomentumRMSprop": partial(
+        Row, slots=(SQUARE, SPEED, MEAN), scale_free=_EXACT, configs={"moving": {"momentum": 0.9}}
+    ),
+    "Adamax": partial(
+        Row, slots=(MEAN, Scale(1, grad=1)), scale_free=_EXACT, configs={"fast": _BETAS}
+    ),
+    "Adam": partial(Row, slots=(MEAN, SQUARE), scale_free=_EXACT, configs={"fast": _BETAS}),
+    "AMSGrad": partial(
+        Row, slots=(MEAN, SQUARE, SQUARE), scale_free=_EXACT, configs={"fast": _BETAS}
+    ),
+    "Nadam": partial(Row, slots=(MEAN, SQUARE), scale_free=_EXACT, configs={"fast": _BETAS}),
+    "Ftrl": partial(Row, slots=(SQUARE, MEAN), scale_free={}, configs={"all": _FTRL}),
+    "FtrlPower": partial(
+        Row,
+        slots=(SQUARE, MEAN),
+        configs={"all": {**_FTRL, "learning_rate_power": -0.6}, "flat": {"learning_rate_power": 0}},
+    ),
+}
+ROWS = {rule.name: _DETAILS[rule.name](rule) for rule in RULES}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule with a configuration."""
+
+    row: Row
+    config: str
+    hypers: dict[str, float]
+
+    @property
+    def rule(self) -> Rule:
+        return self.row.rule
+
+    def with_hypers(self, **hypers: float) -> Case:
+        return replace(self, hypers={**self.hypers, **hypers})
+
+    def scalars(self, dtype: type[np.floating], step: int = 3) -> dict[str, Any]:
+        """The scalars of one step, as the public optimizer would make them."""
+        own = {hyper.name: hyper.default for hyper in self.rule.hypers} | self.hypers
+        values: dict[str, Any] = {name: dtype(value) for name, value in own.items()}
+        for power, hyper in self.rule.powers.items():
+            values[power] = scalars.power(values[hyper], dtype(step))
+        values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
+        return prepared(self.rule, values)
+
+
+def case(name: str, config: str = "default") -> Case:
+    row = ROWS[name]
+    return Case(row, config, {} if config == "default" else row.configs[config])
+
+
+CASES = [case(name, config) for name, row in ROWS.items() for config in ("default", *row.configs)]
+FIRST = [case(name) for name in ROWS]
+
+
+def by_rule(cases: Sequence[Case] = tuple(CASES)) -> pytest.MarkDecorator:
+    """Parametrise a test over cases, as `case`."""
+    ids = [f"{each.rule.name}-{each.config}" for each in cases]
+    return pytest.mark.parametrize("case", cases, ids=ids)
+
+
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+
+# Values
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e-45, 1e-310, 5e-324, 6e-8, -6e-5,
+           1.1754944e-38, 3.4e38, -3.4e38, 65504.0, 1e-20, 1e20, 1.0, -1.0]  # fmt: skip
+
+
+def values(
+    shape: int | tuple[int, ...],
+    dtype: torch.dtype,
+    rng: np.random.Generator,
+    special: float = 0.0,
+    low: float | None = None,
+    high: float = 2.0,
+) -> torch.Tensor:
+    """Random values: of many magnitudes, or of one sign between `low` and `high`.
+
+    Args:
+        special: The share of zeros, denormals, infinities, NaN and extremes among them.
+    """
+    if low is not None:
+        made = rng.uniform(low, high, shape)
+    else:
+        made = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 3, shape)
+    made = np.where(rng.random(shape) < special, rng.choice(SPECIAL, shape), made)
+    with np.errstate(all="ignore"):
+        return torch.tensor(made).to(dtype)
+
+
+def slots_for(row: Row, var: torch.Tensor, rng: np.random.Generator, special: float = 0.0) -> list:
+    """Slots of a variable as they might be in the middle of a training."""
+    shape, (low, high) = tuple(var.shape), row.warm
+    return [values(shape, var.dtype, rng, special, low, high) for _ in row.rule.slots]
+
+
+@dataclass
+class Problem:
+    """Variables with their slots and the gradients of one step."""
+
+    variables: list[torch.Tensor]
+    slots: list[list[torch.Tensor]]
+    gradients: list[Any]
+
+    @classmethod
+    def make(
+        cls, row: Row, shapes: Sequence[Any], dtypes: Sequence[torch.dtype], seed: int,
+        special: float = 0.0,
+    ) -> Problem:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        variables = [values(s, d, rng, special) for s, d in zip(shapes, dtypes, strict=True)]
+        slots = [slots_for(row, var, rng, special) for var in variables]
+        gradients = [values(tuple(var.shape), var.dtype, rng, special) for var in variables]
+        return cls(variables, slots, gradients)
+
+    def copy(self) -> Problem:
+        """The same, with variables and slots of its own; the gradients are shared."""
+        slots = [[slot.clone() for slot in each] for each in self.slots]
+        return Problem([var.clone() for var in self.variables], slots, list(self.gradients))
+
+    def written(self) -> list[torch.Tensor]:
+        return [*self.variables, *(slot for each in self.slots for slot in each)]
+
+    def permuted(self, order: Sequence[int]) -> Problem:
+        return Problem(*[[part[i] for i in order] for part in vars(self).values()])
+
+
+# Steps
+
+
+def take(
+    case: Case, problem: Problem, selection: Selection = KEEP, *, steps: int = 1,
+    runner: Runner | None = None, stages: tuple[Any, ...] = (), **extra: float,
+) -> Problem:  # fmt: skip
+    """Take steps in place, as the public optimizer does; returns the problem."""
+    runner = runner or Runner()
+    variables, gradients = problem.variables, problem.gradients
+    names = [f"w{index}" for index in range(len(variables))]
+    for step in range(1, steps + 1):
+        if not runner.aim(case.rule, stages, variables, gradients, selection):
+            check_gradients(variables, gradients, names)
+            runner.plan(case.rule, stages, variables, gradients, problem.slots, names, selection)
+        shared = {}
+        for dtype in runner.dtypes:
+            own = {name: dtype(value) for name, value in extra.items()}
+            shared[dtype] = case.scalars(dtype, step) | own
+        runner.run(shared, {}, selection.denormals == "flush")
+    return problem
+
+
+def reference(
+    case: Case, problem: Problem, selection: Selection = KEEP, **keywords: Any
+) -> Problem:
+    """The same steps on a copy, by the reference engine."""
+    return take(case, problem.copy(), selection._replace(name="reference"), **keywords)
+
+
+def plain_rule(update: Any, slots: int = 0, **keywords: Any) -> Case:
+    """A case of a rule made up by a test, with no hyperparameters unless given."""
+    from thalweg import Slot
+
+    named = tuple(Slot(f"s{index}") for index in range(slots))
+    rule = Rule(name=update.__name__, update=update, slots=named, **{"hypers": (), **keywords})
+    return Case(Row(rule), "default", {})
+
+
+def sparse(rows: Any, indices: Any, like: torch.Tensor, kind: torch.dtype = torch.int64) -> Any:
+    """A sparse gradient of a variable."""
+    return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(like.shape))
+
+
+# Bits
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bit patterns, every NaN as one."""
+    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+    plain[plain != plain] = torch.nan
+    return plain.view(BITS[plain.element_size()])
+
+
+def assert_same(
+    got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], note: str = ""
+) -> None:
+    """The same bits, or a failure that names the first difference in hex and in ulp."""
+    assert len(got) == len(wanted)
+    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        x, y = bits(a).reshape(-1), bits(b).reshape(-1)
+        if torch.equal(x, y):
+            continue
+        index = int((x != y).nonzero()[0])
+        size = 2 * a.element_size()
+        mask, p, q = (1 << 4 * size) - 1, int(x[index]), int(y[index])
+        count = int((x != y).sum())
+        first = (a.reshape(-1)[index].item(), b.reshape(-1)[index].item())
+        pytest.fail(
+            f"{note} tensor {number} ({a.dtype}, {tuple(a.shape)}): {count} of {len(x)} differ,"
+            f" first at {index}: {first[0]} ({p & mask:0{size}x}) is not {first[1]}"
+            f" ({q & mask:0{size}x}), {abs(p - q)} ulp apart"
+        )
+
+
+def compute(tensor: torch.Tensor) -> type[np.floating]:
+    return compute_dtype(tensor.dtype)

@@ -1,0 +1,342 @@
+"""The command line: races on both problems, listings, and every way to be refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from thalweg.cli.main import main
+
+RULE = """
+from thalweg import Hyper, Rule, sign
+
+def update(var, grad, *, learning_rate):
+    return (var - learning_rate * sign(grad),)
+
+SIGN = Rule(name="SignSGD", update=update, hypers=(Hyper("learning_rate", 0.001),))
+"""
+ENTRIES = """
+from thalweg import Hyper, Rule
+from thalweg.keras.optimizers import Adam, SGD
+from thalweg.rules import ADAM
+
+def blow_up(var, grad, *, learning_rate):
+    return (var * (learning_rate / (learning_rate - learning_rate)),)
+
+def wrong(var, grad, *, learning_rate):
+    return (open(var),)
+
+HYPERS = (Hyper("learning_rate", 0.01),)
+Bad = Rule(name="Bad", update=blow_up, hypers=HYPERS)
+Wrong = Rule(name="Wrong", update=wrong, hypers=HYPERS)
+Number = 3
+
+class Mine(Adam):
+    def __init__(self, learning_rate=0.002):
+        super().__init__(learning_rate, beta_1=0.8)
+
+class Broken(Adam):
+    def __init__(self):
+        raise KeyError("no luck")
+
+instance = SGD(0.1)
+
+def factory():
+    return SGD(0.05, momentum=0.9)
+
+def nothing():
+    return None
+"""
+SMALL = ("--epochs", "1", "--seed", "3")
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "sign.py").write_text(RULE)
+    (tmp_path / "mine.py").write_text(ENTRIES)
+    (tmp_path / "failing.py").write_text("import thalweg\n1 / 0\n")
+
+
+@pytest.fixture
+def small_stdlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.race.problems import stdlib_text
+
+    monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast json collections typing")
+    monkeypatch.setattr(stdlib_text, "FEWEST_TOKENS", 10_000)
+
+
+def invoke(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, env=env)
+
+
+def race(*arguments: str) -> dict[str, Any]:
+    result = invoke("race", *SMALL, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["optimizer"]: row for row in report["results"]}
+
+
+def check_report(report: dict[str, Any]) -> None:
+    settings = report["settings"]
+    assert settings["seed"] == 3
+    assert {"python", "torch", "thalweg"} <= set(report["versions"])
+    assert [row["rank"] for row in report["results"]] == list(range(1, len(report["results"]) + 1))
+    for row in report["results"]:
+        assert len(row["losses"]) == settings["steps"]
+        assert row["evaluations"][-1]["step"] == settings["steps"]
+        assert row["evaluations"][-1]["train_loss"] == row["train_loss"]
+        assert row["train_loss"] < 0.95 * row["losses"][0]
+        assert 0 <= row["test_accuracy"] <= 1
+        assert row["seconds"] > 0
+        assert row["microseconds_per_step"] > 0
+
+
+def test_race_on_digits_writes_everything() -> None:
+    result = invoke("race", *SMALL, "--optimizers", "adam,Ftrl", "--out", "new/out")
+    assert result.exit_code == 0, result.output
+    assert not result.stderr
+    assert "\x1b" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert Path("new/out/race.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads(Path("new/out/race.json").read_text())
+    check_report(report)
+    for row in report["results"]:
+        assert row["optimizer"] in result.stdout
+    accuracies = [row["test_accuracy"] for row in report["results"]]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert report["problem"]["train_examples"] + report["problem"]["test_examples"] == 1797
+
+
+@pytest.mark.usefixtures("small_stdlib")
+def test_race_on_the_standard_library() -> None:
+    report = race("--problem", "stdlib", "--optimizers", "Adagrad,Adam")
+    check_report(report)
+    assert report["problem"]["name"] == "stdlib"
+    assert report["problem"]["parameters"] > 50_000 * 32
+
+
+def test_embedding_table_is_large_and_its_gradients_sparse() -> None:
+    from thalweg.race.problems.stdlib_text import FEATURES, NextToken
+
+    model = NextToken()
+    assert model.table.num_embeddings >= 50_000
+    scores = model(torch.zeros(3, FEATURES, dtype=torch.int64))
+    (gradient,) = torch.autograd.grad(scores.sum(), [model.table.weight])
+    assert gradient.is_sparse
+
+
+def test_standard_library_without_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.race.problems import stdlib_text
+
+    monkeypatch.setattr(stdlib_text, "_root", lambda: Path("nowhere"))
+    result = invoke("race", "--problem", "stdlib")
+    assert result.exit_code == 1
+    assert "found 0 .py files" in result.stderr
+
+
+def test_same_start_same_batches_same_numbers() -> None:
+    Path("again.py").write_text("from thalweg.rules import ADAM\n")
+    rows = by_name(race("--optimizers", "Adam,again.py:ADAM", "--lr", "0.003"))
+    assert rows["Adam"]["losses"] == rows["again.py:ADAM"]["losses"]
+
+
+def test_the_seed_decides() -> None:
+    one, two = (race("--optimizers", "SGD") for _ in range(2))
+    assert one["results"][0]["losses"] == two["results"][0]["losses"]
+    other = race("--optimizers", "SGD", "--seed", "4")
+    assert one["results"][0]["losses"] != other["results"][0]["losses"]
+
+
+def test_races_rules_and_optimizers_of_the_user() -> None:
+    names = "Adam,sign.py,mine.py:Mine,mine.py:instance,mine.py:factory"
+    rows = by_name(race("--optimizers", names, "--lr", "Mine=0.004,signsgd=0.002,instance=0.3"))
+    rates = {name: row["learning_rate"] for name, row in rows.items()}
+    assert rates == {
+        "Adam": 0.002, "SignSGD": 0.002, "Mine": 0.004, "instance": 0.3,
+        "factory": pytest.approx(0.05),
+    }  # fmt: skip
+    assert rows["SignSGD"]["losses"][-1] < rows["SignSGD"]["losses"][0]
+
+
+def test_one_rate_for_all_but_those_named() -> None:
+    rows = by_name(race("--optimizers", "SGD,Nesterov", "--lr", "0.03,nesterov=0.01"))
+    assert [rows[name]["learning_rate"] for name in ("SGD", "Nesterov")] == [0.03, 0.01]
+
+
+def test_nan_ranks_last_and_is_null() -> None:
+    result = invoke("race", *SMALL, "--optimizers", "mine.py:Bad,SGD")
+    assert result.exit_code == 0, result.output
+    assert "NaN at step 2" in result.stdout
+    report = json.loads(Path("race.json").read_text())
+    assert [row["optimizer"] for row in report["results"]] == ["SGD", "Bad"]
+    assert report["results"][1]["train_loss"] is None
+    assert report["results"][1]["diverged_at"] == 2
+
+
+def test_tensorboard_events() -> None:
+    race("--optimizers", "SGD", "--logdir", "runs")
+    assert list(Path("runs/digits/SGD").glob("events.out.tfevents.*"))
+
+
+def test_live_table_on_a_terminal() -> None:
+    from rich.console import Console
+
+    from thalweg.cli.live import watch
+    from thalweg.race.contestants import line_up
+    from thalweg.race.problems import PROBLEMS
+    from thalweg.race.run import run
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with watch(screen, "digits") as progress:
+        run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1, progress=progress)
+    assert isinstance(screen.file, io.StringIO)
+    assert "test acc." in screen.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optimizers", "Adan"], "no optimizer 'Adan'; there are SGD, Adam,"),
+        (["--optimizers", ","], "no optimizer was named"),
+        (["--optimizers", "Adam,adam"], "'Adam' is in the race twice"),
+        (["--optimizers", "none.py:RULE"], "there is no file 'none.py'"),
+        (["--optimizers", "sign.py:RULE"], "'sign.py' has no 'RULE'; its rules: SIGN"),
+        (["--optimizers", "mine.py"], "'mine.py' needs a name"),
+        (["--optimizers", "mine.py:Number"], "'mine.py:Number' is a int"),
+        (["--optimizers", "mine.py:nothing"], "made a NoneType"),
+        (["--lr", "fast"], "'fast' is neither a number nor NAME=NUMBER"),
+        (["--lr", "Adam="], "'Adam=' is neither"),
+        (["--lr", "-1"], "must be a positive number, not -1.0"),
+        (["--lr", "nan"], "must be a positive number, not nan"),
+        (["--optimizers", "SGD", "--lr", "Adam=1"], "'Adam', which is not in the race: SGD"),
+        (["--epochs", "0"], "0 is not in the range"),
+        (["--problem", "mnist"], "'mnist' is not one of 'digits', 'stdlib'"),
+        (["--out", "sign.py"], "'sign.py' is a file"),
+        (["--out", "sign.py/deeper"], "cannot make the folder"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_usage_errors(arguments: list[str], message: str) -> None:
+    result = invoke("race", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["failing.py:RULE"], "failed while it was imported: ZeroDivisionError: division by zero"),
+        (["mine.py:Broken"], "'mine.py:Broken' failed while it was made: KeyError: 'no luck'"),
+        (["mine.py:Wrong", *SMALL], "Wrong failed at step 1: "),
+    ],
+)
+def test_failures_of_the_users_file(arguments: list[str], message: str) -> None:
+    result = invoke("race", "--optimizers", *arguments)
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "package"),
+    [
+        ("matplotlib", [], "matplotlib"),
+        ("sklearn", [], "scikit-learn"),
+        ("tensorboard", ["--logdir", "runs"], "tensorboard"),
+    ],
+)
+def test_missing_extra(
+    module: str, arguments: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    result = invoke("race", *arguments)
+    assert result.exit_code == 1
+    assert f"{package} is not installed" in result.stderr
+    assert "pip install 'thalweg[race]'" in result.stderr
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_debug_shows_the_traceback(where: str) -> None:
+    arguments = ["race", "--optimizers", "failing.py:RULE"]
+    at = 0 if where == "before" else 1
+    result = invoke(*arguments[:at], "--debug", *arguments[at:])
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert "ZeroDivisionError" in result.stderr
+    assert "Traceback" not in invoke(*arguments).output
+
+
+def test_no_color() -> None:
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    assert "\x1b[31m" in invoke("show", "nothing", env=terminal).stderr
+    assert "\x1b" not in invoke("show", "nothing", env={**terminal, "NO_COLOR": "1"}).stderr
+    assert "\x1b[" in invoke("show", "adam", env=terminal).stdout
+
+
+def test_rules_lists_every_rule() -> None:
+    from thalweg.rules import RULES
+
+    result = invoke("rules")
+    assert result.exit_code == 0
+    listed = json.loads(invoke("rules", "--json").stdout)
+    assert [entry["name"] for entry in listed] == [rule.name for rule in RULES]
+    for rule in RULES:
+        assert rule.name in result.stdout
+    for row in listed:
+        assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
+
+
+def test_show_prints_the_formula() -> None:
+    result = invoke("show", "aDaM")
+    assert result.exit_code == 0
+    for text in ("def update(", "def update_sparse(", "def update_untouched(", "def prepare("):
+        assert text in result.stdout
+    assert "    v = v + (grad * grad - v) * (1 - beta2)\n" in result.stdout
+    assert "torch.optim.Adam adds epsilon after bias correction" in result.stdout
+    assert "0.999" in result.stdout
+    shown = json.loads(invoke("show", "Adam", "--json").stdout)
+    assert "def update(" in shown["formula"]
+
+
+def test_show_takes_a_rule_of_the_user() -> None:
+    assert "sign(grad)" in invoke("show", "sign.py:SIGN").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("admm", "near it: Adam"),
+        ("xyz", "there are SGD, Momentum"),
+        ("mine.py:Number", "is a int, not a thalweg.Rule"),
+        ("none.py:A", "there is no file"),
+    ],
+)
+def test_show_refuses(name: str, message: str) -> None:
+    result = invoke("show", name)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_help_and_version() -> None:
+    for arguments in (["--help"], ["race", "--help"], ["rules", "--help"], ["show", "--help"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 0
+        assert "Example" in result.stdout
+    assert invoke("--version").stdout.startswith("thalweg")
+    assert invoke().exit_code == 2
+    assert invoke("rase").exit_code == 2

@@ -1,0 +1,448 @@
+"""The CPU engine gives the bits of the reference engine, however the work is cut up and shared."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rulebook
+from rulebook import (
+    CASES,
+    DTYPES,
+    FIRST,
+    FLUSH,
+    KEEP,
+    LENGTHS,
+    Problem,
+    assert_same,
+    by_dtype,
+    by_rule,
+    plain_rule,
+    reference,
+    take,
+)
+from thalweg import sign, where
+from thalweg.engines import Runner, cpu, plan, store, work
+from thalweg.rules.clipping import clip_by_norm, clip_by_value
+
+SHAPES = st.one_of(
+    st.sampled_from(LENGTHS),
+    st.sampled_from([(), (0, 3), (3, 0, 2), (5, 7), (2, 3, 4), (1, 1), (13, 1)]),
+)
+TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=8)
+MIXED = [(130, torch.float32), ((), torch.float64), ((3, 5), torch.bfloat16), (17, torch.float16),
+         ((0, 2), torch.float32), (1000, torch.float32), (64, torch.float64)]  # fmt: skip
+
+
+def mixed(case, seed=0, special=0.05):
+    shapes, dtypes = zip(*MIXED, strict=True)
+    return Problem.make(case.row, shapes, dtypes, seed, special)
+
+
+@pytest.mark.parametrize(
+    "budget", [100, pytest.param(2000, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
+@by_rule()
+def test_fused_equals_reference(case, budget):
+    @settings(max_examples=budget // sum(other.row is case.row for other in CASES))
+    @given(TENSORS, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.booleans())
+    def check(tensors, seed, special, flush):
+        shapes, dtypes = zip(*tensors, strict=True)
+        problem = Problem.make(case.row, shapes, dtypes, seed, special)
+        selection = FLUSH if flush else KEEP
+        wanted = reference(case, problem, selection, steps=2)
+        got = take(case, problem, selection, steps=2)
+        assert_same(got.written(), wanted.written(), f"{case.rule.name} seed {seed}")
+
+    check()
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize(
+    "stages", [(clip_by_value,), (clip_by_norm,), (clip_by_value, clip_by_norm)]
+)
+def test_stages_are_fused_with_the_bits_of_the_reference(case, stages):
+    problem = mixed(case)
+    extra = {"clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7}
+    wanted = reference(case, problem, stages=stages, **extra)
+    assert_same(take(case, problem, stages=stages, **extra).written(), wanted.written())
+
+
+@by_rule(FIRST)
+def test_memory_of_any_strides_is_updated_in_its_own_order(case):
+    problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
+    wanted = reference(case, problem)
+    last = torch.channels_last
+    problem.variables = [var.to(memory_format=last) for var in problem.variables]
+    problem.slots = [[slot.to(memory_format=last) for slot in each] for each in problem.slots]
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+# The cut of the work
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_chunks_do_not_change_bits(case, chunk, monkeypatch):
+    problem = mixed(case)
+    wanted = take(case, problem.copy())
+    monkeypatch.setattr(plan, "CHUNK", chunk)
+    monkeypatch.setattr(plan.Group.__init__, "__defaults__", (chunk,))
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
+    problem = mixed(case)
+    wanted = reference(case, problem, FLUSH)
+    monkeypatch.setattr(plan.Group.__init__, "__defaults__", (16,))
+    monkeypatch.setattr(cpu, "SERIAL", 0)
+    threads(count)
+    assert_same(take(case, problem, FLUSH).written(), wanted.written())
+
+
+def test_slices_hold_whole_groups():
+    chunks = np.array([[0, 0, 0, 40]] * 6, np.int64)
+    together = np.array([False, True, True, False, True, False])
+    bounds = work.slices(chunks, 50, together=together).tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == 6
+    assert set(bounds) <= {0, 3, 5, 6}
+
+
+@by_rule(FIRST)
+def test_order_of_variables_does_not_matter(case):
+    problem = mixed(case)
+    wanted = take(case, problem.copy())
+    order = np.random.default_rng(3).permutation(len(MIXED)).tolist()
+    got = take(case, problem.permuted(order))
+    assert_same(got.written(), wanted.permuted(order).written())
+
+
+@by_rule(FIRST)
+def test_repeats_of_a_variable_run_one_after_the_other(case):
+    problem = Problem.make(case.row, [33, 5], [torch.float32] * 2, 2)
+    (first, other), second = problem.gradients, rulebook.values(33, torch.float32, _rng())
+    wanted = problem.copy()
+    for gradient in (first, second):
+        take(case, Problem(wanted.variables[:1], wanted.slots[:1], [gradient]), steps=1)
+    take(case, Problem(wanted.variables[1:], wanted.slots[1:], [other]))
+    order = [problem.permuted([0, 1, 0]), problem.slots]
+    order[0].gradients = [first, other, second]
+    take(case, order[0])
+    assert_same(problem.written(), wanted.written())
+
+
+def _rng():
+    return np.random.default_rng(7)
+
+
+# Properties without an oracle
+
+
+def _scaled(problem, row, sign_=1.0, grad=1.0, var=1.0):
+    """The problem after a transformation that should commute with the step."""
+    made = problem.copy()
+    made.variables = [each * sign_ * var for each in made.variables]
+    made.gradients = [each * sign_ * grad for each in made.gradients]
+    made.slots = [
+        [
+            slot * (scale.sign if sign_ < 0 else 1) * grad**scale.grad * var**scale.var
+            for slot, scale in zip(each, row.slots, strict=True)
+        ]
+        for each in made.slots
+    ]
+    return made
+
+
+def _quiet(case):
+    # Values of one magnitude, so that powers of two lose nothing.
+    rng = _rng()
+    var, grad = (rulebook.values(300, torch.float32, rng, low=0.1) for _ in range(2))
+    turn = torch.where(torch.arange(300) % 3 == 0, -1.0, 1.0)
+    return Problem([var], [rulebook.slots_for(case.row, var, rng)], [grad * turn])
+
+
+def assert_equal_numbers(got, wanted):
+    for a, b in zip(got.written(), wanted.written(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@by_rule()
+def test_opposite_signs_give_opposite_steps(case):
+    problem = _quiet(case)
+    wanted = _scaled(take(case, problem.copy(), steps=2), case.row, sign_=-1.0)
+    assert_equal_numbers(take(case, _scaled(problem, case.row, sign_=-1.0), steps=2), wanted)
+
+
+@by_rule([case for case in FIRST if case.row.linear is not None])
+def test_variable_and_learning_rate_scale_together(case):
+    rate = {hyper.name: hyper.default for hyper in case.rule.hypers}["learning_rate"]
+    exact = case.with_hypers(**case.row.linear, learning_rate=rate)
+    larger = exact.with_hypers(learning_rate=4 * float(np.float32(rate)))
+    problem = _quiet(case)
+    wanted = _scaled(take(exact, problem.copy(), steps=2), case.row, var=4.0)
+    assert_equal_numbers(take(larger, _scaled(problem, case.row, var=4.0), steps=2), wanted)
+
+
+@by_rule([case for case in FIRST if case.row.scale_free is not None])
+def test_scale_of_gradients_does_not_matter(case):
+    exact, problem = case.with_hypers(**case.row.scale_free), _quiet(case)
+    wanted = _scaled(take(exact, problem.copy(), steps=2), case.row, grad=1024.0)
+    wanted.gradients = problem.gradients
+    assert_equal_numbers(take(exact, _scaled(problem, case.row, grad=1024.0), steps=2), wanted)
+
+
+@by_rule([case for case in FIRST if case.row.per_rate])
+def test_gradient_and_learning_rate_scale_inversely(case):
+    rate = {hyper.name: hyper.default for hyper in case.rule.hypers}["learning_rate"]
+    problem = _quiet(case)
+    wanted = take(case, problem.copy(), steps=2)
+    problem.gradients = [grad * 1024 for grad in problem.gradients]
+    assert_equal_numbers(
+        take(case.with_hypers(learning_rate=rate / 1024), problem, steps=2), wanted
+    )
+
+
+# 16 bits
+
+
+def copy_gradient(var, grad):
+    """The gradient, stored as the variable."""
+    return (grad,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_every_half_survives_the_round_trip(dtype, name):
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    var = torch.zeros_like(every)
+    take(plain_rule(copy_gradient), Problem([var], [[]], [every]), KEEP._replace(name=name))
+    assert_same([var], [every])
+
+
+def half_gradient(var, grad):
+    return (grad * 0.5 + var,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_halves_are_rounded_once_to_nearest_even(dtype):
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    other = every[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(1))]
+    var = other.clone()
+    take(plain_rule(half_gradient), Problem([var], [[]], [every]))
+    assert_same([var], [(every.float() * 0.5 + other.float()).to(dtype)])
+
+
+# Whose memory it is
+
+
+@by_rule(FIRST)
+@by_dtype
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_gradients_are_untouched(case, dtype, name):
+    problem = Problem.make(case.row, [100, (3, 4)], [dtype] * 2, 4, 0.1)
+    before = [grad.clone() for grad in problem.gradients]
+    versions = [grad._version for grad in problem.gradients]
+    take(case, problem, FLUSH._replace(name=name), steps=2)
+    assert_same(problem.gradients, before)
+    assert [grad._version for grad in problem.gradients] == versions
+
+
+ALIASES = {
+    "shared": lambda a, b, grad: [grad, grad],
+    "own variable": lambda a, b, grad: [a.detach(), b.detach()],
+    "other variable": lambda a, b, grad: [b.detach(), a.detach()],
+    "shifted": lambda a, b, grad: [a.view(-1).as_strided((40,), (1,), 3), grad],
+}
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_gradients_may_lie_in_written_memory(case, alias, name):
+    memory = rulebook.values(90, torch.float32, _rng())
+
+    def problem():
+        whole = memory.clone()
+        a, b = whole[:40], whole[45:85]
+        slots = [rulebook.slots_for(case.row, var, _rng()) for var in (a, b)]
+        return Problem([a, b], slots, alias(a, b, memory[50:].clone()))
+
+    apart = problem()
+    apart.gradients = [grad.clone() for grad in apart.gradients]
+    got, wanted = take(case, problem(), KEEP._replace(name=name)), take(case, apart)
+    assert_same(got.written(), wanted.written())
+
+
+@by_rule(FIRST)
+def test_a_gradient_in_a_slot_is_read_before_it_is_written(case):
+    if not case.rule.slots:
+        pytest.skip(f"{case.rule.name} has no slots")
+    problem = Problem.make(case.row, [50], [torch.float32], 5)
+    problem.gradients = [problem.slots[0][0]]
+    apart = problem.copy()
+    apart.gradients = [problem.slots[0][0].clone()]
+    wanted = take(case, apart)
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_versions_of_written_tensors_advance(case, name):
+    problem = mixed(case)
+    before = [tensor._version for tensor in problem.written()]
+    take(case, problem, KEEP._replace(name=name), steps=2)
+    after = [tensor._version for tensor in problem.written()]
+    assert all(b > a for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_backward_through_an_old_value_is_refused(name):
+    var = torch.ones(4, requires_grad=True)
+    loss = (var * var).sum()
+    loss.backward(retain_graph=True)
+    problem = Problem([var], [[]], [var.grad])
+    with torch.no_grad():
+        take(FIRST[0], problem, KEEP._replace(name=name))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# What formulas may hold
+
+
+def keep_old(var, grad, old, older):
+    return var - grad, var, old
+
+
+def swap(var, grad, a, b):
+    return grad, b, a
+
+
+def pick(var, grad, *, switch):
+    return (where(switch > 0, var - grad, var + grad),)
+
+
+def tiny_choice(var, grad):
+    return (where(grad > 0, grad, -var),)
+
+
+def ten_slots(var, grad, a, b, c, d, e, f, g, h, i, j):
+    s = a + b * c - d / e + f * g - h + i * j
+    return var - grad * s, b, c, d, e, f, g, h, i, j, a
+
+
+def _clamp(x):
+    return where(x > 1, 1, where(x < -1, -1, x))
+
+
+def _soft(x, width):
+    inside = (x > -width) & (x < width)
+    return where(inside, 0, _clamp(x) - width * sign(x))
+
+
+def with_helpers(var, grad):
+    return (var - _soft(grad, 0.1) * _clamp(var) ** 2,)
+
+
+FORMULAS = [(keep_old, 2), (swap, 2), (tiny_choice, 0), (ten_slots, 10), (with_helpers, 0)]
+
+
+@pytest.mark.parametrize(("formula", "slots"), FORMULAS, ids=[f[0].__name__ for f in FORMULAS])
+@pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
+def test_formulas_of_every_form_agree(formula, slots, selection):
+    case = plain_rule(formula, slots)
+    problem = Problem.make(case.row, [300, 7], [torch.float32, torch.bfloat16], 6, 0.3)
+    wanted = reference(case, problem, selection, steps=2)
+    assert_same(take(case, problem, selection, steps=2).written(), wanted.written())
+
+
+def _half(*, learning_rate):
+    return {"whole": 3, "third": 1 / 3, "double": np.float64(0.1)}
+
+
+def python_scalars(var, grad, *, whole, third, double):
+    return (var / whole - grad * (third * double) + 1 / whole,)
+
+
+@by_dtype
+@pytest.mark.parametrize("switch", [0, 1, -1.0])
+def test_a_condition_may_be_a_scalar(dtype, switch):
+    case = plain_rule(pick)
+    problem = Problem.make(case.row, [20], [dtype], 6)
+    wanted = reference(case, problem, switch=switch)
+    assert_same(take(case, problem, switch=switch).written(), wanted.written())
+
+
+def test_scalars_of_prepare_are_rounded_to_the_compute_dtype():
+    from thalweg import Hyper
+
+    case = plain_rule(python_scalars, prepare=_half, hypers=(Hyper("learning_rate", 0.1),))
+    problem = Problem.make(case.row, [300], [torch.float32], 6)
+    wanted = reference(case, problem)
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+# Steady state
+
+
+@by_rule(FIRST)
+def test_a_steady_step_compiles_and_allocates_nothing(case):
+    import tracemalloc
+
+    problem = Problem.make(case.row, [100] * 50, [torch.float32] * 50, 8)
+    runner = Runner()
+    take(case, problem, FLUSH, runner=runner, steps=3)
+    kernels, files = len(store._loaded), len(list(store.folder().iterdir()))
+    tracemalloc.start()
+    take(case.with_hypers(learning_rate=0.5), problem, FLUSH, runner=runner, steps=2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 65536
+    assert (len(store._loaded), len(list(store.folder().iterdir()))) == (kernels, files)
+
+
+def _flags():
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or " avx " not in _flags(), reason="needs x86-64 with AVX"
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_adam_is_vectorised(dtype):
+    from thalweg.engines.codegen import generate
+    from thalweg.rules.adam import ADAM
+
+    kernel = generate(ADAM.update, (), (dtype,) * 4, "float32", True)
+    name = f"{kernel.name}_fresh"  # a kernel from the disk has no assembly to look at
+    source = kernel.source.replace(kernel.name, name).replace("{cache}", "False")
+    module = store.load(name, source)
+    assembly = getattr(module, name)._library.get_asm_str()
+    assert "vsqrtps" in assembly
+    assert "vfmadd" not in assembly
+
+
+def test_kernels_are_compiled_for_this_python_only_once():
+    before = len(store._loaded)
+    for _ in range(3):
+        take(FIRST[0], mixed(FIRST[0]))
+    assert len(store._loaded) == before
+    assert sum(name.startswith("thalweg_kernels.") for name in sys.modules) == before

@@ -1,0 +1,266 @@
+"""`apply_gradients`: what it accepts, the order in which hooks are called, None gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from keras_table import Row, all_rows, both_engines, gradients, pair, snapshot
+
+import thalweg
+from thalweg.keras.optimizers import SGD, Adam, Optimizer
+
+
+class Recorder(Optimizer):
+    """Writes down which hook is called when."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.calls: list[str] = []
+        super().__init__(
+            "Recorder",
+            gradient_aggregator=self._note("aggregate"),
+            gradient_transformers=[self._note("first"), self._note("second")],
+            **kwargs,
+        )
+
+    def _note(self, call: str) -> Any:
+        return lambda pairs: self.calls.append(call) or list(pairs)
+
+    def _create_slots(self, var_list: Any) -> None:
+        self.calls.append(f"slots {len(var_list)}")
+
+    def _prepare(self, var_list: Any) -> Any:
+        self.calls.append("prepare")
+        return super()._prepare(var_list)
+
+    def _transform_unaggregated_gradients(self, grads_and_vars: Any) -> Any:
+        self.calls.append("unaggregated")
+        return super()._transform_unaggregated_gradients(grads_and_vars)
+
+    def _transform_gradients(self, grads_and_vars: Any) -> Any:
+        self.calls.append("transform")
+        return super()._transform_gradients(grads_and_vars)
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+        self.calls.append(f"dense {var.name} {self.iterations.item()}")
+
+    def _resource_apply_sparse(
+        self, grad: Any, var: Any, indices: Any, apply_state: Any = None
+    ) -> None:
+        self.calls.append(f"sparse {var.name} {indices.tolist()}")
+
+
+def slices(rows: list[int], width: int = 1) -> thalweg.IndexedSlices:
+    return thalweg.IndexedSlices(torch.ones(len(rows), width), torch.tensor(rows))
+
+
+def test_order_of_hooks() -> None:
+    opt, w, emb = Recorder(), thalweg.Variable([1.0], "w"), thalweg.Variable([[1.0]] * 4, "emb")
+    opt.apply_gradients([([1.0], w), (slices([2, 0, 2]), emb)])
+    assert opt.calls == [
+        "slots 2",
+        "prepare",
+        "unaggregated",
+        "aggregate",
+        "transform",
+        "first",
+        "second",
+        "dense w:0 0",
+        "sparse emb:0 [2, 0]",
+    ]
+
+
+def test_order_of_hooks_without_aggregation() -> None:
+    opt, w = Recorder(), thalweg.Variable([1.0], "w")
+    opt.apply_gradients([([1.0], w)], experimental_aggregate_gradients=False)
+    assert opt.calls == ["slots 1", "prepare", "transform", "first", "second", "dense w:0 0"]
+
+
+@both_engines
+def test_aggregator_comes_before_clipping(engine: str) -> None:
+    w = thalweg.Variable([0.0])
+    opt = SGD(1.0, gradient_aggregator=lambda pairs: [(g * 10, v) for g, v in pairs], clipvalue=2.0)
+    opt.engine = engine
+    opt.apply_gradients([([1.0], w)])
+    opt.apply_gradients([([1.0], w)], experimental_aggregate_gradients=False)
+    assert w.item() == -3.0
+
+
+@both_engines
+def test_transformers_apply_in_order(engine: str) -> None:
+    w = thalweg.Variable([0.0])
+    double, increase = (
+        lambda pairs: [(g * 2, v) for g, v in pairs],
+        lambda pairs: [(g + 1, v) for g, v in pairs],
+    )
+    opt = SGD(1.0, gradient_transformers=[double, increase])
+    opt.engine = engine
+    opt.apply_gradients([([1.0], w)])
+    assert w.item() == -3.0
+
+
+def test_transformer_may_drop_a_variable() -> None:
+    a, b = pair()
+    before = b.numpy()
+    opt = SGD(0.5, gradient_transformers=[lambda pairs: pairs[:1]])
+    opt.apply_gradients(gradients([a, b]))
+    assert np.array_equal(b.numpy(), before)
+
+
+def test_transformer_that_breaks_a_gradient_changes_nothing() -> None:
+    variables = pair()
+    opt = SGD(0.5, gradient_transformers=[lambda pairs: [(g[:1], v) for g, v in pairs]])
+    before = snapshot(opt, variables)[:2]
+    with pytest.raises(ValueError, match="has shape"):
+        opt.apply_gradients(gradients(variables))
+    now = snapshot(opt, variables)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(now, before, strict=False))
+    assert opt.iterations.item() == 0
+
+
+@all_rows
+def test_returns_iterations(row: Row) -> None:
+    opt, variables = row.make(), pair()
+    for step in (1, 2, 3):
+        result = opt.apply_gradients(gradients(variables, step))
+        assert result is opt.iterations
+        assert result.item() == step
+
+
+@all_rows
+def test_empty_list_is_no_step(row: Row) -> None:
+    opt = row.make()
+    assert opt.apply_gradients([]) is None
+    assert opt.iterations.item() == 0
+    assert opt.weights == [opt.iterations]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1.0, 2.0], (1.0, 2.0), np.array([1, 2], "f4"), torch.tensor([1.0, 2.0])],
+    ids=["list", "tuple", "array", "tensor"],
+)
+@pytest.mark.parametrize("wrap", [list, tuple, iter, lambda pairs: zip(*zip(*pairs))])
+def test_what_a_gradient_may_be(given: Any, wrap: Any) -> None:
+    w = thalweg.Variable([0.0, 0.0])
+    SGD(1.0).apply_gradients(wrap([(given, w)]))
+    assert w.numpy().tolist() == [-1.0, -2.0]
+
+
+def test_variable_as_gradient() -> None:
+    w = thalweg.Variable([1.0, 2.0])
+    SGD(0.5).apply_gradients([(w, w)])
+    assert w.numpy().tolist() == [0.5, 1.0]
+
+
+@both_engines
+@all_rows
+def test_gradients_are_not_touched(row: Row, engine: str) -> None:
+    opt, variables = row.make(clipvalue=0.1), pair()
+    opt.engine = engine
+    pairs = gradients(variables)
+    before = [(grad.clone(), grad._version) for grad, _ in pairs]
+    opt.apply_gradients(pairs)
+    assert all(
+        torch.equal(grad, then) and grad._version == version
+        for (grad, _), (then, version) in zip(pairs, before, strict=True)
+    )
+
+
+def test_none_is_skipped_with_a_warning() -> None:
+    a, b = pair()
+    before, opt = a.numpy(), Adam()
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['a:0'\] when"):
+        opt.apply_gradients([(None, a), gradients([b])[0]])
+    assert np.array_equal(a.numpy(), before)
+    with pytest.raises(KeyError):
+        opt.get_slot(a, "m")
+
+
+def test_slots_follow_the_first_gradient() -> None:
+    (a, b), opt = pair(), Adam()
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        opt.apply_gradients([(None, a), gradients([b])[0]])
+    opt.apply_gradients(gradients([a, b]))
+    names = [weight.name for weight in opt.weights]
+    assert names == ["Adam/iter:0", *(f"Adam/{s}:0" for s in ("b/m", "b/v", "a/m", "a/v"))]
+
+
+def test_no_gradient_at_all() -> None:
+    (a, b), opt = pair(), Adam()
+    with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['a:0', 'b:0"):
+        opt.apply_gradients([(None, a), (None, b)])
+    assert opt.iterations.item() == 0
+
+
+@both_engines
+@all_rows
+def test_same_variable_twice_is_two_updates_and_one_iteration(row: Row, engine: str) -> None:
+    (w, _), (other, _) = pair(), pair()
+    first, second = gradients([w], 1)[0][0], gradients([w], 2)[0][0]
+    opt, single = row.make(), row.make()
+    opt.engine = single.engine = engine
+    opt.apply_gradients([(first, w), (second, w)])
+    assert opt.iterations.item() == 1
+    single.apply_gradients([(first, other)])
+    single.iterations.assign(np.int64(0))
+    if row.name == "Nadam":
+        single.weights[1].assign(np.float32(1))
+    single.apply_gradients([(second, other)])
+    assert torch.equal(w, other)
+
+
+@both_engines
+def test_constraint_follows_a_dense_update(engine: str) -> None:
+    w = thalweg.Variable([0.5, 0.5], constraint=lambda x: x.clamp(0, 1))
+    opt = SGD(1.0)
+    opt.engine = engine
+    for _ in range(3):
+        opt.apply_gradients([([2.0, -2.0], w)])
+    assert w.numpy().tolist() == [0.0, 1.0]
+
+
+def test_constraint_as_an_attribute_of_a_parameter() -> None:
+    w = torch.nn.Parameter(torch.zeros(2))
+    w.constraint = lambda x: x.clamp(min=0)
+    SGD(1.0).apply_gradients([(torch.tensor([1.0, -1.0]), w)])
+    assert w.tolist() == [0.0, 1.0]
+
+
+def test_sparse_gradient_of_a_constrained_variable_changes_nothing() -> None:
+    a = thalweg.Variable([1.0], "a")
+    emb = thalweg.Variable([[1.0]] * 4, "emb", constraint=lambda x: x)
+    opt = Adam()
+    with pytest.raises(RuntimeError, match="constraint function on a sparse variable: 'emb:0'"):
+        opt.apply_gradients([([1.0], a), (slices([1]), emb)])
+    assert a.item() == 1.0
+    assert opt.iterations.item() == 0
+    assert opt.get_slot_names() == []
+
+
+@both_engines
+def test_torch_sparse_gradient_is_taken_as_it_is(engine: str) -> None:
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    before = table.weight.detach().clone()
+    table(torch.tensor([1, 3, 1])).sum().backward()
+    opt = SGD(0.5)
+    opt.engine = engine
+    opt.apply_gradients([(table.weight.grad, table.weight)])
+    moved = (before - table.weight.detach()).sum(1)
+    assert moved.tolist() == pytest.approx([0, 2, 0, 1, 0], abs=1e-6)
+
+
+def test_named_parameters_of_a_module() -> None:
+    model = torch.nn.Linear(2, 1)
+    variables = thalweg.named_variables(model)
+    opt = Adam()
+    opt.minimize(lambda: model(torch.ones(1, 2)).square().sum(), variables)
+    names = [weight.name for weight in opt.weights[1:]]
+    assert names == [f"Adam/{part}:0" for part in ("weight/m", "bias/m", "weight/v", "bias/v")]
+
+
+def test_name_is_accepted() -> None:
+    w = thalweg.Variable([1.0])
+    assert SGD(0.5).apply_gradients([([1.0], w)], name="train_it").item() == 1

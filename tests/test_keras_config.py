@@ -1,0 +1,172 @@
+"""`get_config`, `from_config`, and optimizers by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_table import ROWS, Row, all_rows, pair, train
+
+import thalweg
+from thalweg.keras import optimizers
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Nadam, Optimizer, RMSprop, schedules
+
+HALVING = schedules.ExponentialDecay(1.0, 2, 0.5)
+
+
+class MyAdam(Adam):
+    """A user's own class."""
+
+    def __init__(self, scale: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scale = scale
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "scale": self.scale}
+
+
+@all_rows
+def test_default_config(row: Row) -> None:
+    assert row.cls().get_config() == {"name": row.name, **row.config}
+
+
+@all_rows
+def test_round_trip(row: Row) -> None:
+    opt = row.cls(name="mine", clipvalue=0.5, **row.changed)
+    config = opt.get_config()
+    again = row.cls.from_config(config)
+    assert type(again) is row.cls
+    assert again.get_config() == config
+    assert config == {**row.config, **row.changed, "name": "mine", "clipvalue": 0.5}
+
+
+@all_rows
+def test_config_is_json_before_training(row: Row) -> None:
+    config = row.cls().get_config()
+    assert json.loads(json.dumps(config)) == config
+
+
+@all_rows
+def test_round_trip_after_training(row: Row) -> None:
+    opt, variables, others = row.cls(**row.changed), pair(), pair()
+    train(opt, variables, 1)
+    again = row.cls.from_config(opt.get_config())
+    train(again, others, 1)
+    assert np.array_equal(variables[0].numpy(), others[0].numpy())
+
+
+@pytest.mark.parametrize("key", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_clip_keys_only_where_set(key: str) -> None:
+    assert SGD(**{key: 0.5}).get_config()[key] == 0.5
+    assert key not in SGD().get_config()
+    assert key not in SGD(**{key: None}).get_config()
+
+
+def test_aggregator_and_transformers_are_not_saved() -> None:
+    config = SGD(gradient_aggregator=list, gradient_transformers=[list]).get_config()
+    assert set(config) == {"name", "learning_rate", "decay", "momentum", "nesterov"}
+
+
+def test_from_config_reads_lr_and_leaves_the_dictionary() -> None:
+    config = {"name": "SGD", "lr": 0.25}
+    assert SGD.from_config(config).learning_rate.item() == 0.25
+    assert config == {"name": "SGD", "lr": 0.25}
+
+
+def test_from_config_refuses_unknown_keys() -> None:
+    with pytest.raises(TypeError, match="foo"):
+        Adam.from_config({"foo": 1})
+
+
+@pytest.mark.parametrize("cls", [SGD, Adam, RMSprop, Adagrad])
+def test_schedule_round_trip(cls: Any) -> None:
+    again = cls.from_config(cls(HALVING).get_config())
+    assert isinstance(again.learning_rate, schedules.ExponentialDecay)
+    assert again.learning_rate.get_config() == HALVING.get_config()
+
+
+def test_custom_schedule() -> None:
+    class Mine(schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            return 0.5 / (step + 1)
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    config = SGD(Mine()).get_config()
+    again = SGD.from_config(config, custom_objects={"Mine": Mine})
+    w = thalweg.Variable(0.0)
+    again.apply_gradients([(1.0, w)]), again.apply_gradients([(1.0, w)])
+    assert w.item() == -0.75
+    with pytest.raises(ValueError, match="Mine"):
+        SGD.from_config(config)
+
+
+def test_callable_is_saved_as_its_value() -> None:
+    assert SGD(lambda: 0.25).get_config()["learning_rate"] == 0.25
+
+
+def test_nadam_round_trip_keeps_schedule_decay() -> None:
+    config = Nadam(schedule_decay=0.25).get_config()
+    assert config["decay"] == 0.25
+    assert Nadam.from_config(config).get_config() == config
+
+
+def test_adagrad_without_initial_value() -> None:
+    opt = Adagrad.from_config({"learning_rate": 0.5})
+    assert opt.get_config()["initial_accumulator_value"] == 0.1
+
+
+@all_rows
+@pytest.mark.parametrize("change", [str, str.lower, str.upper])
+def test_get_by_name(row: Row, change: Any) -> None:
+    opt = optimizers.get(change(row.name))
+    assert type(opt) is row.cls
+    assert opt.get_config() == row.cls().get_config()
+
+
+@all_rows
+def test_serialize_round_trip(row: Row) -> None:
+    saved = optimizers.serialize(row.cls(**row.changed))
+    assert saved["class_name"] == row.name
+    for again in (optimizers.deserialize(saved), optimizers.get(saved)):
+        assert type(again) is row.cls
+        assert optimizers.serialize(again) == saved
+
+
+def test_get_an_optimizer() -> None:
+    opt = Adam()
+    assert optimizers.get(opt) is opt
+
+
+@pytest.mark.parametrize("identifier", ["adamw", {"class_name": "nope", "config": {}}, {}, 3, None])
+def test_get_something_else(identifier: Any) -> None:
+    with pytest.raises(ValueError, match="Unknown optimizer|Expected a dict|Could not interpret"):
+        optimizers.get(identifier)
+
+
+def test_custom_objects() -> None:
+    saved = optimizers.serialize(MyAdam(scale=2.0, learning_rate=0.5))
+    again = optimizers.deserialize(saved, custom_objects={"MyAdam": MyAdam})
+    assert isinstance(again, MyAdam)
+    assert (again.scale, again.learning_rate.item()) == (2.0, 0.5)
+    with pytest.raises(ValueError, match="Unknown optimizer: MyAdam"):
+        optimizers.deserialize(saved)
+
+
+def test_deserialize_leaves_the_dictionary() -> None:
+    saved = {"class_name": "sgd", "config": {"lr": 0.5}}
+    optimizers.deserialize(saved)
+    assert saved == {"class_name": "sgd", "config": {"lr": 0.5}}
+
+
+def test_base_class_round_trip() -> None:
+    opt = Optimizer("plain", clipnorm=0.5)
+    assert Optimizer.from_config(opt.get_config()).get_config() == opt.get_config()
+
+
+def test_table_names_every_class() -> None:
+    public = {cls for cls in vars(optimizers).values() if isinstance(cls, type)}
+    assert {row.cls for row in ROWS} == public - {Optimizer, optimizers.RuleOptimizer}

@@ -1,0 +1,128 @@
+"""Copies of optimizers: `copy.deepcopy` and `pickle`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from keras_table import Row, all_rows, assert_same_bits, both_engines, pair, snapshot, train
+
+import thalweg
+from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer
+from thalweg.rules import ADAGRAD
+
+
+@both_engines
+@all_rows
+@pytest.mark.parametrize("steps", [0, 2])
+def test_deepcopy_goes_on_with_the_same_variables(row: Row, engine: str, steps: int) -> None:
+    opt, variables = row.make(), pair()
+    opt.engine = engine
+    train(opt, variables, steps)
+    start = [var.numpy() for var in variables]
+    other = copy.deepcopy(opt)
+    train(opt, variables, 2, first=5)
+    then = snapshot(opt, variables)
+    for var, value in zip(variables, start, strict=True):
+        var.assign(value)
+    train(other, variables, 2, first=5)
+    assert_same_bits(snapshot(other, variables), then)
+
+
+@all_rows
+def test_deepcopy_has_its_own_state(row: Row) -> None:
+    opt, variables = row.make(), pair()
+    train(opt, variables, 2)
+    then = snapshot(opt, [])
+    other = copy.deepcopy(opt)
+    train(other, variables, 2, first=3)
+    assert_same_bits(snapshot(opt, []), then)
+    assert other.iterations.item() == 4
+
+
+@all_rows
+def test_variables_copied_together_go_with_the_copy(row: Row) -> None:
+    opt, variables = row.make(), pair()
+    train(opt, variables, 2)
+    other, copies = copy.deepcopy((opt, variables))
+    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
+    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+    assert len(other.weights) == len(opt.weights)
+
+
+def test_deepcopy_copies_hyperparameters() -> None:
+    opt = SGD(0.5)
+    _ = opt.learning_rate
+    other = copy.deepcopy(opt)
+    other.learning_rate = 0.25
+    assert (opt.learning_rate.item(), other.learning_rate.item()) == (0.5, 0.25)
+
+
+@both_engines
+@all_rows
+def test_pickle_with_the_variables(row: Row, engine: str) -> None:
+    opt, variables = row.make(clipnorm=0.5), pair()
+    opt.engine = engine
+    train(opt, variables, 2)
+    other, copies = pickle.loads(pickle.dumps((opt, variables)))
+    assert other.get_config() == opt.get_config()
+    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
+    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+
+
+def test_pickle_with_torch_parameters() -> None:
+    opt, model = Adam(), torch.nn.Linear(2, 1)
+    variables = thalweg.named_variables(model)
+    train(opt, variables, 2)
+    other, again = pickle.loads(pickle.dumps((opt, model)))
+    train(opt, variables, 1, first=3), train(other, list(again.parameters()), 1, first=3)
+    assert torch.equal(again.weight, model.weight)
+    assert other.iterations.item() == 3
+
+
+def update(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return (var - learning_rate * grad,)
+
+
+def prepare(*, learning_rate: Any) -> dict[str, Any]:
+    return {"learning_rate": learning_rate * 2}
+
+
+RULES = {
+    "plain": thalweg.Rule(name="Mine", update=update),
+    "prepared": thalweg.Rule(name="Mine", update=update, prepare=prepare),
+    "library": ADAGRAD,
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_rule_optimizer(rule: Any, duplicate: Any) -> None:
+    opt, variables = RuleOptimizer(rule), pair()
+    train(opt, variables, 2)
+    other, copies = duplicate((opt, variables))
+    train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
+    assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+
+
+class Plain(Optimizer):
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self.add_slot(var, "count")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+        self.get_slot(var, "count").add_(1)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_users_optimizer(duplicate: Any) -> None:
+    opt, variables = Plain("Plain"), pair()
+    train(opt, variables, 2)
+    other, copies = duplicate((opt, variables))
+    train(other, copies, 1)
+    assert np.array_equal(other.get_slot(copies[0], "count").numpy(), [3, 3, 3])
+    assert np.array_equal(opt.get_slot(variables[0], "count").numpy(), [2, 2, 2])

@@ -1,0 +1,276 @@
+"""`iterations`, slots, `weights` and their values, `add_weight`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from keras_table import Row, all_rows, assert_same_bits, pair, snapshot, train
+
+import thalweg
+from thalweg import VariableAggregation, VariableSynchronization
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, RMSprop
+
+
+def test_iterations_start_at_zero_and_come_first() -> None:
+    opt = Adam()
+    assert opt.weights == []
+    steps = opt.iterations
+    assert (steps.dtype, steps.item(), steps.name) == (torch.int64, 0, "Adam/iter:0")
+    assert opt.weights == [steps]
+
+
+def test_preset_iterations_are_used_and_counted() -> None:
+    opt, w = SGD(1.0, decay=1.0), thalweg.Variable(0.0)
+    mine = thalweg.Variable(np.int64(3), "mine", trainable=False)
+    opt.iterations = mine
+    assert opt.apply_gradients([(1.0, w)]) is mine
+    assert (mine.item(), w.item()) == (4, -0.25)
+    assert [weight.name for weight in opt.weights] == ["mine:0"]
+
+
+def test_iterations_cannot_be_replaced() -> None:
+    opt = SGD()
+    _ = opt.iterations
+    with pytest.raises(RuntimeError, match="Cannot set `iterations` to a new Variable after"):
+        opt.iterations = thalweg.Variable(np.int64(3))
+
+
+@pytest.mark.parametrize("value", [3, thalweg.Variable(0.5), thalweg.Variable(np.zeros(1, "i8"))])
+def test_iterations_must_be_an_integer_scalar(value: Any) -> None:
+    with pytest.raises(TypeError, match="iterations must be an integer scalar"):
+        SGD().iterations = value
+
+
+def test_assigned_iterations_count() -> None:
+    opt, w = SGD(1.0, decay=1.0), thalweg.Variable(0.0)
+    opt.iterations.assign(np.int64(1))
+    opt.apply_gradients([(1.0, w)])
+    opt.iterations.assign(np.int64(3))
+    opt.apply_gradients([(1.0, w)])
+    assert (w.item(), opt.iterations.item()) == (-0.75, 4)
+
+
+@pytest.mark.parametrize(
+    ("opt", "expected"),
+    [
+        (SGD(), ""),
+        (SGD(momentum=0.5), "a/momentum b/momentum"),
+        (Adam(), "a/m b/m a/v b/v"),
+        (Adam(amsgrad=True), "a/m b/m a/v b/v a/vhat b/vhat"),
+        (Nadam(), "momentum_cache a/m b/m a/v b/v"),
+        (Adagrad(), "a/accumulator b/accumulator"),
+        (Ftrl(), "a/accumulator a/linear b/accumulator b/linear"),
+        (RMSprop(), "a/rms b/rms"),
+        (
+            RMSprop(momentum=0.5, centered=True),
+            "a/rms b/rms a/momentum b/momentum a/mg b/mg",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_order_of_weights(opt: Any, expected: str) -> None:
+    train(opt, pair(), 1)
+    scope = f"{opt.get_config()['name']}/"
+    names = [weight.name.removeprefix(scope).removesuffix(":0") for weight in opt.weights]
+    assert names == ["iter", *expected.split()]
+    assert opt.variables() == opt.weights
+
+
+@all_rows
+def test_slots_have_shape_and_dtype_of_their_variable(row: Row) -> None:
+    opt, variables = row.make(), [*pair(), *pair((2, 2), "float64")]
+    train(opt, variables, 1)
+    for var in variables:
+        slots = [opt.get_slot(var, name) for name in row.slots]
+        assert {(slot.shape, slot.dtype) for slot in slots} == {(var.shape, var.dtype)}
+
+
+@all_rows
+def test_slot_names_in_order_of_creation(row: Row) -> None:
+    opt = row.make()
+    assert opt.get_slot_names() == []
+    train(opt, pair(), 1)
+    assert opt.get_slot_names() == list(row.slots)
+
+
+def test_unknown_slot() -> None:
+    opt, variables = Adam(), pair()
+    with pytest.raises(KeyError, match="'a:0' has no slot 'm'"):
+        opt.get_slot(variables[0], "m")
+    train(opt, variables, 1)
+    with pytest.raises(KeyError, match="'a:0' has no slot 'momentum'"):
+        opt.get_slot(variables[0], "momentum")
+
+
+@pytest.mark.parametrize(
+    ("initializer", "expected"),
+    [
+        ("zeros", 0.0),
+        ("ones", 1.0),
+        (0.5, 0.5),
+        (np.full(3, 0.25), 0.25),
+        (torch.full((3,), 0.25), 0.25),
+        (lambda shape, dtype: torch.full(shape, 2.0, dtype=dtype), 2.0),
+    ],
+    ids=["zeros", "ones", "number", "array", "tensor", "callable"],
+)
+def test_add_slot(initializer: Any, expected: float) -> None:
+    opt, (w, _) = SGD(), pair(dtype="float64")
+    slot = opt.add_slot(w, "extra", initializer)
+    assert (slot.name, slot.dtype) == ("SGD/a/extra:0", torch.float64)
+    assert slot.numpy().tolist() == [expected] * 3
+    assert opt.add_slot(w, "extra", "ones") is slot
+    assert opt.get_slot(w, "extra") is slot
+    assert [weight.name for weight in opt.weights] == ["SGD/a/extra:0"]
+
+
+def test_add_slot_of_another_shape() -> None:
+    opt, (w, _) = SGD(), pair()
+    assert opt.add_slot(w, "extra", "ones", shape=(2, 2)).numpy().tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("initializer", ["glorot", np.ones(5)], ids=["name", "shape"])
+def test_add_slot_refuses(initializer: Any) -> None:
+    opt, (w, _) = SGD(), pair()
+    with pytest.raises(ValueError, match=r"Unknown initializer 'glorot'|has shape \(5,\)"):
+        opt.add_slot(w, "extra", initializer)
+    assert opt.get_slot_names() == []
+
+
+def test_add_weight() -> None:
+    opt = SGD()
+    weight = opt.add_weight("scale", (2,), initializer="ones")
+    assert (weight.dtype, weight.trainable, weight.name) == (torch.float32, True, "scale:0")
+    assert weight.numpy().tolist() == [1.0, 1.0]
+    assert opt.weights == []
+
+
+def test_add_weight_takes_dtype_and_enums() -> None:
+    weight = SGD().add_weight(
+        "count",
+        (),
+        dtype="int64",
+        trainable=False,
+        synchronization=VariableSynchronization.ON_READ,
+        aggregation=VariableAggregation.SUM,
+    )
+    assert (weight.dtype, weight.trainable) == (torch.int64, False)
+
+
+def test_trainable_weight_cannot_be_on_read() -> None:
+    with pytest.raises(ValueError, match="ON_READ only for non-trainable variables"):
+        SGD().add_weight(
+            "count", (), trainable=True, synchronization=VariableSynchronization.ON_READ
+        )
+
+
+@all_rows
+def test_set_weights_restores_get_weights(row: Row) -> None:
+    opt, variables = row.make(), pair()
+    train(opt, variables, 2)
+    values = opt.get_weights()
+    then = snapshot(opt, [])
+    train(opt, variables, 2, first=3)
+    opt.set_weights(values)
+    assert_same_bits(snapshot(opt, []), then)
+
+
+def test_get_weights_are_copies() -> None:
+    opt, variables = Adam(), pair()
+    assert opt.get_weights() == []
+    train(opt, variables, 1)
+    values = opt.get_weights()
+    assert all(isinstance(value, np.ndarray | np.generic) for value in values)
+    first = values[1].copy()
+    train(opt, variables, 1, first=2)
+    assert np.array_equal(values[1], first)
+
+
+def test_bfloat16_weights_pass_through_float32() -> None:
+    opt, variables = Adam(), pair(dtype="bfloat16")
+    train(opt, variables, 2)
+    then = snapshot(opt, [])
+    assert opt.get_weights()[1].dtype == np.float32
+    opt.set_weights(opt.get_weights())
+    assert_same_bits(snapshot(opt, []), then)
+
+
+def test_example_of_the_documentation() -> None:
+    kernel, bias = thalweg.Variable(np.zeros((20, 10), "f4")), thalweg.Variable(np.zeros(10, "f4"))
+    opt = RMSprop()
+    train(opt, [kernel, bias], 1)
+    assert len(opt.get_weights()) == 3
+    opt.set_weights([np.array(10), np.ones([20, 10]), np.zeros([10])])
+    assert repr(opt.iterations) == "<tf.Variable 'RMSprop/iter:0' shape=() dtype=int64, numpy=10>"
+    assert opt.get_slot(kernel, "rms").numpy().sum() == 200
+
+
+@all_rows
+@pytest.mark.parametrize("length", [1, 9])
+def test_set_weights_before_there_are_any(row: Row, length: int) -> None:
+    opt = row.make()
+    with pytest.raises(ValueError, match=rf"on optimizer {row.name} with a  weight list of length"):
+        opt.set_weights([np.array(1)] * length)
+    opt.set_weights([])
+
+
+def test_set_weights_of_another_shape_changes_nothing() -> None:
+    opt, variables = Adam(), pair()
+    train(opt, variables, 1)
+    then = snapshot(opt, variables)
+    values = [value + 1 for value in opt.get_weights()]
+    values[-1] = np.zeros(4)
+    with pytest.raises(ValueError, match=r"weight shape \(3,\) not compatible .* shape \(4,\)"):
+        opt.set_weights(values)
+    assert_same_bits(snapshot(opt, variables), then)
+
+
+def test_adam_drops_the_vhat_of_amsgrad() -> None:
+    opt, other, variables, others = Adam(), Adam(amsgrad=True), pair(), pair()
+    train(opt, variables, 1), train(other, others, 3)
+    opt.set_weights(other.get_weights())
+    assert opt.iterations.item() == 3
+    assert torch.equal(opt.get_slot(variables[1], "v"), other.get_slot(others[1], "v"))
+
+
+@pytest.mark.parametrize("cls", [Adagrad, RMSprop])
+def test_a_list_of_slots_alone_starts_at_iteration_zero(cls: Any) -> None:
+    opt, variables = cls(), pair()
+    train(opt, variables, 2)
+    opt.set_weights([np.ones(3), np.ones(3)])
+    assert opt.iterations.item() == 0
+    assert opt.weights[1].numpy().tolist() == [1, 1, 1]
+
+
+def test_adadelta_accepts_slots_alone() -> None:
+    opt, variables = thalweg.keras.optimizers.Adadelta(), pair()
+    train(opt, variables, 2)
+    opt.set_weights([np.ones(3)] * 4)
+    assert opt.iterations.item() == 0
+
+
+@all_rows
+def test_variables_of_one_name_have_slots_of_their_own(row: Row) -> None:
+    opt, variables = row.make(), [thalweg.Variable([1.0], "w"), thalweg.Variable([1.0], "w")]
+    opt.apply_gradients(zip([[1.0], [2.0]], variables, strict=True))
+    first, second = (opt.get_slot(var, row.slots[-1]) for var in variables)
+    assert first is not second
+    assert first.item() != second.item()
+
+
+def test_slots_are_created_by_the_base_class_too() -> None:
+    class Counting(Optimizer):
+        def _create_slots(self, var_list: Any) -> None:
+            for var in var_list:
+                self.add_slot(var, "count")
+
+        def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+            self.get_slot(var, "count").add_(1)
+
+    opt, variables = Counting("Counting"), pair()
+    train(opt, variables, 3)
+    assert opt.get_slot(variables[1], "count").numpy().tolist() == [3, 3, 3]
+    assert len(opt.get_weights()) == 3

@@ -1,0 +1,208 @@
+"""Sparse gradients: duplicates, rows without indices, order, against two slow oracles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rulebook
+from rulebook import (
+    FIRST,
+    FLUSH,
+    KEEP,
+    Problem,
+    assert_same,
+    by_rule,
+    reference,
+    sparse,
+    take,
+)
+from thalweg.engines import cpu, work
+from thalweg.engines import sparse as sparse_engine
+
+INDICES = st.integers(1, 20).flatmap(
+    lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, rows - 1), max_size=50))
+)
+KINDS = [torch.int32, torch.int64]
+
+
+def make(case, rows, indices, width=(3,), dtype=torch.float32, seed=0, special=0.0, kind=KINDS[1]):
+    """A problem of one variable of `rows` rows, with a gradient for each index."""
+    problem = Problem.make(case.row, [(rows, *width)], [dtype], seed, special)
+    shape = (len(indices), *width)
+    values = rulebook.values(shape, dtype, np.random.default_rng(seed + 1), special)
+    problem.gradients = [sparse(values, indices, problem.variables[0], kind)]
+    return problem
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("width", [(), (1,), (3,), (2, 4)], ids=str)
+def test_sparse_equals_reference(case, width):
+    dtypes = [torch.float32, torch.bfloat16] if width == (3,) else [torch.float32]
+
+    @settings(max_examples=25)
+    @given(INDICES, st.sampled_from(dtypes), st.sampled_from(KINDS), st.integers(0, 99),
+           st.booleans())  # fmt: skip
+    def check(rows_and_indices, dtype, kind, seed, flush):
+        rows, indices = rows_and_indices
+        problem = make(case, rows, indices, width, dtype, seed, 0.1 * (seed % 3), kind)
+        selection = FLUSH if flush else KEEP
+        wanted = reference(case, problem, selection, steps=2)
+        got = take(case, problem, selection, steps=2)
+        assert_same(got.written(), wanted.written(), f"{case.rule.name} {indices}")
+
+    check()
+
+
+def plain_loop(case, problem):
+    """One row after the other, by the rule called as the plain Python it is."""
+    rule, (var,), (slots,) = case.rule, problem.variables, problem.slots
+    grad, single = problem.gradients[0], var.shape[1:].numel() == 1 and problem.variables[0].dim()
+    sums = {}
+    for row, value in zip(grad.indices.tolist(), grad.values.numpy(), strict=True):
+        sums[row] = sums[row] + value if row in sums else value
+    scalars = case.scalars(np.float32, 1)
+    formula = (single and rule.update_single) or rule.update_sparse or rule.update
+    arrays = [tensor.numpy() for tensor in (var, *slots)]
+    for row in range(len(var)):
+        kind, extra = (formula, [sums[row]]) if row in sums else (rule.update_untouched, [])
+        if kind is None:
+            continue
+        names = kind.__code__.co_varnames[kind.__code__.co_argcount :]
+        picked = {name: scalars[name] for name in names if name in scalars}
+        results = kind(arrays[0][row], *extra, *[array[row] for array in arrays[1:]], **picked)
+        for array, result in zip(arrays, results, strict=True):
+            array[row] = result
+    return problem
+
+
+@by_rule(
+    [case for case in FIRST if case.rule.duplicates == "sum" and case.rule.name != "FtrlPower"]
+)
+@pytest.mark.parametrize("width", [(5,), ()], ids=["rows", "single"])
+def test_sparse_equals_a_plain_loop(case, width):
+    indices = [7, 2, 7, 0, 9, 7, 2]
+    problem = make(case, 12, indices, width)
+    with np.errstate(all="ignore"):
+        wanted = plain_loop(case, problem.copy())
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_duplicates_are_added_in_order_of_appearance(name):
+    momentum = next(case for case in FIRST if case.rule.name == "Momentum")
+    values = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    var, slot = torch.zeros(3, 1), torch.zeros(3, 1)
+    problem = Problem([var], [[slot]], [sparse(values, [1, 1, 1, 1], var)])
+    take(momentum.with_hypers(learning_rate=1.0), problem, KEEP._replace(name=name))
+    total = ((np.float32(1e8) + np.float32(1)) - np.float32(1e8)) + np.float32(1)
+    assert var.tolist() == [[0.0], [-float(total)], [0.0]]
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_duplicates_of_gradient_descent_move_one_after_the_other(name):
+    sgd = next(case for case in FIRST if case.rule.name == "SGD").with_hypers(learning_rate=1.0)
+    values = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    var = torch.zeros(3, 1)
+    take(sgd, Problem([var], [[]], [sparse(values, [1, 1, 1, 1], var)]), KEEP._replace(name=name))
+    steps = np.float32(0)
+    for value in values.numpy().ravel():
+        steps = steps - value
+    assert var.tolist() == [[0.0], [float(steps)], [0.0]]
+
+
+@by_rule(FIRST)
+def test_order_of_unique_indices_does_not_matter(case):
+    problem = make(case, 30, [4, 9, 0, 29, 17])
+    order = torch.tensor([3, 0, 4, 2, 1])
+    grad, other = problem.gradients[0], problem.copy()
+    other.gradients = [sparse(grad.values[order], grad.indices[order], problem.variables[0])]
+    assert_same(take(case, problem).written(), take(case, other).written())
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_rows_without_indices_change_only_where_the_rule_says_so(case, name):
+    problem = make(case, 8, [3])
+    before = problem.copy()
+    take(case, problem, KEEP._replace(name=name))
+    others = torch.arange(8) != 3
+    same = [
+        torch.equal(a[others], b[others])
+        for a, b in zip(problem.written(), before.written(), strict=True)
+    ]
+    assert all(same) == (case.rule.update_untouched is None)
+
+
+@by_rule(FIRST)
+def test_no_indices_change_only_what_every_row_does(case):
+    problem = make(case, 8, [])
+    wanted = reference(case, problem)
+    before = problem.copy()
+    got = take(case, problem).written()
+    assert_same(got, wanted.written())
+    if case.rule.update_untouched is None:
+        assert_same(got, before.written())
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_and_slices_do_not_change_bits(case, count, monkeypatch):
+    indices = np.random.default_rng(1).integers(0, 60, 200).tolist()
+    problem = make(case, 70, indices)
+    wanted = reference(case, problem, FLUSH)
+    monkeypatch.setattr(cpu, "SERIAL", 0)
+    monkeypatch.setattr(work.slices, "__defaults__", (8, None))
+    monkeypatch.setattr(sparse_engine, "CHUNK", 12)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        assert_same(take(case, problem, FLUSH).written(), wanted.written())
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_values_at_an_odd_address_are_read_right(offset):
+    case = next(case for case in FIRST if case.rule.name == "Adagrad")
+    problem = make(case, 9, [2, 5, 2, 2, 8])
+    wanted = reference(case, problem)
+    grad = problem.gradients[0]
+    raw = bytearray(offset) + bytearray(grad.values.numpy().tobytes()) + bytearray(8)
+    moved = torch.frombuffer(raw, dtype=torch.float32, offset=offset, count=15).view(5, 3)
+    problem.gradients = [sparse(moved, grad.indices, problem.variables[0])]
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+def test_strided_and_negated_values_are_read_right():
+    case = next(case for case in FIRST if case.rule.name == "Adam")
+    problem = make(case, 9, [2, 5, 2, 2, 8])
+    wanted, grad = reference(case, problem), problem.gradients[0]
+    wide = torch.zeros(5, 6)
+    wide[:, ::2] = -grad.values
+    problem.gradients = [sparse(torch._neg_view(wide)[:, ::2], grad.indices, problem.variables[0])]
+    assert_same(take(case, problem).written(), wanted.written())
+
+
+def test_sparse_and_dense_mix_in_one_step():
+    case = next(case for case in FIRST if case.rule.name == "Nadam")
+    table, dense = make(case, 9, [2, 5, 2]), Problem.make(case.row, [40], [torch.float64], 3)
+    both = Problem(
+        *[a + b for a, b in zip(vars(table).values(), vars(dense).values(), strict=True)]
+    )
+    wanted = reference(case, both, steps=2)
+    assert_same(take(case, both, steps=2).written(), wanted.written())
+
+
+def test_a_table_and_its_own_rows_as_gradient():
+    case = next(case for case in FIRST if case.rule.name == "Adagrad")
+    problem = make(case, 6, [0, 1, 2, 0])
+    var = problem.variables[0]
+    problem.gradients = [sparse(var[:4], [0, 1, 2, 0], var)]
+    apart = problem.copy()
+    apart.gradients = [sparse(var[:4].clone(), [0, 1, 2, 0], var)]
+    wanted = take(case, apart)
+    assert_same(take(case, problem).written(), wanted.written())

@@ -1,0 +1,354 @@
+"""`state_dict` and `load_state_dict`: to the bit through a file, by name, all or nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from keras_table import (
+    Row,
+    all_rows,
+    assert_same_bits,
+    both_engines,
+    gradients,
+    pair,
+    snapshot,
+    train,
+)
+
+import thalweg
+from thalweg.errors import CheckpointMismatchError
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, schedules
+
+PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def mixed() -> list[Any]:
+    kinds = ["float32", "float64", "bfloat16", "float16"]
+    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]
+
+
+def copies(variables: list[Any]) -> list[Any]:
+    return [thalweg.Variable(var.detach(), var.name) for var in variables]
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.items() for part in each for leaf in leaves(part)]
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+@all_rows
+def test_holds_only_plain_types(row: Row) -> None:
+    opt, variables = row.make(), mixed()
+    train(opt, variables, 2)
+    assert {type(leaf) for leaf in leaves(opt.state_dict())} <= set(PLAIN)
+
+
+@both_engines
+@all_rows
+@pytest.mark.parametrize("given", [True, False], ids=["var_list", "deferred"])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_fresh_optimizer_goes_on(row: Row, engine: str, given: bool, steps: int) -> None:
+    opt, variables = row.make(), mixed()
+    opt.engine = engine
+    train(opt, variables, steps)
+    state, others = through_a_file(opt.state_dict()), copies(variables)
+    again = row.make()
+    again.engine = engine
+    again.load_state_dict(state, others if given and steps else None)
+    train(opt, variables, 2, first=5), train(again, others, 2, first=5)
+    assert_same_bits(snapshot(again, others), snapshot(opt, variables))
+
+
+@all_rows
+def test_loading_in_place_goes_back(row: Row) -> None:
+    opt, variables = row.make(), mixed()
+    train(opt, variables, 2)
+    then, state = snapshot(opt, []), through_a_file(opt.state_dict())
+    train(opt, variables, 2, first=3)
+    opt.load_state_dict(state)
+    assert_same_bits(snapshot(opt, []), then)
+
+
+@all_rows
+def test_state_is_a_copy(row: Row) -> None:
+    opt, variables = row.make(), pair()
+    train(opt, variables, 1)
+    state = opt.state_dict()
+    before = through_a_file(state)
+    train(opt, variables, 1, first=2)
+    old, new = leaves(before), leaves(state)
+    assert all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(old, new, strict=True)
+    )
+
+
+def test_contents() -> None:
+    opt, variables = Nadam(0.5), pair()
+    train(opt, variables, 1)
+    state = opt.state_dict()
+    assert state["class_name"] == "Nadam"
+    assert state["iterations"].dtype == torch.int64
+    assert state["hyperparameters"]["learning_rate"] == 0.5
+    assert set(state["weights"]) == {"momentum_cache"}
+    assert {name: sorted(own) for name, own in state["slots"].items()} == {
+        "a:0": ["m", "v"],
+        "b:0": ["m", "v"],
+    }
+
+
+def test_hyperparameters_are_restored() -> None:
+    opt, again, variables = Adam(0.5, beta_1=0.75), Adam(), pair()
+    train(opt, variables, 1)
+    opt.learning_rate = 0.25
+    again.load_state_dict(opt.state_dict())
+    assert (again.learning_rate.item(), again.beta_1.item()) == (0.25, 0.75)
+
+
+def test_schedules_and_callables_stay_in_force() -> None:
+    schedule = schedules.ExponentialDecay(1.0, 1, 0.5)
+    opt, again = Adam(0.5), Adam(schedule, beta_1=lambda: 0.5)
+    train(opt, pair(), 1)
+    again.load_state_dict(opt.state_dict())
+    assert again.learning_rate is schedule
+    assert "learning_rate" not in again.state_dict()["hyperparameters"]
+
+
+def test_matched_by_name_in_any_order() -> None:
+    opt, again, (a, b) = Adam(), Adam(), pair()
+    train(opt, [a, b], 2)
+    others = copies([b, a])
+    again.load_state_dict(opt.state_dict(), others)
+    assert torch.equal(again.get_slot(others[0], "m"), opt.get_slot(b, "m"))
+    assert torch.equal(again.get_slot(others[1], "m"), opt.get_slot(a, "m"))
+
+
+def test_variables_of_one_name_are_numbered() -> None:
+    opt, variables = Adam(), [thalweg.Variable([1.0], "w"), thalweg.Variable([2.0], "w")]
+    train(opt, variables, 2)
+    state, others, again = opt.state_dict(), copies(variables), Adam()
+    assert list(state["slots"]) == ["w:0", "w:0#1"]
+    again.load_state_dict(state, others)
+    assert_same_bits(snapshot(again, []), snapshot(opt, []))
+
+
+@pytest.mark.parametrize("opt", [SGD(0.1), Optimizer("plain")], ids=["SGD", "base"])
+def test_optimizer_without_slots(opt: Any) -> None:
+    again, variables = type(opt).from_config(opt.get_config()), pair()
+    opt.iterations.assign(np.int64(7))
+    again.load_state_dict(opt.state_dict(), variables)
+    assert again.iterations.item() == 7
+
+
+def test_slots_of_another_shape() -> None:
+    class Rows(Optimizer):
+        def _create_slots(self, var_list: Any) -> None:
+            for var in var_list:
+                self.add_slot(var, "rows", shape=var.shape[:1])
+
+        def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+            self.get_slot(var, "rows").add_(grad.sum(1))
+
+    opt, again, variables = Rows("Rows"), Rows("Rows"), pair((3, 2))
+    train(opt, variables, 2)
+    again.load_state_dict(through_a_file(opt.state_dict()), variables)
+    assert_same_bits(snapshot(again, []), snapshot(opt, []))
+
+
+def test_pending_slots_wait_for_their_variable() -> None:
+    opt, again, (a, b) = Adam(), Adam(), pair()
+    train(opt, [a, b], 1)
+    again.load_state_dict(opt.state_dict())
+    (grad_a, _), (grad_b, _) = gradients([a, b], 2)
+    again.apply_gradients([(grad_a, a)])
+    again.apply_gradients([(grad_b, b)])
+    expected = opt.get_slot(b, "m") * np.float32(0.9) + grad_b * (1 - np.float32(0.9))
+    torch.testing.assert_close(again.get_slot(b, "m"), expected, check_dtype=False)
+
+
+def test_iterations_after_loading_is_the_same_variable() -> None:
+    opt = Adam()
+    steps = opt.iterations
+    opt.load_state_dict({**Adam().state_dict(), "iterations": torch.tensor(9)})
+    assert opt.iterations is steps
+    assert steps.item() == 9
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def _slots(change: Callable[[dict[str, Any]], Any]) -> Change:
+    return lambda state: change(state["slots"])
+
+
+def _swap_names(slots: dict[str, Any]) -> None:
+    slots["a:0"], slots["b:0"] = slots["b:0"], slots["a:0"]
+
+
+# name -> (change of a good state, error message); variables "a" (3,) and "b" (2, 3).
+MUTATIONS: dict[str, tuple[Change, str]] = {
+    "permuted": (_slots(_swap_names), r"slot 'm' of 'a:0' has shape \(2, 3\)"),
+    "renamed variable": (
+        _slots(lambda slots: slots.update({"c:0": slots.pop("a:0")})),
+        r"the state has no slots for 'a:0'",
+    ),
+    "renamed slot": (
+        _slots(lambda slots: slots["a:0"].update(mm=slots["a:0"].pop("m"))),
+        r"no slot 'm' of 'a:0'; 'a:0' has no slot 'mm'",
+    ),
+    "missing variable": (_slots(lambda slots: slots.pop("b:0")), r"no slots for 'b:0'"),
+    "missing slot": (
+        _slots(lambda slots: slots["b:0"].pop("v")),
+        r"the state has no slot 'v' of 'b:0'",
+    ),
+    "extra slot": (
+        _slots(lambda slots: slots["a:0"].update(extra=torch.zeros(3))),
+        r"'a:0' has no slot 'extra'",
+    ),
+    "reshaped": (
+        _slots(lambda slots: slots["a:0"].update(m=torch.zeros(4))),
+        r"slot 'm' of 'a:0' has shape \(4,\).*\(3,\)",
+    ),
+    "same numel, other shape": (
+        _slots(lambda slots: slots["b:0"].update(v=torch.zeros(3, 2))),
+        r"slot 'v' of 'b:0' has shape \(3, 2\).*\(2, 3\)",
+    ),
+    "broadcast shape": (
+        _slots(lambda slots: slots["b:0"].update(v=torch.zeros(3))),
+        r"slot 'v' of 'b:0' has shape \(3,\).*\(2, 3\)",
+    ),
+    "other dtype": (
+        _slots(lambda slots: slots["a:0"].update(m=slots["a:0"]["m"].double())),
+        r"slot 'm' of 'a:0' is float64 in the state but float32 here",
+    ),
+    "not a tensor": (
+        _slots(lambda slots: slots["a:0"].update(m=3.0)),
+        r"slot 'm' of 'a:0' is no tensor",
+    ),
+    "other class": (lambda state: state.update(class_name="Adam"), r"The state is of Adam"),
+    "other hyperparameter": (
+        lambda state: state["hyperparameters"].update(beta_9=0.1),
+        r"there is no hyperparameter 'beta_9'",
+    ),
+    "hyperparameter of another type": (
+        lambda state: state["hyperparameters"].update(learning_rate="fast"),
+        r"hyperparameter 'learning_rate' is no number: 'fast'",
+    ),
+    "other weight": (
+        lambda state: state["weights"].update(cache=torch.zeros(())),
+        r"there is no weight 'cache'",
+    ),
+    "missing weight": (
+        lambda state: state["weights"].clear(),
+        r"the state has no weight 'momentum_cache'",
+    ),
+    "reshaped weight": (
+        lambda state: state["weights"].update(momentum_cache=torch.zeros(1)),
+        r"weight 'momentum_cache' has shape \(1,\)",
+    ),
+    "reshaped iterations": (
+        lambda state: state.update(iterations=torch.tensor([3])),
+        r"iterations must be an integer scalar",
+    ),
+    "iterations of another type": (
+        lambda state: state.update(iterations=torch.tensor(3.5)),
+        r"iterations must be an integer scalar",
+    ),
+    "other format": (lambda state: state.update(format=99), r"format 99"),
+    "without slots": (lambda state: state.pop("slots"), r"has no 'slots'"),
+    "without hyperparameters": (
+        lambda state: state.pop("hyperparameters"),
+        r"has no 'hyperparameters'",
+    ),
+}
+mutations = pytest.mark.parametrize(("change", "message"), MUTATIONS.values(), ids=MUTATIONS)
+
+
+def trained() -> tuple[Any, list[Any], dict[str, Any]]:
+    opt = Nadam(0.1)
+    variables = [
+        thalweg.Variable(np.ones(3, "f4"), "a"),
+        thalweg.Variable(np.ones((2, 3), "f4"), "b"),
+    ]
+    train(opt, variables, 2)
+    state = through_a_file(opt.state_dict())
+    train(opt, variables, 1, first=3)
+    return opt, variables, state
+
+
+@mutations
+def test_bad_state_changes_nothing(change: Change, message: str) -> None:
+    opt, variables, state = trained()
+    change(state)
+    then = snapshot(opt, variables), opt.get_config()
+    with pytest.raises(ValueError, match=message) as raised:
+        opt.load_state_dict(state)
+    assert str(raised.value).endswith("Nothing was loaded.")
+    assert_same_bits(snapshot(opt, variables), then[0])
+    assert opt.get_config() == then[1]
+
+
+@mutations
+def test_bad_state_leaves_a_fresh_optimizer_fresh(change: Change, message: str) -> None:
+    _, variables, state = trained()
+    change(state)
+    opt = Nadam(0.5)
+    config = opt.get_config()
+    with pytest.raises(ValueError, match="Nothing was loaded"):
+        opt.load_state_dict(state, variables)
+    assert (opt.weights, opt.get_slot_names()) == ([], [])
+    assert opt.get_config() == config
+    plain, others = Nadam(0.5), copies(variables)
+    train(opt, variables, 1), train(plain, others, 1)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+
+
+@pytest.mark.parametrize("name", ["reshaped", "other dtype", "missing slot", "not a tensor"])
+def test_deferred_bad_state_refuses_the_step(name: str) -> None:
+    _, variables, state = trained()
+    change, message = MUTATIONS[name]
+    change(state)
+    opt, before = Nadam(), [var.numpy() for var in variables]
+    opt.load_state_dict(state)
+    with pytest.raises(ValueError, match="of '[ab]:0'"):
+        opt.apply_gradients(gradients(variables))
+    assert all(np.array_equal(var.numpy(), then) for var, then in zip(variables, before))
+    assert opt.iterations.item() == 2
+    assert message
+
+
+def test_state_of_more_variables_than_given() -> None:
+    _, variables, state = trained()
+    with pytest.raises(CheckpointMismatchError, match="slots for 'b:0', which is not given"):
+        Nadam().load_state_dict(state, variables[:1])
+
+
+def test_at_most_ten_differences_are_listed() -> None:
+    opt = Adagrad()
+    variables = [thalweg.Variable([1.0], f"w{k}") for k in range(30)]
+    train(opt, variables, 1)
+    state = opt.state_dict()
+    state["slots"] = {}
+    with pytest.raises(CheckpointMismatchError, match=r"'w9:0'; and 20 more\. Nothing was loaded"):
+        opt.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}, [1]])
+def test_something_else_as_state(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="must be what state_dict"):
+        Ftrl().load_state_dict(wrong)
