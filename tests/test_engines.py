@@ -65,11 +65,12 @@ def test_fused_equals_reference(case, budget):
 
 
 @by_rule(FIRST)
-@pytest.mark.parametrize(
-    "stages", [(clip_by_value,), (clip_by_norm,), (clip_by_value, clip_by_norm)]
-)
-def test_stages_are_fused_with_the_bits_of_the_reference(case, stages):
-    problem = mixed(case)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_stages_are_fused_with_the_bits_of_the_reference(case, dtype):
+    problem, stages = (
+        Problem.make(case.row, [130, ()], [dtype] * 2, 9),
+        (clip_by_value, clip_by_norm),
+    )
     extra = {"clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7}
     wanted = reference(case, problem, stages=stages, **extra)
     assert_same(take(case, problem, stages=stages, **extra).written(), wanted.written())
@@ -93,8 +94,7 @@ def test_memory_of_any_strides_is_updated_in_its_own_order(case):
 def test_chunks_do_not_change_bits(case, chunk, monkeypatch):
     problem = mixed(case)
     wanted = take(case, problem.copy())
-    monkeypatch.setattr(plan, "CHUNK", chunk)
-    monkeypatch.setattr(plan.Group.__init__, "__defaults__", (chunk,))
+    monkeypatch.setattr(plan, "chunk_of", lambda elements: chunk)
     assert_same(take(case, problem).written(), wanted.written())
 
 
@@ -110,7 +110,7 @@ def threads():
 def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
     problem = mixed(case)
     wanted = reference(case, problem, FLUSH)
-    monkeypatch.setattr(plan.Group.__init__, "__defaults__", (16,))
+    monkeypatch.setattr(plan, "chunk_of", lambda elements: 16)
     monkeypatch.setattr(cpu, "SERIAL", 0)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keras_table import Row, all_rows, both_engines, gradients, pair, snapshot
 
 import thalweg
+from keras_table import Row, all_rows, both_engines, gradients, pair, snapshot
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 
@@ -264,3 +264,12 @@ def test_named_parameters_of_a_module() -> None:
 def test_name_is_accepted() -> None:
     w = thalweg.Variable([1.0])
     assert SGD(0.5).apply_gradients([([1.0], w)], name="train_it").item() == 1
+
+
+@both_engines
+def test_constraint_comes_between_two_updates_of_a_variable(engine: str) -> None:
+    w = thalweg.Variable([0.5], constraint=lambda x: x.clamp(0, 1))
+    opt = SGD(1.0)
+    opt.engine = engine
+    opt.apply_gradients([([2.0], w), ([-0.25], w)])
+    assert w.item() == 0.25

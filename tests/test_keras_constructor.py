@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keras_table import Row, all_rows
 
 import thalweg
-from thalweg.keras.optimizers import SGD, Adagrad, Ftrl, Nadam, Optimizer, RMSprop, schedules
+from keras_table import Row, all_rows
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, RMSprop, schedules
 
 CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")
 
@@ -189,7 +189,7 @@ def test_no_epsilon_means_the_default(name: str, epsilon: float | None) -> None:
 
 
 def test_adagrad_refuses_a_negative_start() -> None:
-    with pytest.raises(ValueError, match="initial_accumulator_value must be non-negative: -0.1"):
+    with pytest.raises(ValueError, match=r"initial_accumulator_value must be .*: -0\.1"):
         Adagrad(initial_accumulator_value=-0.1)
     assert Adagrad(initial_accumulator_value=0.0).get_config()["initial_accumulator_value"] == 0
 
@@ -210,8 +210,50 @@ def test_ftrl_arguments(argument: str, value: float) -> None:
 
 
 def test_nadam_refuses_schedules() -> None:
-    with pytest.raises(ValueError, match="does not support .*LearningRateSchedule"):
+    with pytest.raises(ValueError, match=r"does not support .*LearningRateSchedule"):
         Nadam(schedules.ExponentialDecay(0.1, 10, 0.5))
+
+
+def test_nadam_refuses_a_schedule_set_later() -> None:
+    opt = Nadam(0.5)
+    with pytest.raises(ValueError, match=r"does not support .*LearningRateSchedule"):
+        opt.learning_rate = schedules.ExponentialDecay(0.1, 10, 0.5)
+    assert opt.learning_rate.item() == 0.5
+
+
+def test_attributes_set_later_take_effect() -> None:
+    a, b = thalweg.Variable(1.0), thalweg.Variable(1.0)
+    opt, plain = Adam(0.5), Adam(0.5, epsilon=1.0, amsgrad=True)
+    opt.epsilon, opt.amsgrad = 1.0, True
+    opt.apply_gradients([(1.0, a)]), plain.apply_gradients([(1.0, b)])
+    assert a.item() == b.item() > 0.8
+
+
+def none_gradient(opt: Any) -> Any:
+    return opt.apply_gradients([(None, thalweg.Variable(1.0)), (1.0, thalweg.Variable(1.0))])
+
+
+def unconnected(opt: Any) -> Any:
+    x, y = thalweg.Variable(1.0), thalweg.Variable(1.0)
+    return opt.minimize(lambda: x * x, [x, y])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: SGD(lr=0.5),
+        lambda: Optimizer("o", lr=0.5),
+        lambda: Nadam(decay=0.5),
+        lambda: setattr(SGD(decay=0.5), "decay", 0.1),
+        lambda: none_gradient(SGD()),
+        lambda: unconnected(SGD()),
+    ],
+    ids=["lr", "base", "nadam", "decay", "apply", "minimize"],
+)
+def test_warnings_point_at_the_users_line(call: Any) -> None:
+    with pytest.warns(Warning) as caught:  # noqa: PT030
+        call()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_nadam_ignores_decay_and_says_so() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keras_table import Row, all_rows, assert_same_bits, both_engines, pair, snapshot, train
 
 import thalweg
+from keras_table import Row, all_rows, assert_same_bits, both_engines, pair, snapshot, train
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer
 from thalweg.rules import ADAGRAD
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keras_table import Row, all_rows, gradients, pair, train
 
 import thalweg
+from keras_table import Row, all_rows, gradients, pair, train
 from thalweg.keras.optimizers import SGD, Adam, RMSprop, schedules
 
 HALVING = schedules.ExponentialDecay(1.0, 1, 0.5)
@@ -32,6 +32,7 @@ def moved(opt: Any, steps: int = 1) -> list[float]:
         (1, torch.int32),
         (np.float64(0.1), torch.float64),
         (np.float32(0.5), torch.float32),
+        (np.array(0.1), torch.float64),
     ],
 )
 def test_number_becomes_a_variable(value: Any, dtype: torch.dtype) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import thalweg
 from keras_table import (
     ROWS,
     Row,
@@ -18,8 +20,6 @@ from keras_table import (
     snapshot,
     train,
 )
-
-import thalweg
 from thalweg import sign
 from thalweg.keras.optimizers import SGD, Adam, Nadam, Optimizer, RuleOptimizer, schedules
 
@@ -281,7 +281,7 @@ def test_rule_optimizers_arguments() -> None:
 def test_rule_optimizer_refuses_unknown_keywords() -> None:
     with pytest.raises(TypeError, match="foo"):
         RuleOptimizer(LION, foo=1)
-    with pytest.raises(TypeError, match="rule must be a thalweg.Rule"):
+    with pytest.raises(TypeError, match=r"rule must be a thalweg\.Rule"):
         RuleOptimizer("Lion")
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keras_table import Row, all_rows, assert_same_bits, pair, snapshot, train
 
 import thalweg
+from keras_table import Row, all_rows, assert_same_bits, pair, snapshot, train
 from thalweg import VariableAggregation, VariableSynchronization
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, RMSprop
 

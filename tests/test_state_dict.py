@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import thalweg
 from keras_table import (
     Row,
     all_rows,
@@ -19,8 +21,6 @@ from keras_table import (
     snapshot,
     train,
 )
-
-import thalweg
 from thalweg.errors import CheckpointMismatchError
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, schedules
 
@@ -189,6 +189,31 @@ def test_iterations_after_loading_is_the_same_variable() -> None:
     assert steps.item() == 9
 
 
+def test_preset_iterations_of_another_integer_type() -> None:
+    opt, again, (a, _) = Adam(), Adam(), pair()
+    opt.iterations = thalweg.Variable(3, "it", trainable=False)
+    train(opt, [a], 2)
+    again.load_state_dict(through_a_file(opt.state_dict()), [a])
+    assert again.iterations.item() == 5
+
+
+def test_double_hyperparameter_stays_double() -> None:
+    opt, again = SGD(np.float64(0.1)), SGD(np.float64(0.5))
+    again.load_state_dict(opt.state_dict())
+    w = thalweg.Variable(1.0, dtype="float64")
+    again.apply_gradients([(1.0, w)])
+    assert w.item() == 1 - 0.1
+
+
+def test_integer_hyperparameter_refuses_a_fraction() -> None:
+    opt, again, variables = SGD(0.5), SGD(1), pair()
+    train(again, variables, 1)
+    before = snapshot(again, variables)
+    with pytest.raises(CheckpointMismatchError, match=r"'learning_rate' is no number that fits"):
+        again.load_state_dict(opt.state_dict())
+    assert_same_bits(snapshot(again, variables), before)
+
+
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -247,7 +272,7 @@ MUTATIONS: dict[str, tuple[Change, str]] = {
     ),
     "hyperparameter of another type": (
         lambda state: state["hyperparameters"].update(learning_rate="fast"),
-        r"hyperparameter 'learning_rate' is no number: 'fast'",
+        r"hyperparameter 'learning_rate' is no number that fits it: 'fast'",
     ),
     "other weight": (
         lambda state: state["weights"].update(cache=torch.zeros(())),
@@ -325,7 +350,7 @@ def test_deferred_bad_state_refuses_the_step(name: str) -> None:
     change(state)
     opt, before = Nadam(), [var.numpy() for var in variables]
     opt.load_state_dict(state)
-    with pytest.raises(ValueError, match="of '[ab]:0'"):
+    with pytest.raises(ValueError, match=r"of '[ab]:0'"):
         opt.apply_gradients(gradients(variables))
     assert all(np.array_equal(var.numpy(), then) for var, then in zip(variables, before))
     assert opt.iterations.item() == 2

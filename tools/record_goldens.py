@@ -3,16 +3,22 @@
 Needs `tensorflow-cpu` and `tf_keras` (2.21 recorded the files in `tests/goldens`), which the
 library and its tests do not:
 
-    python tools/record_goldens.py --out DIR                      record every case of the tables
-    python tools/record_goldens.py --out DIR --cases 'v2/Adam/*'  those whose id matches
-    python tools/record_goldens.py --again tests/goldens/keras    record an existing file's cases with
-                                                                  its own inputs and compare the bits
-    python tools/record_goldens.py --out tests/goldens --wide     digests of large and wide variables
+    python tools/record_goldens.py --out DIR
+        every case of the tables
+    python tools/record_goldens.py --out DIR --cases 'v2/Adam/*'
+        those whose id matches
+    python tools/record_goldens.py --again tests/goldens/keras
+        the cases of an existing file, with its own inputs; says which differ in any bit
+    python tools/record_goldens.py --out tests/goldens --wide
+        digests of long and wide variables and of NaN, infinities and denormals
 
 The first two write DIR/keras.json and DIR/keras.npz; `LAYOUT` describes them, `tests/replay.py`
-reads them. The last writes DIR/wide.json and DIR/wide.npz, which `tests/test_wide_goldens.py` reads.
+reads them. The last writes DIR/wide.json and DIR/wide.npz, read by `tests/test_wide_goldens.py`.
 A case is a dict, the one stored in the JSON: the tables at the top of this file say what is in it,
 `inputs` draws its variables and gradients, `record` runs TensorFlow.
+
+TensorFlow's numbers do not depend on the processor but where it takes rsqrt of float32: Adadelta,
+and RMSprop with momentum for sparse gradients.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +43,7 @@ Arrays = dict[str, np.ndarray]
 LAYOUT = [
     "All keys are '<case id>|<what>|<name>...'.",
     " var|<v>            (steps+1, *shape)  row 0 = initial value, row t = value after step t",
-    " grad|<v>           (steps, *shape)    gradient fed at step t (row t-1); NaN row = None was fed",
+    " grad|<v>           (steps, *shape)    gradient fed at step t (row t-1); NaN row = None",
     " gval|<v>           (rows, *shape[1:]) concatenated IndexedSlices values of all steps",
     " gidx|<v>           (rows,)            matching indices (duplicates allowed, unsorted)",
     " gsplit|<v>         (steps+1,)         rows of step t are gsplit[t-1]:gsplit[t]; equal ends",
@@ -47,14 +54,15 @@ LAYOUT = [
     " const|<name>       constants of 'minimize' cases",
     " steps, values      (n,)               of 'schedule' cases",
     "Steps are 1-based in the JSON (none_steps, set_hyper; entry k of a callable is step k+1).",
-    "Python floats given as hyperparameters pass through float32 inside TensorFlow, unless the case",
-    "says hyper_np64=true: then they were numpy.float64 scalars.",
+    "Python floats given as hyperparameters pass through float32 inside TensorFlow, unless the",
+    "case says hyper_np64=true: then they were numpy.float64 scalars.",
 ]
 
 # --- The tables ----------------------------------------------------------------------------------
 
 EXPONENTIAL = {"schedule": "ExponentialDecay", "config": {
-    "initial_learning_rate": 0.2, "decay_steps": 4, "decay_rate": 0.5, "staircase": False}}  # fmt: skip
+    "initial_learning_rate": 0.2, "decay_steps": 4, "decay_rate": 0.5,
+    "staircase": False}}  # fmt: skip
 POLYNOMIAL = {"schedule": "PolynomialDecay", "config": {
     "initial_learning_rate": 0.3, "decay_steps": 6, "end_learning_rate": 0.01, "power": 2.0,
     "cycle": False}}  # fmt: skip
@@ -187,7 +195,8 @@ SCHEDULES: list[tuple[str, dict[str, Any]]] = [
     ("CosineDecay", {"initial_learning_rate": 0.1, "decay_steps": 6_000, "alpha": 0.1}),
     ("CosineDecay", {"initial_learning_rate": 0.1, "decay_steps": 6_000, "warmup_target": 0.3,
                      "warmup_steps": 500}),
-    ("CosineDecayRestarts", {"initial_learning_rate": 0.1, "first_decay_steps": 300, "m_mul": 0.75}),
+    ("CosineDecayRestarts", {"initial_learning_rate": 0.1, "first_decay_steps": 300,
+                             "m_mul": 0.75}),
     ("CosineDecayRestarts", {"initial_learning_rate": 0.1, "first_decay_steps": 300, "t_mul": 1.0,
                              "m_mul": 0.9}),
     ("CosineDecayRestarts", {"initial_learning_rate": 0.1, "first_decay_steps": 300, "t_mul": 1.5,
@@ -236,16 +245,18 @@ WIDE_RULES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "Ftrl": ("Ftrl", {}, _FTRL),
     "FtrlPower": ("Ftrl", {"learning_rate_power": -0.7}, _FTRL),
 }  # fmt: skip
-WIDE_VARIABLES: dict[str, tuple[tuple[int, ...], str]] = {
-    "empty": ((0,), "dense"),
-    "one": ((1,), "dense"),
-    "long": ((200_003,), "dense"),
-    "rows": ((20, 64), "sparse"),
-    "wide": ((20, 100), "sparse"),
-    "single": ((50, 1), "sparse"),
-}
+# Kind of a wide case -> its variables. "edges" are NaN, infinities, signed zeros and denormals.
+WIDE_VARIABLES: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {
+    "wide": {
+        "empty": ((0,), "dense"), "one": ((1,), "dense"), "long": ((200_003,), "dense"),
+        "rows": ((20, 64), "sparse"), "wide": ((20, 100), "sparse"), "single": ((50, 1), "sparse"),
+    },
+    "edges": {"flat": ((3_001,), "dense"), "rows": ((30, 20), "sparse"),
+              "single": ((40,), "sparse")},
+}  # fmt: skip
 WIDE_STEPS = 5
 WIDE_SAMPLES = 16
+WIDE_SEED = 2026
 
 
 def trajectory(
@@ -291,17 +302,14 @@ def cases() -> Iterator[Case]:
 
 
 def wide_cases() -> Iterator[Case]:
-    """Every rule with three settings in both dtypes, on the variables of `WIDE_VARIABLES`."""
-    for index, (rule, (optimizer, own, settings)) in enumerate(WIDE_RULES.items()):
-        for (number, setting), dtype in itertools.product(
-            enumerate(settings), ("float32", "float64")
-        ):
+    """Every rule, with three settings on wide variables and with the first on edges."""
+    for rule, (optimizer, own, settings) in WIDE_RULES.items():
+        kinds = [("wide", 0), ("wide", 1), ("wide", 2), ("edges", 0)]
+        for (kind, number), dtype in itertools.product(kinds, ("float32", "float64")):
             yield {
-                "id": f"{rule}/{number}/f{np.dtype(dtype).itemsize * 8}", "kind": "trajectory",
-                "rule": rule, "optimizer": optimizer, "kwargs": {**own, **setting}, "dtype": dtype,
-                "steps": WIDE_STEPS, "order": list(WIDE_VARIABLES), "seed": 100 * index + number,
-                "vars": {name: {"shape": list(shape), "dtype": dtype, "grad": kind}
-                         for name, (shape, kind) in WIDE_VARIABLES.items()},
+                "id": f"{rule}/{kind}{number}/f{np.dtype(dtype).itemsize * 8}", "rule": rule,
+                "inputs": kind, "optimizer": optimizer, "kwargs": {**own, **settings[number]},
+                "dtype": dtype,
             }  # fmt: skip
 
 
@@ -313,6 +321,15 @@ def magnitudes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> 
     exponents = np.floor(rng.random(shape) * 27).astype(np.int64) - 20
     values = np.ldexp(1 + rng.random(shape), exponents)
     return np.where(rng.random(shape) < 0.5, -values, values).astype(dtype)
+
+
+def edges(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Numbers that are easily got wrong, one in four an ordinary one."""
+    tiny, largest = float(np.finfo(dtype).tiny), float(np.finfo(dtype).max)
+    listed = [math.nan, math.inf, -math.inf, 0.0, -0.0, tiny, -tiny, 0.3 * tiny, -0.3 * tiny,
+              1.5 * tiny, largest, -largest]  # fmt: skip
+    pool = np.array([*listed, 1.0, -1.0, 0.5, -3.0], dtype)
+    return pool[np.floor(rng.random(shape) * len(pool)).astype(np.int64)]
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -572,12 +589,20 @@ def run(case: Case, seed: int) -> tuple[Case, Arrays]:
 # --- Files ----------------------------------------------------------------------------------------
 
 
-def _write(path: Path, listed: list[Case], arrays: Arrays, layout: list[str]) -> None:
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _write(
+    path: Path, listed: list[Case], arrays: Arrays, layout: list[str], further: Case
+) -> None:
     tf, _ = _modules()
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path.with_suffix(".npz"), **arrays)
-    content = {"layout": layout, "tensorflow": tf.__version__, "cases": listed}
-    path.with_suffix(".json").write_text(json.dumps(content, sort_keys=True, indent=1) + "\n")
+    head = {"layout": layout, "tensorflow": tf.__version__, **further}
+    lines = ",\n".join(json.dumps(case, sort_keys=True) for case in listed)
+    text = json.dumps(head, indent=1)[:-2] + f',\n "cases": [\n{lines}\n ]\n}}\n'
+    path.with_suffix(".json").write_text(text)
 
 
 def record_all(out: Path, pattern: str, seed: int) -> None:
@@ -589,8 +614,8 @@ def record_all(out: Path, pattern: str, seed: int) -> None:
             case, found = run(case, seed)
             listed.append(case)
             arrays.update({f"{case['id']}|{key}": value for key, value in found.items()})
-    _write(out / "keras", listed, arrays, LAYOUT)
-    print(f"{len(listed)} cases, {len(arrays)} arrays")
+    _write(out / "keras", listed, arrays, LAYOUT, {"seed": seed})
+    _say(f"{len(listed)} cases, {len(arrays)} arrays")
 
 
 def _given(case: Case, stored: Any) -> Arrays:
@@ -613,8 +638,8 @@ def record_again(prefix: Path, pattern: str) -> int:
         wrong = [key for key, value in found.items() if not _same(value, stored, case, key)]
         differing += bool(wrong)
         if wrong:
-            print(case["id"], *wrong)
-    print(f"{len(listed)} cases recorded again, {differing} differ")
+            _say(" ".join((case["id"], *wrong)))
+    _say(f"{len(listed)} cases recorded again, {differing} differ")
     return differing
 
 
@@ -629,42 +654,56 @@ def _same(value: np.ndarray, stored: Any, case: Case, key: str) -> bool:
 # --- Wide recordings ------------------------------------------------------------------------------
 
 WIDE_LAYOUT = [
-    "Inputs are not stored: tools/record_goldens.py draws them from the case's seed (wide_inputs);",
-    "'inputs' is their digest. All keys are '<case id>|<what>|<name>'; what is var or slot.",
-    " digest   (steps,) uint64: blake2b of the bytes after each step, NaN as the one quiet NaN",
-    " sample   (steps, up to 16): the elements at sample_positions(size) after each step",
+    "All keys are '<case id>|<what>'. 'keys' of a case are its arrays: var|<v> or slot|<v>|<slot>.",
+    " digest   (steps, keys) uint64: blake2b of each array's bytes after each step, any NaN as one",
+    " sample   (steps, ...): elements of each array after each step, one array after the other;",
+    "                        sample_positions(size) says which",
+    "Inputs are drawn again, from a seed: see wide_inputs; 'inputs' has a digest of each.",
 ]
 
 
-def wide_inputs(case: Case) -> Arrays:
-    """Initial values and gradients of a wide case."""
-    return inputs(case, case["seed"], magnitudes)
+def wide_spec(kind: str, dtype: str) -> Case:
+    """Variables and steps of the wide cases of a kind."""
+    variables = {name: {"shape": list(shape), "dtype": dtype, "grad": gradient}
+                 for name, (shape, gradient) in WIDE_VARIABLES[kind].items()}  # fmt: skip
+    return {"order": list(variables), "vars": variables, "steps": WIDE_STEPS}
+
+
+@cache
+def wide_inputs(kind: str, dtype: str) -> Arrays:
+    """Initial values and gradients of the wide cases of a kind; variables are ordinary numbers."""
+    draw = magnitudes if kind == "wide" else edges
+    found = inputs(wide_spec(kind, dtype), WIDE_SEED, draw)
+    ordinary = inputs(wide_spec(kind, dtype), WIDE_SEED, magnitudes)
+    return {key: ordinary[key] if key.startswith("var|") else found[key] for key in found}
 
 
 def digest(array: np.ndarray) -> int:
     """blake2b of an array's bytes, 64 bits of it; all NaN count as one."""
-    array = np.where(np.isnan(array), np.full_like(array, np.nan), array)
-    content = np.ascontiguousarray(array).tobytes()
+    array = np.where(np.isnan(array), array.dtype.type(math.nan), array)
+    content = np.ascontiguousarray(array).data
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def inputs_digest(given: Arrays) -> str:
-    """One digest of all inputs of a case."""
-    parts = [f"{digest(value):016x}" for _, value in sorted(given.items()) if value.dtype.kind == "f"]
-    return hashlib.blake2b("".join(parts).encode(), digest_size=8).hexdigest()
+def inputs_digest(kind: str, dtype: str) -> str:
+    """One digest of the inputs of a kind."""
+    found = wide_inputs(kind, dtype)
+    parts = [np.ascontiguousarray(found[key]).tobytes() for key in sorted(found)]
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
 
 
 def sample_positions(size: int) -> np.ndarray:
-    """Up to `WIDE_SAMPLES` positions, spread over the whole and the last among them."""
+    """Up to `WIDE_SAMPLES` positions, spread over the whole, the first and last among them."""
     count = min(size, WIDE_SAMPLES)
     return np.array([(size - 1) * k // max(count - 1, 1) for k in range(count)], np.int64)
 
 
-def _condensed(array: np.ndarray) -> Arrays:
-    steps = array[1:]
-    flat = steps.reshape(len(steps), -1)
-    digests = np.array([digest(each) for each in steps], np.uint64)
-    return {"digest": digests, "sample": flat[:, sample_positions(flat.shape[1])]}
+def _condensed(arrays: list[np.ndarray]) -> Arrays:
+    """Digests and samples of arrays whose first dimension is the step, 0 the initial value."""
+    flat = [array[1:].reshape(WIDE_STEPS, -1) for array in arrays]
+    digests = [[digest(array[step]) for array in flat] for step in range(WIDE_STEPS)]
+    samples = [array[:, sample_positions(array.shape[1])] for array in flat]
+    return {"digest": np.array(digests, np.uint64), "sample": np.concatenate(samples, axis=1)}
 
 
 def record_wide(out: Path, pattern: str) -> None:
@@ -674,20 +713,24 @@ def record_wide(out: Path, pattern: str) -> None:
     for case in wide_cases():
         if not fnmatch.fnmatch(case["id"], pattern):
             continue
-        given = wide_inputs(case)
-        run_case, found = record(case, given)
-        kept = ("slot_names", "nonslot")
-        listed.append({**case, "inputs": inputs_digest(given), **{k: run_case[k] for k in kept}})
-        for key, value in found.items():
-            if key.startswith(("var|", "slot|")):
-                for what, condensed in _condensed(value).items():
-                    arrays[f"{case['id']}|{key}|{what}"] = condensed
-    _write(out / "wide", listed, arrays, WIDE_LAYOUT)
-    print(f"{len(listed)} cases")
+        kind, dtype = case["inputs"], case["dtype"]
+        _, found = record({**case, **wide_spec(kind, dtype)}, wide_inputs(kind, dtype))
+        keys = [key for key in found if key.startswith(("var|", "slot|"))]
+        for what, value in _condensed([found[key] for key in keys]).items():
+            arrays[f"{case['id']}|{what}"] = value
+        listed.append({**case, "keys": keys})
+    drawn = {
+        f"{kind}/{dtype}": inputs_digest(kind, dtype)
+        for kind, dtype in itertools.product(WIDE_VARIABLES, ("float32", "float64"))
+    }
+    _write(out / "wide", listed, arrays, WIDE_LAYOUT, {"inputs": drawn})
+    _say(f"{len(listed)} cases")
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="folder to write to")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="ids, with * and ?")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")

@@ -1,5 +1,12 @@
 """The exceptions and warnings of the library; each is also the standard class users catch today."""
 
+import os
+import sys
+import warnings
+from pathlib import Path
+
+_HERE = str(Path(__file__).parent) + os.sep
+
 
 class ThalwegError(Exception):
     """Base of every error that the library raises on purpose."""
@@ -35,3 +42,11 @@ class PerformanceWarning(UserWarning):
 
 class NumericsWarning(UserWarning):
     """The result may differ from what the same code computed in TensorFlow."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that led here, however deep in the library."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

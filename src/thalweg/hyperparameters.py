@@ -67,6 +67,8 @@ class Hyperparameters:
         shape = getattr(value, "shape", ())
         if tuple(shape) != () and not callable(value):
             raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
+        if isinstance(value, np.ndarray):
+            value = value[()]
         old = self._values.get(name)
         if not (self.created and isinstance(old, Variable)) or isinstance(
             value, LearningRateSchedule
@@ -108,7 +110,22 @@ class Hyperparameters:
                 found[name] = value.item() if isinstance(value, np.generic) else value  # pyright: ignore
         return found
 
+    def accepts(self, name: str, value: Any) -> bool:
+        """Whether `restore` can take the value."""
+        if not isinstance(value, int | float):
+            return False
+        old = self._values[name]
+        is_integer = isinstance(old, Variable) and not old.is_floating_point()
+        return not is_integer or float(value).is_integer()
+
     def restore(self, name: str, value: int | float) -> None:
         """Set a number over a number; schedules, callables and tensors stay in force."""
         if name in self.numbers():
-            self.set(name, value)
+            old = self._values[name]
+            self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
+
+    def __copy__(self) -> Hyperparameters:
+        copied = Hyperparameters()
+        copied._values.update(self._values)
+        copied.created = self.created
+        return copied

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,14 @@ class Clipping:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
 
+    def options(self) -> dict[str, float | None]:
+        """The options by name."""
+        return asdict(self)
+
     def __bool__(self) -> bool:
         return bool(self.stages)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas that the update applies to each gradient."""
         chosen: list[Formula] = []

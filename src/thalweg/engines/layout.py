@@ -88,6 +88,31 @@ def check_variable(var: Tensor, name: str) -> None:
         )
 
 
+def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
+    """Refuse slots that no engine can update beside their variable.
+
+    Raises:
+        InvalidTypeError: For a dtype that is not computed.
+        InvalidArgumentError: If shapes or devices differ.
+        LayoutError: If elements of a slot share memory.
+    """
+    for slot in slots:
+        if slot.dtype not in STORAGE_NAMES:
+            raise InvalidTypeError(
+                f"Invalid type {slot.dtype} for a slot of {name}, expected: {_EXPECTED}."
+            )
+        if slot.shape != var.shape or slot.device != var.device:
+            raise InvalidArgumentError(
+                f"A slot of '{name}' has shape {tuple(slot.shape)} on {slot.device} but the"
+                f" variable has shape {tuple(var.shape)} on {var.device}."
+            )
+        if slot.is_neg() or overlapping(slot):
+            raise LayoutError(
+                f"cannot update a slot of '{name}' in place: its elements share memory"
+                f" (shape {tuple(slot.shape)}, strides {slot.stride()})."
+            )
+
+
 def overlapping(tensor: Tensor) -> bool:
     """Whether two elements of a tensor may lie at one address."""
     if dense(tensor):

@@ -58,6 +58,7 @@ class Group:
         self.kernel = cpu.compiled(rule.update, stages, names, self.dtype)
         self._storage = names[1]
         self.members = members
+        self.whole = len(members) == len(variables)
         sizes = [variables[index].numel() for index in members]
         base = np.zeros((len(members), len(storage)), np.int64)
         for row, index in enumerate(members):
@@ -82,12 +83,10 @@ class Group:
             separate: Scalars that differ by variable, an array over the plan's variables each.
         """
         names = self.kernel.scalars
-        per_variable = [name for name in names if name in separate]
-        if not per_variable:
-            for column, name in enumerate(names):
-                self.scalars[0, column] = shared[name]
+        if not any(name in separate for name in names):
+            self.scalars[:] = [shared[name] for name in names]
             return
-        if len(self.scalars) == 1:
+        if len(self.scalars) != len(self.members):
             self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
             self.table.scalar_row[:] = self._rows
         for column, name in enumerate(names):
@@ -145,21 +144,19 @@ class DensePlan:
         self._strides = list(map(_stride, self.variables))
         self._dtypes = list(map(_dtype, self.variables))
         self._contiguous = all(map(_contiguous, self.variables))
-        self._reach = self._memory()
+        self._bounds = self._memory()
 
-    def _memory(self) -> tuple[np.ndarray, np.ndarray]:
-        """The written memory as sorted, disjoint runs: their starts and ends."""
+    def _memory(self) -> np.ndarray:
+        """Bounds of the written memory: start, end, start, end ... of disjoint runs, ascending."""
         tensors = [*self.variables, *(slot for each in self.slots for slot in each)]
         spans = np.array([layout.span(tensor) for tensor in tensors if tensor.numel()], np.int64)
-        spans = spans.reshape(-1, 2)
+        # Address 0 counts as written: a gradient there lies on the meta device.
+        spans = np.concatenate([np.array([[-1, 1]]), spans.reshape(-1, 2)])
         spans = spans[np.argsort(spans[:, 0])]
-        if not len(spans):
-            return spans[:, 0], spans[:, 1]
-        # Merge neighbours, so that the search stays short.
-        breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
-        starts = spans[np.concatenate([[0], breaks]), 0]
-        ends = np.maximum.reduceat(spans[:, 1], np.concatenate([[0], breaks]))
-        return starts, ends
+        reach = np.maximum.accumulate(spans[:, 1])
+        first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
+        last = np.append(first[1:] - 1, len(spans) - 1)
+        return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
 
     def applies(self, variables: Sequence[Tensor]) -> bool:
         """Whether this plan was made for these very variables, and they lie where they lay."""
@@ -168,7 +165,7 @@ class DensePlan:
         if StateVariable.moves != self._moves:
             return False
         try:
-            if not np.array_equal(_addresses(self._written), self._pointers):
+            if not (_addresses(self._written) == self._pointers).all():
                 return False
         except RuntimeError:
             return False
@@ -221,18 +218,12 @@ class DensePlan:
             group.point_at(addresses[group.members])
 
     def _point(self, addresses: np.ndarray) -> bool:
-        starts, ends = self._reach
         for group in self.groups:
-            whole = len(group.members) == len(self.variables)
-            own = addresses if whole else addresses[group.members]
-            if not own.all():
-                return False  # a null pointer: the meta device passes for the CPU above
-            # A gradient inside memory that the step writes must be copied first.
-            before = np.searchsorted(starts, own, side="right") - 1
-            if np.any((before >= 0) & (own < ends[before])):
-                return False
-            following = np.minimum(before + 1, len(starts) - 1)
-            if np.any((starts[following] >= own) & (starts[following] < own + group.bytes)):
+            own = addresses if group.whole else addresses[group.members]
+            # A gradient inside memory that the step writes must be copied first: its first byte
+            # lies after an odd number of bounds then, or its end after more of them.
+            before = self._bounds.searchsorted(own, "right")
+            if (before & 1).any() or (before != self._bounds.searchsorted(own + group.bytes)).any():
                 return False
             group.point_at(own)
         return True

@@ -6,6 +6,7 @@ Tensors elsewhere are computed with torch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -104,20 +105,23 @@ def torch_formula(formula: Formula) -> Formula:
 
 
 @cache
-def _prepare(rule: Rule) -> Formula:
-    return host(rule.prepare, NUMPY)
+def _prepare(rule: Rule) -> tuple[Formula, tuple[str, ...]]:
+    function = host(rule.prepare, NUMPY)
+    return function, tuple(inspect.signature(function).parameters)
 
 
 def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them."""
     if rule.prepare is None:
         return dict(hypers)
-    function = _prepare(rule)
-    code = rule.prepare.__code__
-    wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    _check_given(rule, "prepare", wanted, hypers)
+    function, wanted = _prepare(rule)
+    try:
+        arguments = {name: hypers[name] for name in wanted}
+    except KeyError:
+        _check_given(rule, "prepare", wanted, hypers)
+        raise
     with np.errstate(all="ignore"):
-        return {**hypers, **function(**{name: hypers[name] for name in wanted})}
+        return {**hypers, **function(**arguments)}
 
 
 def check_scalars(rule: Rule, scalars: Scalars) -> None:

@@ -176,9 +176,10 @@ class Runner:
     ) -> Step:
         own = [variables[i] for i in indices]
         own_slots = [slots[i] for i in indices]
-        plan = self._kept
+        # A plan points at one step's gradients, so repeats of a variable need plans of their own.
+        plan, self._kept = self._kept, None
         if plan is None or not plan.serves(rule, stages, own, own_slots):
-            plan = self._kept = DensePlan(rule, stages, own, own_slots)
+            plan = DensePlan(rule, stages, own, own_slots)
         fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
         plan.point_at(fitting)
         whole = len(indices) == len(variables)
@@ -191,6 +192,7 @@ class Runner:
             own = separate if whole else {key: value[indices] for key, value in separate.items()}
             plan.run(scalars, own, flush)
             fitting.clear()
+            self._kept = plan
 
         return step
 

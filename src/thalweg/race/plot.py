@@ -36,11 +36,13 @@ def save(race: Race, path: Path) -> None:
     accuracies = [point.scores.test_accuracy for lane in race.lanes for point in lane.evaluations]
     if accuracies:
         # The slowest start would otherwise press all that follows against the top.
-        right.set_ylim(bottom=float(np.nanquantile(accuracies, 0.05)) - 0.01)
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        low, high = np.nanquantile(accuracies, 0.05), np.nanmax(accuracies)
+        margin = max(high - low, 0.01) * 0.08
+        right.set_ylim(float(low - margin), float(high + margin))
+    right.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     for axes in (left, right):
         axes.set_xlabel("step")
-        axes.set_xlim(0, race.steps)
+        axes.set_xlim(0, race.steps * 1.01)
         axes.grid(alpha=0.25, which="both", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     right.legend(
@@ -81,4 +83,4 @@ def _scale(axes: Any, race: Race) -> None:
     # A logarithmic scale where the losses span more than a decade; never one ruled by a blow-up.
     if finals and 0 < min(finals) < start / 10:
         axes.set_yscale("log")
-    axes.set_ylim(top=start * 1.5)
+    axes.set_ylim(top=start * 1.1)

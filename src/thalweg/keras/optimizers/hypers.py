@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.engines.layout import compute_dtype
-from thalweg.errors import NumericsWarning
+from thalweg.errors import NumericsWarning, warn
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.schedules import LearningRateSchedule, serialize
 
@@ -71,11 +70,10 @@ class Hypers:
             super().__setattr__(name, value)
             return
         if key == "decay":
-            warnings.warn(
+            warn(
                 f"Setting decay of '{self._name}' has no effect, as in TensorFlow: the"
                 f" {self._initial_decay} given to the constructor stays in force.",
                 NumericsWarning,
-                stacklevel=2,
             )
         self._set_hyper(key, value)
 

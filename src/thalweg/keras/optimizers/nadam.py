@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import compute_dtype
-from thalweg.errors import NumericsWarning
+from thalweg.errors import NumericsWarning, warn
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import NADAM
 from thalweg.schedules import LearningRateSchedule
@@ -46,6 +45,7 @@ class Nadam(BuiltIn):
     """
 
     EXACT = {"epsilon": "epsilon", "decay": "_initial_decay"}
+    EXTRA = ("momentum_cache",)
 
     def __init__(
         self,
@@ -57,18 +57,12 @@ class Nadam(BuiltIn):
         **kwargs: Any,
     ) -> None:
         if "decay" in kwargs:
-            warnings.warn(
+            warn(
                 "Nadam ignores `decay`, as in TensorFlow: pass `schedule_decay` for the decay of"
                 " its momentum schedule.",
                 NumericsWarning,
-                stacklevel=2,
             )
         kwargs["decay"] = kwargs.pop("schedule_decay", 0.004)
-        if isinstance(kwargs.get("lr", learning_rate), LearningRateSchedule):
-            raise ValueError(
-                "The Nadam optimizer does not support tf.keras.optimizers.LearningRateSchedules as"
-                " the learning rate."
-            )
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("beta_1", beta_1)
@@ -76,6 +70,14 @@ class Nadam(BuiltIn):
         self.epsilon = epsilon or 1e-7
         self.rule = NADAM
         self._cache: Variable | None = None
+
+    def _set_hyper(self, name: str, value: Any) -> None:
+        if isinstance(value, LearningRateSchedule):
+            raise ValueError(
+                "The Nadam optimizer does not support tf.keras.optimizers.LearningRateSchedules as"
+                " the learning rate."
+            )
+        super()._set_hyper(name, value)
 
     def _learning_rate(self, dtype: type[np.floating]) -> Any:
         return self._scalar("learning_rate", dtype)  # `decay` is psi, not the learning rate's

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.engines import Selection, check_gradients, check_name, compute_dtype, current
 from thalweg.engines.measure import sums_of_squares
 from thalweg.engines.selection import EngineName
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.pairs import (
@@ -53,8 +53,9 @@ class Optimizer(Hypers, Weights, State):
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
     `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in
-    place; autograd is off. To have an optimizer fused instead, write a `thalweg.Rule` and run it
-    with `RuleOptimizer`.
+    place; autograd is off. Should they fail, variables and slots are put back from copies, made
+    before each step. To have an optimizer fused instead, write a `thalweg.Rule` and run it with
+    `RuleOptimizer`.
 
     Args:
         name: Name of the optimizer, the scope of its variables' names. None makes one of the
@@ -93,11 +94,7 @@ class Optimizer(Hypers, Weights, State):
                 )
             _check_not_negative(key, value)
         if "lr" in kwargs:
-            warnings.warn(
-                "The `lr` argument is deprecated, use `learning_rate` instead.",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
         State.__init__(self)
@@ -108,14 +105,14 @@ class Optimizer(Hypers, Weights, State):
         self._aggregator = gradient_aggregator
         self._transformers: list[Transformer] = list(gradient_transformers or [])
         self._clipping = Clipping()
-        self._set_clipping(**{key: kwargs.get(key) for key in vars(self._clipping)})
+        self._set_clipping(**{key: kwargs.get(key) for key in self._clipping.options()})
 
     # Options
 
     def _set_clipping(self, **changes: Any) -> None:
         for key, value in changes.items():
             _check_not_negative(key, value)
-        clipping = Clipping(**{**vars(self._clipping), **changes})
+        clipping = Clipping(**{**self._clipping.options(), **changes})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:
@@ -311,8 +308,11 @@ class Optimizer(Hypers, Weights, State):
 
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
-            ValueError: No variable has a gradient, or a gradient does not fit its variable. No
-                variable and no slot has changed then.
+            ValueError: No variable has a gradient, or a gradient does not fit its variable.
+
+        No variable and no slot has changed then, nor when a callable, a schedule, an aggregator, a
+        transformer or a hook fails. A constraint that fails is the only part of its step that is
+        not done. A note on the exception says which.
         """
         pairs = self._filtered(as_pairs(grads_and_vars))
         if not pairs:
@@ -320,15 +320,18 @@ class Optimizer(Hypers, Weights, State):
         self._called.clear()
         with torch.no_grad():
             self._check(pairs)
-            variables = distinct([var for _, var in pairs])
-            self._create_all_weights(variables)
-            apply_state = self._prepare(variables)
-            if experimental_aggregate_gradients:
-                pairs = list(self._transform_unaggregated_gradients(pairs))
-                pairs = list(self._aggregate_gradients(pairs))
-            pairs = list(self._transform_gradients(pairs))
-            self._apply(pairs, apply_state)
+            with not_taken():
+                variables = distinct([var for _, var in pairs])
+                self._create_all_weights(variables)
+                apply_state = self._prepare(variables)
+                if experimental_aggregate_gradients:
+                    pairs = list(self._transform_unaggregated_gradients(pairs))
+                    pairs = list(self._aggregate_gradients(pairs))
+                pairs = list(self._transform_gradients(pairs))
+            errors = self._apply(pairs, apply_state)
             self.iterations.add_(1)
+        for error in errors:
+            raise error
         return self.iterations
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
@@ -337,9 +340,9 @@ class Optimizer(Hypers, Weights, State):
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
         if missing:
-            warnings.warn(
+            warn(
                 f"Gradients do not exist for variables {missing} when minimizing the loss.",
-                stacklevel=3,
+                UserWarning,
             )
         return [(as_gradient(grad, var), var) for grad, var in pairs if grad is not None]
 
@@ -425,16 +428,35 @@ class Optimizer(Hypers, Weights, State):
             clipped.append((transformed(grad, clipping.stages, own, flush), var))
         return clipped
 
-    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> None:
-        """One hook call per pair, in order; a constraint follows its variable's update."""
-        for grad, var in pairs:
-            if isinstance(grad, IndexedSlices):
-                self._resource_apply_sparse_duplicate_indices(
-                    grad.values, var, grad.indices, apply_state=apply_state
-                )
-            else:
-                _call(self._resource_apply_dense, (grad, var), apply_state)
-                constrain(var)
+    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> list[BaseException]:
+        """One hook call per pair, in order; a constraint follows its variable's update.
+
+        Returns:
+            What constraints raised.
+        """
+        errors: list[BaseException] = []
+        with not_taken(), self._restored([var for _, var in pairs]):
+            for grad, var in pairs:
+                if isinstance(grad, IndexedSlices):
+                    self._resource_apply_sparse_duplicate_indices(
+                        grad.values, var, grad.indices, apply_state=apply_state
+                    )
+                else:
+                    _call(self._resource_apply_dense, (grad, var), apply_state)
+                    errors += constrain(var)
+        return errors
+
+    @contextlib.contextmanager
+    def _restored(self, variables: Sequence[Tensor]) -> Iterator[None]:
+        """Undo what hooks did to variables and their slots if one of them fails."""
+        written = [*variables, *(s for v in variables for s in self._slots.all_of(v).values())]
+        kept = [tensor.detach().clone() for tensor in written]
+        try:
+            yield
+        except BaseException:
+            for tensor, value in zip(written, kept, strict=True):
+                tensor.copy_(value)
+            raise
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
@@ -457,7 +479,7 @@ class Optimizer(Hypers, Weights, State):
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""
-        given = {key: value for key, value in vars(self._clipping).items() if value is not None}
+        given = {key: value for key, value in self._clipping.options().items() if value is not None}
         return {"name": self._name, **given}
 
     @classmethod
@@ -494,6 +516,11 @@ def _check_variables(variables: Iterable[Any]) -> None:
                 f"Trying to update a Tensor {name_of(var, 'Tensor')!r}: it is no variable. Use"
                 " thalweg.Variable or a leaf that requires a gradient."
             )
+        if var.is_nested:
+            raise LayoutError(
+                f"cannot update '{name_of(var)}' in place: it is a nested tensor. Give its parts"
+                " to the optimizer one by one."
+            )
 
 
 def _call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: ApplyState) -> Any:
@@ -505,14 +532,36 @@ def _call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: ApplySta
     return hook(*args)
 
 
-def constrain(var: Tensor) -> None:
-    """Replace a variable's value by what its constraint, if it has one, makes of it."""
+@contextlib.contextmanager
+def not_taken() -> Iterator[None]:
+    """Say of an exception that nothing has changed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note("The step was not taken: no variable and no slot has changed.")
+        raise
+
+
+def constrain(var: Tensor) -> list[BaseException]:
+    """Replace a variable's value by what its constraint, if it has one, makes of it.
+
+    Returns:
+        What the constraint raised: the update is done by now, and the step goes on.
+    """
     constraint = variable_constraint(var)
     if constraint is None:
-        return
+        return []
+    title = name_of(var)
     try:
+        value = constraint(var)
+        if value.shape != var.shape or value.dtype != var.dtype:
+            raise InvalidArgumentError(
+                f"The constraint of '{title}' returned {value.dtype} of shape"
+                f" {tuple(value.shape)}, expected {var.dtype} of shape {tuple(var.shape)}."
+            )
         with torch.no_grad():
-            var.copy_(constraint(var))
+            var.copy_(value)
     except BaseException as error:
-        error.add_note(f"'{name_of(var)}' had been updated when its constraint failed.")
-        raise
+        error.add_note(f"The step was taken, but without the constraint of '{title}'.")
+        return [error]
+    return []

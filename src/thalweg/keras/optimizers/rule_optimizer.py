@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.engines import Runner, Selection, check_scalars, compute_dtype, prepared
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain
+from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain, not_taken
 from thalweg.keras.optimizers.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of, variable_constraint
@@ -155,33 +156,41 @@ class RuleOptimizer(Optimizer):
         if not self._runner.aim(rule, stages, variables, gradients, selection):
             return None
         self._called.clear()
-        shared = self._shared(self._runner)
+        with not_taken():
+            shared = self._shared(self._runner)
         self._run(self._runner, shared, gradients, self._clipping, selection)
         self._finish(shared)
         return self.iterations.add_(1)
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
-        if self._overrides((*_UPDATES, "_transform_gradients")) or self._transformers:
+        is_asked_for = self._overrides(("_transform_gradients",)) or bool(self._transformers)
+        if is_asked_for or self._one_by_one(grads_and_vars):
             return super()._transform_gradients(grads_and_vars)
         return grads_and_vars
 
-    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> None:
-        if self._overrides(_UPDATES):
-            super()._apply(pairs, apply_state)
+    def _one_by_one(self, pairs: list[Pair]) -> bool:
+        """Whether each pair is updated on its own: for a subclass's hook, or because a constraint
+        comes between two updates of a variable.
+        """
+        constrained = [id(var) for _, var in pairs if variable_constraint(var) is not None]
+        return self._overrides(_UPDATES) or len(set(constrained)) < len(constrained)
+
+    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> list[BaseException]:
+        if self._one_by_one(pairs):
+            errors = super()._apply(pairs, apply_state)
             dtypes = dict.fromkeys(compute_dtype(var.dtype) for _, var in pairs)
             self._finish({dtype: self._rule_scalars(dtype) for dtype in dtypes})
-            return
+            return errors
         clipped = self._transformers or self._overrides(("_transform_gradients",))
         clipping = Clipping() if clipped else self._clipping
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
         self._finish(self._step(self._runner, clipping, variables, gradients))
         constrained = [var for var in variables if variable_constraint(var) is not None]
-        for var in constrained:
-            constrain(var)
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
         self._fast = plain and not constrained
+        return [error for var in constrained for error in constrain(var)]
 
     def _step(
         self, runner: Runner, clipping: Clipping, variables: list[Tensor], gradients: list[Any]
@@ -190,10 +199,12 @@ class RuleOptimizer(Optimizer):
         names = [slot.name for slot in rule.slots]
         slots = [self._slots.of(var, names) for var in variables]
         titles = [name_of(var) for var in variables]
-        runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
-        shared = self._shared(runner)
-        for values in shared.values():
-            check_scalars(rule, values)
+        with not_taken():
+            _check_shapes(variables, slots, titles)
+            runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
+            shared = self._shared(runner)
+            for values in shared.values():
+                check_scalars(rule, values)
         self._run(runner, shared, gradients, clipping, selection)
         return shared
 
@@ -249,6 +260,19 @@ class RuleOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def _check_shapes(
+    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
+) -> None:
+    """Refuse a variable that was given another shape since its slots were made."""
+    for var, own, title in zip(variables, slots, titles, strict=True):
+        for slot in own:
+            if slot.shape != var.shape:
+                raise InvalidArgumentError(
+                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
+                    f" {tuple(slot.shape)}. Make a new optimizer for it."
+                )
 
 
 _PLANS = ("_runner", "_runners", "_fast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from thalweg.variable import Variable, dtype_name, name_of
 
 FORMAT = 1
 _LISTED = 10  # differences that an error names
+_COUNTERS = (torch.int64, torch.int32)  # a variable given for `iterations` may be either
+_PARTS = ("hyperparameters", "weights", "slots")
 
 
 def numbered(variables: Sequence[Tensor]) -> list[str]:
@@ -29,27 +32,36 @@ def numbered(variables: Sequence[Tensor]) -> list[str]:
     return names
 
 
-def mismatch(differences: list[str]) -> CheckpointMismatchError:
+def mismatch(
+    differences: list[str], outcome: str = "Nothing was loaded."
+) -> CheckpointMismatchError:
     """The error that lists differences."""
     shown = differences[:_LISTED]
     if len(differences) > _LISTED:
         shown.append(f"and {len(differences) - _LISTED} more")
-    return CheckpointMismatchError("; ".join(shown) + ". Nothing was loaded.")
+    return CheckpointMismatchError(f"{'; '.join(shown)}. {outcome}")
 
 
 class State:
-    """The part of `Optimizer` that saves and loads."""
+    """The part of `Optimizer` that saves and loads.
+
+    Attributes:
+        EXTRA: Names of scalar weights that belong neither to a variable nor to every optimizer.
+    """
+
+    EXTRA: tuple[str, ...] = ()
 
     _name: str
     _slots: SlotStore
     _hyper: Hyperparameters
+    _weights: list[Tensor]
     iterations: Tensor
 
     def __init__(self) -> None:
         self._pending: dict[str, dict[str, Tensor]] = {}
 
     def _extra_weights(self) -> dict[str, Tensor]:
-        """Weights that belong neither to a variable nor to every optimizer, by name."""
+        """Those of the weights named in `EXTRA` that exist by now."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,43 +104,75 @@ class State:
             ValueError: It is the state of another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
         """
-        differences = self._differences(state_dict)
-        saved: dict[str, dict[str, Tensor]] = state_dict.get("slots", {})
-        owners = self._slots.owners()
-        known = {id(var) for var in owners}
-        owners = owners + [var for var in var_list or [] if id(var) not in known]
-        names = numbered(owners)
-        if var_list is not None or known:
-            missing = [name for name in names if name not in saved]
-            differences += [f"the state has no slots for '{name}'" for name in missing]
-        if var_list is not None:
-            extra = [name for name in saved if name not in names]
-            differences += [
-                f"the state has slots for '{name}', which is not given" for name in extra
-            ]
-        for name, var in zip(names, owners, strict=True):
-            if name in saved:
-                own = self._slots.all_of(var)
-                differences += _slot_differences(name, var, own, saved[name])
-        if differences:
-            raise mismatch(differences)
+        _check_form(state_dict, type(self).__name__)
+        before = self._mark()
+        try:
+            owners = self._owners(var_list)
+            differences = self._differences(state_dict, owners, var_list is not None)
+            if differences:
+                raise mismatch(differences)
+        except BaseException:
+            self._revert(before)
+            raise
         with torch.no_grad():
             self._load_common(state_dict)
-            self._pending = {key: dict(value) for key, value in saved.items()}
-            if var_list is not None:
-                self._create_all_weights(var_list)
+            self._pending = {key: dict(value) for key, value in state_dict["slots"].items()}
             self._restore(owners)
 
-    def _differences(self, state_dict: Any) -> list[str]:
-        if not isinstance(state_dict, dict) or "class_name" not in state_dict:
-            raise ValueError("state_dict must be what state_dict() of an optimizer returned.")
-        if state_dict["class_name"] != type(self).__name__:
-            raise ValueError(
-                f"The state is of {state_dict['class_name']}, this optimizer is"
-                f" {type(self).__name__}. Nothing was loaded."
-            )
-        unknown = [name for name in state_dict["hyperparameters"] if name not in self._hyper]
-        return [f"there is no hyperparameter '{name}'" for name in unknown]
+    def _mark(self) -> dict[str, Any]:
+        """Which weights there are, for `_revert`; their values are not kept."""
+        own = {"_weights": list(self._weights), "_slots": copy.copy(self._slots)}
+        return {**vars(self), **own, "_hyper": copy.copy(self._hyper)}
+
+    def _revert(self, mark: dict[str, Any]) -> None:
+        vars(self).clear()
+        vars(self).update(mark)
+
+    def _owners(self, var_list: Sequence[Tensor] | None) -> list[Tensor]:
+        """The variables to load slots for; with `var_list` their slots are made."""
+        if var_list is None:
+            return self._slots.owners()
+        variables = list({id(var): var for var in var_list}.values())
+        self._pending, pending = {}, self._pending
+        self._create_all_weights(variables)
+        self._pending = pending
+        known = self._slots.owners()
+        return known + [var for var in variables if all(var is not other for other in known)]
+
+    def _differences(
+        self, state_dict: dict[str, Any], owners: Sequence[Tensor], is_complete: bool
+    ) -> list[str]:
+        found: list[str] = []
+        for name, value in state_dict["hyperparameters"].items():
+            if name not in self._hyper:
+                found.append(f"there is no hyperparameter '{name}'")
+            elif not self._hyper.accepts(name, value):
+                found.append(f"hyperparameter '{name}' is no number that fits it: {value!r}")
+        saved = state_dict["slots"]
+        found += self._weight_differences(state_dict["weights"], bool(saved))
+        names = numbered(owners)
+        if is_complete:
+            surplus = [name for name in saved if name not in names]
+            found += [f"the state has slots for '{name}', which is not given" for name in surplus]
+        for name, var in zip(names, owners, strict=True):
+            own = self._slots.all_of(var)
+            if own and name not in saved:
+                found.append(f"the state has no slots for '{name}'")
+            else:
+                found += _slot_differences(name, own, saved.get(name, {}))
+        return found
+
+    def _weight_differences(self, saved: dict[str, Any], is_expected: bool) -> list[str]:
+        found = [f"there is no weight '{name}'" for name in saved if name not in self.EXTRA]
+        own = self._extra_weights()
+        for name in self.EXTRA:
+            value = saved.get(name)
+            if value is None and is_expected:
+                found.append(f"the state has no weight '{name}'")
+            elif value is not None:
+                here = own.get(name, torch.zeros((), dtype=getattr(value, "dtype", None)))
+                found += _tensor_differences(f"weight '{name}'", value, here)
+        return found
 
     def _load_common(self, state_dict: dict[str, Any]) -> None:
         self.iterations.copy_(state_dict["iterations"])
@@ -157,12 +201,10 @@ class State:
         differences = [
             difference
             for name, var in found
-            for difference in _slot_differences(
-                name, var, self._slots.all_of(var), self._pending[name]
-            )
+            for difference in _slot_differences(name, self._slots.all_of(var), self._pending[name])
         ]
         if differences:
-            raise mismatch(differences)
+            raise mismatch(differences, "The step was not taken.")
         with torch.no_grad():
             for name, var in found:
                 own = self._slots.all_of(var)
@@ -170,28 +212,46 @@ class State:
                     own[key].copy_(value)
 
 
-def _slot_differences(
-    name: str, var: Tensor, own: dict[str, Variable], saved: dict[str, Tensor]
-) -> list[str]:
-    if not own:
-        return [
-            f"slot '{key}' of '{name}' has shape {tuple(value.shape)} but the variable has shape"
-            f" {tuple(var.shape)}"
-            for key, value in saved.items()
-            if value.shape != var.shape
-        ]
+def _check_form(state_dict: Any, class_name: str) -> None:
+    """Refuse what is no state of this class of optimizer."""
+    if not isinstance(state_dict, dict) or "class_name" not in state_dict:
+        raise ValueError(
+            "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."
+        )
+    if state_dict["class_name"] != class_name:
+        raise ValueError(
+            f"The state is of {state_dict['class_name']}, this optimizer is {class_name}."
+            " Nothing was loaded."
+        )
+    if state_dict.get("format") != FORMAT:
+        raise mismatch([f"The state is of format {state_dict.get('format')}, not {FORMAT}"])
+    missing = [key for key in ("iterations", *_PARTS) if key not in state_dict]
+    if missing:
+        raise mismatch([f"the state has no '{key}'" for key in missing])
+    steps, slots = state_dict["iterations"], state_dict["slots"]
+    if not isinstance(steps, Tensor) or steps.dim() or steps.dtype not in _COUNTERS:
+        raise mismatch([f"iterations must be an integer scalar, not {steps!r}"])
+    parts = [state_dict[key] for key in _PARTS]
+    parts += slots.values() if isinstance(slots, dict) else []
+    if not all(isinstance(part, dict) for part in parts):
+        raise mismatch(["the state is damaged: a part of it is no dictionary"])
+
+
+def _slot_differences(name: str, own: dict[str, Variable], saved: dict[str, Any]) -> list[str]:
     found = [f"the state has no slot '{key}' of '{name}'" for key in own if key not in saved]
     found += [f"'{name}' has no slot '{key}'" for key in saved if key not in own]
     for key, value in saved.items():
-        slot = own.get(key)
-        if slot is not None and slot.shape != value.shape:
-            found.append(
-                f"slot '{key}' of '{name}' has shape {tuple(value.shape)} in the state but"
-                f" {tuple(slot.shape)} here"
-            )
-        elif slot is not None and slot.dtype != value.dtype:
-            found.append(
-                f"slot '{key}' of '{name}' is {dtype_name(value.dtype)} in the state but"
-                f" {dtype_name(slot.dtype)} here"
-            )
+        if key in own:
+            found += _tensor_differences(f"slot '{key}' of '{name}'", value, own[key])
     return found
+
+
+def _tensor_differences(what: str, saved: Any, own: Tensor) -> list[str]:
+    if not isinstance(saved, Tensor):
+        return [f"{what} is no tensor in the state"]
+    if saved.shape != own.shape:
+        return [f"{what} has shape {tuple(saved.shape)} in the state but {tuple(own.shape)} here"]
+    if saved.dtype != own.dtype:
+        kinds = f"{dtype_name(saved.dtype)} in the state but {dtype_name(own.dtype)} here"
+        return [f"{what} is {kinds}"]
+    return []

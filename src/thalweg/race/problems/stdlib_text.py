@@ -22,9 +22,8 @@ from thalweg.race.errors import RaceError
 from thalweg.race.problems.problem import Examples, Problem
 
 PACKAGES = """
-argparse ast collections concurrent contextlib csv dataclasses enum functools http inspect json
-logging pathlib random shutil socket statistics string subprocess tempfile threading traceback
-typing
+argparse ast collections contextlib csv dataclasses enum functools http json logging pathlib random
+shutil socket statistics string subprocess tempfile threading traceback
 """
 SKIPPED = {"test", "tests", "site-packages", "__pycache__"}
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\n|\S")
@@ -56,7 +55,8 @@ def load(seed: int) -> Problem:
     test = _examples([text for i, text in enumerate(texts) if i in chosen], vocabulary)
     return Problem(
         name="stdlib",
-        description=f"next token in {len(texts)} files of Python's library; sparse {ROWS:,} x {WIDTH} table",
+        description=f"next token in {len(texts)} files of Python's own library; "
+        f"sparse {ROWS:,} x {WIDTH} table",
         train=train,
         train_sample=_sample(train, random),
         test=_sample(test, random),

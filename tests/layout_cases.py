@@ -1,0 +1,184 @@
+"""Layouts that have crashed optimizers, each inside canaries; run as a script it is the server.
+
+The server warms up every rule, then forks a child for each line of cases it is sent: a crash kills
+the child only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+import numpy as np
+import torch
+
+import rulebook
+from rulebook import FIRST, FLUSH, ROWS, Problem, case, reference, sparse, take
+from thalweg.engines import Runner
+from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
+
+CANARY = 64
+
+
+class Memory:
+    """Bytes with a pattern, of which tensors are views."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        self.bytes = np.full(4096, 0xA5, np.uint8)
+
+    def base(self, count: int, shift: int = 0) -> torch.Tensor:
+        return torch.frombuffer(self.bytes, dtype=self.dtype, count=count, offset=CANARY + shift)
+
+    def around(self, tensor: torch.Tensor) -> bytes:
+        """All bytes that are not the tensor's."""
+        inside, whole = tensor.detach().clone(), self.bytes.copy()
+        tensor.detach().zero_()
+        outside = self.bytes.tobytes()
+        self.bytes[:] = whole
+        assert torch.equal(tensor.detach().isnan(), inside.isnan())
+        return outside
+
+
+LAYOUTS = {
+    "contiguous": lambda m: m.base(24).view(4, 6),
+    "with an offset": lambda m: m.base(30)[6:].view(4, 6),
+    "transposed": lambda m: m.base(24).view(6, 4).t(),
+    "channels last": lambda m: m.base(120).view(2, 5, 4, 3).permute(0, 3, 1, 2),
+    "rows of a matrix": lambda m: m.base(48).view(8, 6)[2:6],
+    "columns of a matrix": lambda m: m.base(48).view(4, 12)[:, 3:9],
+    "every second element": lambda m: m.base(48)[::2],
+    "every second row": lambda m: m.base(48).view(8, 6)[::2],
+    "interleaved dimensions": lambda m: m.base(24).as_strided((3, 2), (2, 3)),
+    "free strides": lambda m: m.base(24).as_strided((1, 24, 1), (7, 1, 99)),
+    "no dimensions": lambda m: m.base(1).view(()),
+    "no elements": lambda m: m.base(4)[:0].view(0, 3),
+    "odd address": lambda m: m.base(24, 1).view(4, 6),
+    "expanded rows": lambda m: m.base(6).expand(4, 6),
+    "expanded scalar": lambda m: m.base(1).expand(24),
+    "overlapping": lambda m: m.base(24).as_strided((4, 6), (1, 1)),
+    "sliding windows": lambda m: m.base(24).unfold(0, 4, 2),
+    "negative view": lambda m: torch._neg_view(m.base(24).view(4, 6)),
+}
+FOREIGN = {
+    "too short": lambda m: m.base(2),
+    "too long": lambda m: m.base(48),
+    "another rank": lambda m: m.base(24).view(4, 6),
+    "the variable": None,
+    "the other slot": None,
+}
+SHARED = ["expanded rows", "expanded scalar", "overlapping", "sliding windows"]
+ROLES = ["variable", "gradient", "slot", "table", "values"]
+
+
+def refused(role: str, layout: str) -> bool:
+    """Whether this layout must be a LayoutError in this role."""
+    written = role in ("variable", "slot", "table")
+    return written and (layout in SHARED or layout == "negative view")
+
+
+def pending(role: str, layout: str) -> bool:
+    """Whether `Runner` does not look yet: negative gradients in `aim`, the memory of slots."""
+    return (role == "slot" and refused(role, layout)) or (role, layout) == (
+        "gradient",
+        "negative view",
+    )
+
+
+def possible(rule: str, role: str, layout: str) -> bool:
+    """Whether a rule has a tensor in this role, and the role takes tensors of this rank."""
+    if role == "slot" and not ROWS[rule].rule.slots:
+        return False
+    return not (role in ("table", "values") and layout in ("no dimensions", "no elements"))
+
+
+def run(rule: str, role: str, layout: str) -> str:
+    """Two steps of a rule; "ok", "LayoutError" or what went wrong."""
+    memory, rng, rule_case = Memory(), np.random.default_rng(1), case(rule)
+    placed = LAYOUTS[layout](memory)
+    fill = memory.base(900)
+    fill.copy_(rulebook.values(900, torch.float32, rng, low=0.5))
+    problem = Problem.make(rule_case.row, [tuple(placed.shape)], [torch.float32], 1)
+    if role in ("table", "values"):
+        rows = placed.shape[0]
+        indices = [row * 7 % rows for row in range(rows)]
+        values = placed if role == "values" else problem.gradients[0]
+        problem.gradients = [sparse(values, indices, placed)]
+    if role in ("variable", "table"):
+        problem.variables = [placed]
+    elif role == "gradient":
+        problem.gradients = [placed]
+    elif role == "slot":
+        problem.slots[0][-1] = placed
+    copies = problem.copy()
+    if role == "gradient":
+        copies.gradients = [placed.clone(memory_format=torch.contiguous_format)]
+    wanted = reference(rule_case, copies, FLUSH, steps=2).written()
+    before = memory.bytes.copy() if role in ("gradient", "values") else None
+    outside = None if layout in SHARED else memory.around(placed)
+    try:
+        take(rule_case, problem, FLUSH, steps=2, runner=Runner())
+    except LayoutError:
+        return "LayoutError"
+    if before is not None and not np.array_equal(before, memory.bytes):
+        return "the gradient changed"
+    if outside is not None and memory.around(placed) != outside:
+        return "foreign memory changed"
+    for got, want in zip(problem.written(), wanted, strict=True):
+        if not torch.equal(rulebook.bits(got), rulebook.bits(want)):
+            return "wrong numbers"
+    return "ok"
+
+
+def run_foreign(rule: str, layout: str) -> str:
+    """A step with a slot that is none of the variable's; as `run`."""
+    memory, rule_case = Memory(), case(rule)
+    problem = Problem.make(rule_case.row, [24], [torch.float32], 1)
+    if layout == "the variable":
+        problem.slots[0][-1] = problem.variables[0]
+    elif layout == "the other slot":
+        problem.slots[0][-1] = problem.slots[0][0]
+    else:
+        problem.slots[0][-1] = FOREIGN[layout](memory)
+    before, outside = problem.variables[0].clone(), memory.bytes.copy()
+    try:
+        take(rule_case, problem, FLUSH)
+    except (InvalidArgumentError, LayoutError) as error:
+        untouched = torch.equal(before, problem.variables[0])
+        return type(error).__name__ if untouched else "half a step"
+    return "ok" if np.array_equal(outside, memory.bytes) else "foreign memory changed"
+
+
+def attempt(rule: str, role: str, layout: str) -> str:
+    try:
+        return run_foreign(rule, layout) if role == "foreign slot" else run(rule, role, layout)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def serve() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", PerformanceWarning)
+    for each in FIRST:
+        for role in ("variable", "values"):
+            attempt(each.rule.name, role, "contiguous")
+    for line in sys.stdin:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(reading)
+            answer = json.dumps([attempt(*each) for each in json.loads(line)])
+            os.write(writing, answer.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            answer = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        sys.stdout.write((answer if status == 0 else json.dumps(f"exit {status}")) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,333 @@
+"""Every refusal: its classes and first line, and that no variable and no slot has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from keras_table import assert_same_bits, both_engines, snapshot, train
+from thalweg.errors import (
+    CheckpointMismatchError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    LayoutError,
+    ThalwegError,
+)
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
+
+W, B, EMB = "w:0", "b:0", "emb:0"
+
+
+def variables() -> dict[str, Any]:
+    return {
+        W: thalweg.Variable([1.0, 2.0], "w"),
+        B: thalweg.Variable([1.0], "b"),
+        EMB: thalweg.Variable(np.ones((4, 2), "f4"), "emb"),
+    }
+
+
+def slices(rows: Any, shape: Any = None, width: int = 2, dtype: Any = None) -> Any:
+    indices = torch.as_tensor(rows, dtype=dtype)
+    return thalweg.IndexedSlices(torch.ones(indices.numel(), width), indices, shape)
+
+
+def zero_stride(shape: tuple[int, ...] = (4,)) -> torch.Tensor:
+    return torch.zeros(1).expand(shape).requires_grad_()
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pair that must be refused, given with a good one before it."""
+
+    what: str
+    variable: Any  # a name among `variables()`, or a callable that makes one
+    gradient: Any
+    classes: tuple[type[BaseException], ...]
+    message: str
+    optimizer: Any = Adam
+
+
+STANDARD = (InvalidArgumentError, ValueError, IndexError, RuntimeError)
+TYPE = (InvalidTypeError, TypeError, ValueError)
+
+REFUSALS = [
+    Refusal(
+        "shape",
+        W,
+        torch.ones(3),
+        STANDARD,
+        r"Gradient of 'w:0' has shape \(3,\) but the variable has shape \(2,\)\.",
+    ),
+    Refusal("scalar for a vector", W, 1.0, STANDARD, r"has shape \(\) but .* \(2,\)"),
+    Refusal("broadcastable", W, torch.ones(1), STANDARD, r"has shape \(1,\) but .* \(2,\)"),
+    Refusal("same size", EMB, torch.ones(2, 4), STANDARD, r"has shape \(2, 4\) but .* \(4, 2\)"),
+    Refusal(
+        "dtype",
+        W,
+        torch.ones(2, dtype=torch.float64),
+        TYPE,
+        r"Gradient of 'w:0' is float64 but the variable is float32\. Cast the gradient\.",
+    ),
+    Refusal(
+        "array of doubles", W, np.ones(2), TYPE, "'w:0' is float64 but the variable is float32"
+    ),
+    Refusal("half", W, torch.ones(2).half(), TYPE, "'w:0' is float16 but the variable is float32"),
+    Refusal("integers", W, torch.ones(2).long(), TYPE, "'w:0' is int64 but .* float32"),
+    Refusal("text", W, "down", TYPE, "Gradient must be convertible to a Tensor"),
+    Refusal("object", W, object(), TYPE, "Gradient must be convertible to a Tensor"),
+    Refusal("ragged", W, [[1.0], [1.0, 2.0]], TYPE, "Gradient must be convertible to a Tensor"),
+    Refusal(
+        "index above, scatter rule",
+        EMB,
+        slices([0, 9]),
+        STANDARD,
+        r"indices\[1\] = 9 is not in \[0, 4\)",
+    ),
+    Refusal("index below, scatter rule", EMB, slices([-1]), STANDARD, r"indices\[0\] = -1 is not"),
+    Refusal(
+        "index above, fused rule",
+        EMB,
+        slices([0, 9]),
+        STANDARD,
+        "Index 9 at offset 1 in indices is out of range",
+        Adagrad,
+    ),
+    Refusal("index below, fused rule", EMB, slices([-1]), STANDARD, "Index -1 at offset 0", Ftrl),
+    Refusal("index of 2^31", EMB, slices([2**31]), STANDARD, r"indices\[0\] = 2147483648"),
+    Refusal("index of -2^63", EMB, slices([-(2**63)]), STANDARD, r"= -9223372036854775808 is not"),
+    Refusal("index of SGD", EMB, slices([4]), STANDARD, r"indices\[0\] = 4 is not in", SGD),
+    Refusal("dense shape", EMB, slices([1], (5, 2)), STANDARD, r"has shape \(5, 2\)"),
+    Refusal("row width", EMB, slices([1], width=3), STANDARD, r"rows of shape \(3,\)"),
+    Refusal(
+        "torch sparse of another shape",
+        EMB,
+        torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (5, 2), check_invariants=True),
+        STANDARD,
+        r"has shape \(5, 2\)",
+    ),
+    Refusal(
+        "meta gradient",
+        W,
+        torch.ones(2, device="meta"),
+        STANDARD,
+        r"'w:0' is on cpu, its gradient on meta\.",
+    ),
+    Refusal(
+        "meta variable",
+        lambda: leaf(torch.ones(2, device="meta")),
+        torch.ones(2),
+        STANDARD,
+        "is on meta",
+    ),
+    *(
+        Refusal(
+            str(dtype),
+            lambda dtype=dtype: leaf(torch.ones(2).to(dtype)),
+            torch.ones(2).to(dtype),
+            TYPE,
+            rf"Invalid type {dtype} for Variable:0, expected: \[float32, float64, float16",
+        )
+        for dtype in (
+            torch.int8,
+            torch.uint8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
+            torch.complex64,
+            torch.complex128,
+        )
+    ),
+    Refusal(
+        "sparse variable",
+        lambda: torch.eye(2).to_sparse().requires_grad_(),
+        torch.ones(2, 2),
+        (LayoutError, ValueError),
+        "cannot update 'Variable:0' in place: its layout is torch.sparse_coo",
+    ),
+    Refusal(
+        "csr variable",
+        lambda: leaf(torch.eye(2).to_sparse_csr()),
+        torch.ones(2, 2),
+        (LayoutError, ValueError),
+        "its layout is torch.sparse_csr",
+    ),
+    Refusal(
+        "expanded variable",
+        zero_stride,
+        torch.ones(4),
+        (LayoutError, ValueError),
+        r"in place: its 4 elements share memory \(stride 0\)\. Call \.clone\(\) on it",
+    ),
+    Refusal(
+        "overlapping variable",
+        lambda: leaf(torch.zeros(4).as_strided((3, 2), (1, 1))),
+        torch.ones(3, 2),
+        (LayoutError, ValueError),
+        r"its 6 elements share memory \(shape \(3, 2\), strides \(1, 1\)\)",
+    ),
+    Refusal(
+        "tensor that is no variable",
+        lambda: torch.ones(2),
+        torch.ones(2),
+        (NotImplementedError,),
+        "Trying to update a Tensor",
+    ),
+    Refusal(
+        "result of a computation",
+        lambda: torch.ones(2, requires_grad=True) * 2,
+        torch.ones(2),
+        (NotImplementedError,),
+        "Trying to update a Tensor",
+    ),
+    Refusal(
+        "list as variable", lambda: [1.0], [1.0], TYPE, r"Expected a variable, received \[1\.0"
+    ),
+    Refusal("name as variable", lambda: "w", [1.0], TYPE, "Expected a variable, received 'w'"),
+]
+refusals = pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
+
+
+def pairs_of(refusal: Refusal, known: dict[str, Any]) -> list[tuple[Any, Any]]:
+    name = refusal.variable
+    good = [(torch.ones_like(var), var) for key, var in known.items() if key != name]
+    return [*good, (refusal.gradient, known[name] if name in known else name())]
+
+
+@both_engines
+@refusals
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_first_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
+    opt, known = refusal.optimizer(), variables()
+    opt.engine = engine
+    before = snapshot(opt, list(known.values()))
+    with pytest.raises(refusal.classes[0], match=refusal.message) as raised:
+        opt.apply_gradients(pairs_of(refusal, known))
+    assert isinstance(raised.value, refusal.classes)
+    assert all(isinstance(raised.value, cls) for cls in refusal.classes)
+    assert_same_bits(snapshot(opt, list(known.values())), before)
+    assert opt.iterations.item() == 0
+
+
+@both_engines
+@refusals
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_later_step_is_refused_as_a_whole(refusal: Refusal, engine: str) -> None:
+    opt, known = refusal.optimizer(), variables()
+    opt.engine = engine
+    train(opt, list(known.values()), 2)
+    before = snapshot(opt, list(known.values()))
+    with pytest.raises(refusal.classes[0], match=refusal.message):
+        opt.apply_gradients(pairs_of(refusal, known))
+    assert_same_bits(snapshot(opt, list(known.values())), before)
+    train(opt, list(known.values()), 1, first=3)
+    assert opt.iterations.item() == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, None, [3], [(1.0,)], [("w", 1.0, 2.0)], "ab"], ids=lambda wrong: repr(wrong)
+)
+def test_malformed_pairs(wrong: Any) -> None:
+    opt = Adam()
+    with pytest.raises(TypeError, match="grads_and_vars must"):
+        opt.apply_gradients(wrong)
+    assert opt.iterations.item() == 0
+
+
+@both_engines
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_two_variables_over_one_memory(engine: str, is_trained: bool) -> None:
+    data = torch.zeros(6)
+    a, b = torch.nn.Parameter(data[:4]), torch.nn.Parameter(data[2:])
+    opt = Adam()
+    opt.engine = engine
+    if is_trained:
+        train(opt, [a], 1), train(opt, [b], 1)
+    before = snapshot(opt, [a, b])
+    with pytest.raises(LayoutError, match="they share memory"):
+        opt.apply_gradients([(torch.ones(4), a), (torch.ones(4), b)])
+    assert_same_bits(snapshot(opt, [a, b]), before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensor_is_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
+    with pytest.raises(LayoutError, match="in place: it is a nested tensor"):
+        Adam().apply_gradients([(torch.ones(5), nested)])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_tensor_is_refused() -> None:
+    quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(TypeError, match=r"Invalid type torch\.qint8"):
+        Adam().apply_gradients([(torch.ones(2), leaf(quantised))])
+
+
+@pytest.mark.parametrize(
+    ("call", "classes", "message"),
+    [
+        (lambda: Ftrl(learning_rate_power=0.5), ValueError, r"learning_rate_power 0\.500000 needs"),
+        (lambda: Adagrad(initial_accumulator_value=-1.0), ValueError, r"must be non-negative: -1"),
+        (lambda: SGD(momentum=2.0), ValueError, r"`momentum` must be between \[0, 1\]"),
+        (lambda: RMSprop(foo=1), TypeError, "Unexpected keyword argument"),
+        (lambda: SGD(clipnorm=-1.0), ValueError, r"Expected clipnorm >= 0, received: -1\.0"),
+        (lambda: thalweg.engine("gpu").__enter__(), ValueError, "engine must be one of"),
+        (
+            lambda: thalweg.engine(denormals="drop").__enter__(),
+            ValueError,
+            "denormals must be 'flush' or 'keep'",
+        ),
+        (lambda: Optimizer("o", foo=1), TypeError, "Unexpected keyword argument"),
+    ],
+    ids=["power", "accumulator", "momentum", "keyword", "negative", "engine", "denormals", "base"],
+)
+def test_arguments(call: Any, classes: Any, message: str) -> None:
+    with pytest.raises(classes, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("cls", "standard"),
+    [
+        (InvalidTypeError, (TypeError, ValueError)),
+        (InvalidArgumentError, (ValueError, IndexError, RuntimeError)),
+        (LayoutError, (ValueError,)),
+        (thalweg.FailedPreconditionError, (RuntimeError,)),
+        (thalweg.RuleError, (ValueError,)),
+        (CheckpointMismatchError, (ValueError,)),
+    ],
+)
+def test_classes_are_also_the_standard_ones(cls: Any, standard: Any) -> None:
+    assert issubclass(cls, ThalwegError)
+    assert all(issubclass(cls, each) for each in standard)
+
+
+@both_engines
+def test_slow_layout_is_a_warning_once(engine: str) -> None:
+    w, opt = torch.nn.Parameter(torch.ones(8)[::2]), SGD(0.5)
+    opt.engine = engine
+    if engine == "cpu":
+        with pytest.warns(thalweg.PerformanceWarning, match="is updated by the reference engine"):
+            opt.apply_gradients([(torch.ones(4), w)])
+    opt.apply_gradients([(torch.ones(4), w)])
+    assert w.tolist() == [0.5 - 0.5 * (engine == "cpu")] * 4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@both_engines
+def test_not_finite_gradients_go_through(engine: str, value: float) -> None:
+    w, opt = thalweg.Variable([1.0, 1.0, 1.0]), SGD(0.5)
+    opt.engine = engine
+    opt.apply_gradients([([1.0, value, 1.0], w)])
+    np.testing.assert_array_equal(w.numpy(), [0.5, -value, 0.5])

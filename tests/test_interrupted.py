@@ -1,0 +1,183 @@
+"""An exception in the user's own code: the step is taken as a whole or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from keras_table import assert_same_bits, both_engines, gradients, pair, snapshot, train
+from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer, schedules
+
+errors = pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+afterwards = pytest.mark.parametrize("steps", [0, 3], ids=["first step", "fourth step"])
+
+
+class Fuse:
+    """Lets a callable through until it is lit."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.lit = False
+
+    def __call__(self, result: Any = None) -> Any:
+        if self.lit:
+            raise self.error("burnt")
+        return result
+
+
+def failing_schedule(fuse: Fuse) -> Any:
+    class Schedule(schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            return fuse(0.5)
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    return Schedule()
+
+
+def failing_rule(fuse: Fuse) -> Any:
+    def prepare(*, learning_rate):
+        fuse()
+        return {"rate": learning_rate * 2}
+
+    return RuleOptimizer(thalweg.Rule(name="Mine", update=doubled, prepare=prepare))
+
+
+def doubled(var, grad, *, rate):
+    return (var - rate * grad,)
+
+
+class Hooked(Optimizer):
+    """A user's optimizer whose update fails at the second variable."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__("Hooked")
+        self.fuse = fuse
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self.add_slot(var, "sum")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+        self.get_slot(var, "sum").add_(grad)
+        var.sub_(grad)
+        if var.name == "b:0":
+            self.fuse()
+
+
+class HookedAdam(Adam):
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+        super()._resource_apply_dense(grad, var, apply_state)
+        if var.name == "b:0":
+            self.fuse()
+
+
+def hooked_adam(fuse: Fuse) -> Any:
+    opt = HookedAdam()
+    opt.fuse = fuse
+    return opt
+
+
+MAKERS = {
+    "callable": lambda fuse: Adam(lambda: fuse(0.5)),
+    "callable hyper": lambda fuse: Adam(beta_1=lambda: fuse(0.5)),
+    "schedule": lambda fuse: Adam(failing_schedule(fuse)),
+    "aggregator": lambda fuse: Adam(gradient_aggregator=fuse),
+    "transformer": lambda fuse: Adam(gradient_transformers=[list, fuse]),
+    "prepare": failing_rule,
+    "hook": Hooked,
+    "hook over a rule": hooked_adam,
+}
+
+
+@both_engines
+@errors
+@afterwards
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_step_is_not_taken(make: Any, steps: int, error: Any, engine: str) -> None:
+    fuse, variables = Fuse(error), pair()
+    opt = make(fuse)
+    opt.engine = engine
+    train(opt, variables, steps)
+    then, start = snapshot(opt, variables), [var.numpy() for var in variables]
+    fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        opt.apply_gradients(gradients(variables, 9))
+    assert any("no variable and no slot has changed" in note for note in raised.value.__notes__)
+    assert all(np.array_equal(var.numpy(), old) for var, old in zip(variables, start, strict=True))
+    assert opt.iterations.item() == steps
+    if steps:
+        assert_same_bits(snapshot(opt, variables), then)
+
+
+@both_engines
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_next_step_is_as_if_nothing_had_happened(make: Any, engine: str) -> None:
+    fuse, variables, others = Fuse(RuntimeError), pair(), pair()
+    opt, plain = make(fuse), make(Fuse(RuntimeError))
+    opt.engine = plain.engine = engine
+    train(opt, variables, 2), train(plain, others, 2)
+    fuse.lit = True
+    with pytest.raises(RuntimeError, match="burnt"):
+        opt.apply_gradients(gradients(variables, 9))
+    fuse.lit = False
+    train(opt, variables, 2, first=3), train(plain, others, 2, first=3)
+    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
+
+
+@errors
+@afterwards
+def test_loss_that_fails(steps: int, error: Any) -> None:
+    fuse, variables = Fuse(error), pair()
+    opt = Adam()
+    train(opt, variables, steps)
+    then = snapshot(opt, variables)
+    fuse.lit = True
+    with pytest.raises(error, match="burnt"):
+        opt.minimize(fuse, variables)
+    assert_same_bits(snapshot(opt, variables), then)
+    fuse.lit = False
+    opt.minimize(lambda: (variables[0] * variables[1]).sum(), variables)
+    assert opt.iterations.item() == steps + 1
+
+
+@both_engines
+@errors
+def test_constraint_that_fails_is_the_only_part_not_done(error: Any, engine: str) -> None:
+    fuse = Fuse(error)
+    a = thalweg.Variable([1.0], "a", constraint=lambda x: fuse(x))
+    b = thalweg.Variable([1.0], "b", constraint=lambda x: x.clamp(min=0))
+    opt = SGD(1.0, momentum=0.5)
+    opt.engine = engine
+    fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        opt.apply_gradients([([2.0], a), ([2.0], b)])
+    assert "The step was taken, but without the constraint of 'a:0'." in raised.value.__notes__
+    assert (a.item(), b.item(), opt.iterations.item()) == (-1.0, 0.0, 1)
+    assert opt.get_slot(b, "momentum").item() == -2.0
+
+
+@errors
+def test_constraint_that_fails_after_a_hook(error: Any) -> None:
+    fuse = Fuse(error)
+    a = thalweg.Variable([1.0], "a", constraint=lambda x: fuse(x))
+    b = thalweg.Variable([1.0], "b")
+    opt = Hooked(Fuse(error))
+    fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        opt.apply_gradients([([2.0], a), ([2.0], b)])
+    assert "The step was taken, but without the constraint of 'a:0'." in raised.value.__notes__
+    assert (a.item(), b.item(), opt.iterations.item()) == (-1.0, -1.0, 1)
+
+
+def test_constraint_of_another_shape() -> None:
+    w = thalweg.Variable([1.0, 1.0], "w", constraint=lambda x: torch.ones(3))
+    opt = SGD(1.0)
+    with pytest.raises(ValueError, match=r"constraint of 'w:0' returned .*\(3,\)"):
+        opt.apply_gradients([([2.0, 2.0], w)])
+    assert (w.numpy().tolist(), opt.iterations.item()) == ([-1.0, -1.0], 1)

@@ -1,0 +1,180 @@
+"""Memory layouts: right bits or a LayoutError, and never another byte of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import layout_cases
+import rulebook
+from layout_cases import LAYOUTS, ROLES, pending, possible, refused
+from rulebook import FIRST, FLUSH, KEEP, ROWS, Problem, assert_same, reference, take
+from thalweg import LayoutError, PerformanceWarning
+from thalweg.engines import Runner, layout
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+ADAM = next(case for case in FIRST if case.rule.name == "Adam")
+
+
+class Server:
+    """A warmed process that forks a child for each batch of cases."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, layout_cases.__file__]
+        folders = [str(Path(__file__).parent), *sys.path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, batch):
+        self.process.stdin.write(json.dumps(batch) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def run(self, batch):
+        """The outcome of each case; a crash is found by running the batch one by one."""
+        outcomes = self.ask(batch)
+        if isinstance(outcomes, list):
+            return outcomes
+        singly = [self.ask([each]) for each in batch]
+        return [each[0] if isinstance(each, list) else each for each in singly]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    started = Server()
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("rule", ROWS)
+@pytest.mark.parametrize("role", ROLES)
+def test_layouts_give_right_bits_or_a_layout_error(server, rule, role):
+    names = [n for n in LAYOUTS if possible(rule, role, n) and not pending(role, n)]
+    if not names:
+        pytest.skip(f"{rule} has no {role}")
+    wanted = {name: "LayoutError" if refused(role, name) else "ok" for name in names}
+    outcomes = server.run([[rule, role, name] for name in names])
+    assert dict(zip(names, outcomes, strict=True)) == wanted
+
+
+@pytest.mark.xfail(reason="Runner does not check it yet", strict=True)
+@pytest.mark.parametrize(
+    ("role", "name"), [(role, name) for role in ROLES for name in LAYOUTS if pending(role, name)]
+)
+def test_pending_layouts(server, role, name):
+    wanted = "LayoutError" if refused(role, name) else "ok"
+    assert server.run([["Adam", role, name]]) == [wanted]
+
+
+def test_the_server_survives_and_names_a_crash(server):
+    batch = [["SGD", "variable", "contiguous"], ["SGD", "gradient", "contiguous"]]
+    assert server.run(batch) == ["ok", "ok"]
+
+
+def test_numpy_arrays_with_negative_strides_are_no_tensors():
+    with pytest.raises(ValueError, match="strides"):
+        torch.from_numpy(np.arange(4.0)[::-1])
+
+
+# Several tensors
+
+
+def _two(a, b):
+    return Problem([a, b], [[], []], [torch.ones_like(a), torch.ones_like(b)])
+
+
+SHARING = {
+    "the same view": lambda m: (m[:8], m[:8]),
+    "overlapping runs": lambda m: (m[:8], m[4:12]),
+    "one inside the other": lambda m: (m[:16], m[4:6]),
+    "strided and dense": lambda m: (m[::3], m[4:8]),
+    "one element": lambda m: (m[::2], m[6:19:3]),
+    "another shape": lambda m: (m[:16].view(4, 4), m[:16].view(4, 4).t()),
+    "another dtype": lambda m: (m[:8], m.view(torch.float64)[2:4]),
+}
+
+
+@pytest.mark.parametrize("pair", SHARING.values(), ids=SHARING)
+@pytest.mark.parametrize("selection", [FLUSH, KEEP._replace(name="reference")], ids=str)
+def test_variables_that_share_memory_are_refused(pair, selection):
+    memory = torch.arange(24.0)
+    with pytest.raises(LayoutError, match="cannot update 'w0' and 'w1' in one step"):
+        take(FIRST[0], _two(*pair(memory)), selection)
+    assert memory.tolist() == list(range(24))
+
+
+APART = {
+    "even and odd": lambda m: (m[::2], m[1::2]),
+    "left and right columns": lambda m: (m.view(4, 6)[:, :2], m.view(4, 6)[:, 2:]),
+    "neighbours": lambda m: (m[:8], m[8:]),
+    "an empty one inside": lambda m: (m[:8], m[4:4]),
+}
+
+
+@pytest.mark.parametrize("pair", APART.values(), ids=APART)
+@pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
+def test_interleaved_variables_are_fine(pair):
+    memory = torch.arange(24.0)
+    problem = _two(*pair(memory))
+    wanted = reference(FIRST[0], problem)
+    assert_same(take(FIRST[0], problem).written(), wanted.written())
+
+
+def test_a_large_strided_pair_is_refused_rather_than_compared(monkeypatch):
+    monkeypatch.setattr(layout, "_ENUMERABLE", 4)
+    memory = torch.zeros(24)
+    with pytest.raises(LayoutError):
+        take(FIRST[0], _two(memory[::2], memory[1::2]))
+
+
+def test_a_slow_layout_warns_once():
+    var = torch.zeros(48)[::2]
+    problem = Problem([var], [[]], [torch.ones(24)])
+    runner = Runner()
+    with pytest.warns(
+        PerformanceWarning, match=r"'w0' has strides \(2,\) for shape \(24,\)"
+    ) as seen:
+        take(FIRST[0], problem, runner=runner)
+    assert len(seen) == 1
+    take(FIRST[0], problem, runner=runner)
+
+
+# Slots that do not belong to their variable
+
+REFUSALS = {
+    "too short": "InvalidArgumentError",
+    "too long": "InvalidArgumentError",
+    "another rank": "InvalidArgumentError",
+    "the variable": "LayoutError",
+    "the other slot": "LayoutError",
+}
+
+
+@pytest.mark.xfail(reason="Runner does not check slots yet", strict=True)
+@pytest.mark.parametrize("slot", REFUSALS)
+def test_slots_of_other_memory_are_refused(server, slot):
+    assert server.run([["Adam", "foreign slot", slot]]) == [REFUSALS[slot]]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5])
+def test_misaligned_gradients_are_copied(offset):
+    raw = bytearray(rulebook.values(24, torch.float32, np.random.default_rng(1)).numpy().tobytes())
+    grad = torch.frombuffer(bytearray(offset) + raw, dtype=torch.float32, offset=offset, count=24)
+    problem = Problem.make(ADAM.row, [24], [torch.float32], 1)
+    problem.gradients = [grad]
+    wanted = reference(ADAM, problem)
+    assert_same(take(ADAM, problem).written(), wanted.written())
