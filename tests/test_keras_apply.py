@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thalweg
-from keras_table import Row, all_rows, both_engines, gradients, pair, snapshot
+from keras_table import Row, all_rows, assert_same_bits, both_engines, gradients, pair, snapshot
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 
@@ -259,6 +259,43 @@ def test_named_parameters_of_a_module() -> None:
     opt.minimize(lambda: model(torch.ones(1, 2)).square().sum(), variables)
     names = [weight.name for weight in opt.weights[1:]]
     assert names == [f"Adam/{part}:0" for part in ("weight/m", "bias/m", "weight/v", "bias/v")]
+
+
+@both_engines
+def test_inference_mode(engine: str) -> None:
+    w, opt = thalweg.Variable([1.0]), Adam(0.5)
+    opt.engine = engine
+    with torch.inference_mode():
+        opt.apply_gradients([(torch.ones(1), w)])
+        opt.apply_gradients([(torch.ones(1), w)])
+        grad = torch.ones(1)
+    opt.apply_gradients([(grad, w)])
+    assert opt.iterations.item() == 3
+    assert w.item() == pytest.approx(-0.5, abs=1e-5)
+
+
+@both_engines
+@all_rows
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1), (17,), (2, 0, 4)], ids=str)
+def test_any_shape(row: Row, engine: str, shape: tuple[int, ...]) -> None:
+    opt, variables = row.make(clipnorm=1.0), pair(shape)
+    opt.engine = engine
+    for step in (1, 2, 3):
+        opt.apply_gradients(gradients(variables, step))
+    assert all(var.shape == shape for var in variables)
+    assert all(np.isfinite(var.numpy()).all() for var in variables)
+
+
+@all_rows
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_engines_agree(row: Row, dtype: str) -> None:
+    opt, plain = row.make(), row.make()
+    opt.engine, plain.engine = "cpu", "reference"
+    variables, others = pair((37,), dtype), pair((37,), dtype)
+    for step in (1, 2, 3):
+        opt.apply_gradients(gradients(variables, step))
+        plain.apply_gradients(gradients(others, step))
+    assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
 
 
 def test_name_is_accepted() -> None:

@@ -68,6 +68,24 @@ def test_clip_setter_checks_as_the_constructor(key: str) -> None:
     assert getattr(opt, key) is None
 
 
+def test_transformers_may_be_set_later() -> None:
+    w, opt = thalweg.Variable([0.0]), SGD(1.0)
+    opt.apply_gradients([([1.0], w)]), opt.apply_gradients([([1.0], w)])
+    opt.gradient_transformers = [lambda pairs: [(g * 2, v) for g, v in pairs]]
+    opt.apply_gradients([([1.0], w)])
+    opt.gradient_transformers = None
+    opt.gradient_aggregator = lambda pairs: [(g * 3, v) for g, v in pairs]
+    opt.apply_gradients([([1.0], w)])
+    assert w.item() == -7.0
+
+
+def test_transformers_set_later_exclude_clipping() -> None:
+    opt = SGD(clipvalue=1.0)
+    with pytest.raises(ValueError, match="gradient_transformers"):
+        opt.gradient_transformers = [list]
+    assert opt.gradient_transformers == []
+
+
 def test_clip_setter_refuses_the_second_norm() -> None:
     opt = SGD(clipnorm=1.0)
     with pytest.raises(ValueError, match="both"):

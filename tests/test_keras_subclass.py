@@ -256,11 +256,14 @@ def by_module(var, grad, *, learning_rate):
     return (var - learning_rate * thalweg.sign(grad),)
 
 
-def test_formula_may_name_functions_by_their_module() -> None:
+def test_formula_that_cannot_be_compiled_changes_nothing() -> None:
     w = thalweg.Variable([2.0])
-    rule = thalweg.Rule(name="SignSGD", update=by_module)
-    RuleOptimizer(rule, 0.5).apply_gradients([([4.0], w)])
-    assert w.item() == 1.5
+    opt = RuleOptimizer(thalweg.Rule(name="SignSGD", update=by_module), 0.5)
+    with pytest.raises(
+        thalweg.RuleError, match=r"by_module .* cannot call `thalweg\.sign\(grad\)`"
+    ):
+        opt.apply_gradients([([4.0], w)])
+    assert (w.item(), opt.iterations.item()) == (2.0, 0)
 
 
 @both_engines

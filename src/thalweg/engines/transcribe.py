@@ -6,10 +6,12 @@ versions, helper functions come along, and whatever else a formula refers to is 
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
 import inspect
+import operator
 import textwrap
 import types
 import weakref
@@ -25,6 +27,10 @@ _BY_FUNCTION = {id(getattr(formula, name)): name for name in FUNCTIONS}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in FUNCTIONS}
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+
+_FUTURE = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 LITERAL = "_literal"  # the name under which an engine supplies its number type
 FUNCTION_PREFIX = "_f_"  # and its functions
@@ -86,6 +92,7 @@ def _definition(function: Any) -> ast.FunctionDef:
     try:
         text = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(text)
+        _check_current(function)
     except (OSError, TypeError, SyntaxError, IndentationError) as error:
         raise RuleError(
             f"Cannot read the source of {_where(function)}: {error}."
@@ -94,37 +101,29 @@ def _definition(function: Any) -> ast.FunctionDef:
     node = tree.body[0] if tree.body else None
     if not isinstance(node, ast.FunctionDef):
         raise RuleError(f"{_where(function)} must be written with def, not as a lambda.")
-    _check_current(function, node)
     ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
     return node
 
 
-def _check_current(function: types.FunctionType, node: ast.FunctionDef) -> None:
+def _check_current(function: types.FunctionType) -> None:
     # The file may have been edited since the import; its text is then another formula.
-    if _fingerprint(_compiled(node, function.__code__.co_freevars)) != _fingerprint(
-        function.__code__
-    ):
-        raise RuleError(
-            f"The source of {_where(function)} changed after it was imported; import it again."
-        )
-
-
-def _compiled(node: ast.FunctionDef, free: tuple[str, ...]) -> types.CodeType:
-    """The code of a function, compiled inside a function that has the names it closes over."""
-    plain = ast.FunctionDef(**{name: getattr(node, name) for name in node._fields})
-    plain.decorator_list = []
-    outer = ast.parse(f"def outer({', '.join(free)}):\n    pass")
-    outer.body[0].body = [ast.copy_location(plain, node)]  # type: ignore[attr-defined]
-    code = compile(outer, "<formula>", "exec", dont_inherit=True)
-    for _ in range(2):
-        code = next(const for const in code.co_consts if isinstance(const, types.CodeType))
-    return code
+    loaded = function.__code__
+    text = "".join(inspect.findsource(function)[0])
+    flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    found = [compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)]
+    for code in found:  # grows: the functions inside functions
+        if code.co_name == loaded.co_name and _fingerprint(code) == _fingerprint(loaded):
+            return
+        found += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    raise RuleError(
+        f"The source of {_where(function)} changed after it was imported; import it again."
+    )
 
 
 def _fingerprint(code: types.CodeType) -> tuple[Any, ...]:
     numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
     counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, counts, numbers
+    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, numbers
 
 
 class _Writer(ast.NodeTransformer):
@@ -367,7 +366,8 @@ def transcribe(function: Any) -> Transcript:
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    transcript = _transcripts.get(function)
+    known = isinstance(function, types.FunctionType)
+    transcript = _transcripts.get(function) if known else None
     if transcript is None:
         transcript = _transcripts[function] = _transcribe(function)
     return transcript

@@ -58,7 +58,8 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
 }
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with Keras' 0.1 they all but vanish, and a network of more than one layer never learns.
-ARGUMENTS: dict[str, dict[str, float]] = {"Ftrl": {"initial_accumulator_value": 1e-8}}
+ACCUMULATOR = {"initial_accumulator_value": 1e-8}
+ARGUMENTS: dict[str, dict[str, float]] = {"Ftrl": ACCUMULATOR, "FtrlPower": ACCUMULATOR}
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,11 @@ def _find(name: str, problem: str) -> Contestant:
     arguments = ARGUMENTS.get(known, {})
     rate = DEFAULT_LEARNING_RATE.get(problem, {}).get(known)
     if known in OTHERS:
-        return Contestant(known, _by_rule(OTHERS[known]), rate, "thalweg.rules")
+        rule = OTHERS[known]
+        if arguments:
+            first = arguments["initial_accumulator_value"]
+            rule = replace(rule, slots=(replace(rule.slots[0], initial=first), *rule.slots[1:]))
+        return Contestant(known, _by_rule(rule), rate, "thalweg.rules", arguments)
 
     def make(rate: float | None) -> optimizers.Optimizer:
         given = {} if rate is None else {"learning_rate": rate}

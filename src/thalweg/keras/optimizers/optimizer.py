@@ -37,6 +37,7 @@ Transformer = Callable[[list[Pair]], Iterable[Pair]]
 ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
+_NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 _used_names: Counter[str] = Counter()
 
 
@@ -151,10 +152,23 @@ class Optimizer(Hypers, Weights, State):
         """The function that aggregates gradients over replicas, or None."""
         return self._aggregator
 
+    @gradient_aggregator.setter
+    def gradient_aggregator(self, function: Transformer | None) -> None:
+        self._aggregator = function
+
     @property
     def gradient_transformers(self) -> list[Transformer]:
         """The functions applied to the gradients last."""
         return list(self._transformers)
+
+    @gradient_transformers.setter
+    def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
+        before, self._transformers = self._transformers, list(functions or [])
+        try:
+            self._set_clipping()
+        except ValueError:
+            self._transformers = before
+            raise
 
     @property
     def engine(self) -> EngineName | None:
@@ -318,7 +332,8 @@ class Optimizer(Hypers, Weights, State):
         if not pairs:
             return None
         self._called.clear()
-        with torch.no_grad():
+        # Slots made in inference mode could not be updated outside it.
+        with torch.inference_mode(False), torch.no_grad():
             self._check(pairs)
             with not_taken():
                 variables = distinct([var for _, var in pairs])
@@ -538,7 +553,8 @@ def not_taken() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note("The step was not taken: no variable and no slot has changed.")
+        if _NOT_TAKEN not in getattr(error, "__notes__", ()):
+            error.add_note(_NOT_TAKEN)
         raise
 
 

@@ -1,0 +1,217 @@
+"""`thalweg bench`: what is measured is right; how long it takes is not tested."""
+
+import json
+from math import prod
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+from thalweg import rules
+from thalweg.bench import catalogue, compare, memory, peers, problem, roofline, shapes, timing
+from thalweg.cli.bench import bench
+
+TINY = shapes.of("tiny", [(3, 4), (5,), ()])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters"),
+    [
+        ("gpt2", 148, 124_439_808),
+        ("resnet50", 161, 25_557_032),
+        ("small2000", 2000, 2_000_000),
+    ],
+)
+def test_named_sets_have_the_shapes_of_the_models(name, tensors, parameters):
+    made = shapes.load(name)
+    assert len(made.shapes) == tensors
+    assert made.parameters == parameters
+    assert made.bytes == 4 * parameters
+
+
+@pytest.fixture
+def state_dict():
+    tied = torch.zeros(4, 3)
+    return {
+        "embedding": tied,
+        "head": tied,
+        "norm": torch.ones(3, dtype=torch.float16),
+        "batches": torch.tensor(7),
+        "empty": torch.zeros(0, 2),
+    }
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"epoch": 3, "model": state}])
+def test_a_state_dict_counts_tied_weights_once_and_skips_integers(tmp_path, state_dict, wrap):
+    torch.save(wrap(state_dict), tmp_path / "model.pt")
+    made = shapes.load(str(tmp_path / "model.pt"))
+    assert made.name == "model"
+    assert made.shapes == ((4, 3), (3,))
+    assert made.dtypes == (torch.float32, torch.float16)
+
+
+def test_a_safetensors_file_gives_its_shapes(tmp_path):
+    save_file(
+        {"a": torch.zeros(4, 3), "b": torch.zeros(2, dtype=torch.bfloat16), "n": torch.tensor([1])},
+        tmp_path / "model.safetensors",
+    )
+    made = shapes.load(str(tmp_path / "model.safetensors"))
+    assert set(zip(made.shapes, made.dtypes, strict=True)) == {
+        ((4, 3), torch.float32),
+        ((2,), torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize("name", ["broken.pt", "broken.safetensors", "integers.pt", "missing.pt"])
+def test_a_file_without_shapes_is_refused_by_name(tmp_path, name):
+    path = tmp_path / name
+    if name.startswith("broken"):
+        path.write_bytes(b"nothing of the kind")
+    elif name.startswith("integers"):
+        torch.save({"n": torch.tensor([1])}, path)
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        shapes.load(str(path))
+
+
+@pytest.mark.parametrize("slots", range(4))
+def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
+    rule = roofline.RULES[slots]
+    assert len(rule.slots) == slots
+    variables, gradients = [torch.ones(7)], [torch.full((7,), 2.0)]
+    step = roofline.roofline(slots, variables, gradients)
+    step()
+    step()
+    assert variables[0].tolist() == [5.0] * 7
+    assert gradients[0].tolist() == [2.0] * 7
+    assert roofline.streams(slots) == 3 + 2 * slots
+
+
+@pytest.mark.parametrize("name", catalogue.ENTRIES)
+def test_every_entry_is_a_rule_with_that_many_slots(name):
+    by_name = {rule.name: rule for rule in rules.RULES}
+    entry = catalogue.entry(name)
+    assert len(by_name[name].slots) == entry.slots
+    assert problem.optimizer(entry)._rule() is by_name[name]
+
+
+def test_every_named_rule_of_the_library_can_be_measured():
+    # FtrlPower is Ftrl with another power: the same class and slots, bound by its pow.
+    assert {rule.name for rule in rules.RULES} - {"FtrlPower"} == set(catalogue.ENTRIES)
+
+
+@pytest.mark.parametrize("form", peers.TORCH_FORMS)
+def test_torch_steps_move_the_shared_variables(form):
+    made = problem.make(TINY)
+    before = [var.detach().clone() for var in made.variables]
+    step = peers.torch_step(catalogue.entry("Adam"), made, form)
+    assert step is not None
+    step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
+
+
+def test_a_rule_that_torch_lacks_has_no_torch_step():
+    made = problem.make(TINY)
+    assert peers.torch_step(catalogue.entry("Ftrl"), made, "foreach") is None
+    assert peers.torch_step(catalogue.entry("Nadam"), made, "fused") is None
+
+
+def test_rounds_are_interleaved_and_counted():
+    calls = []
+    contenders = [timing.Contender(name, lambda name=name: calls.append(name)) for name in "ab"]
+    made = timing.measure(contenders, rounds=4, block=0.0, budget=0.0)
+    assert {name: len(times) for name, times in made.seconds.items()} == {"a": 3, "b": 3}
+    # Warm-up of a and b, then rounds a b, b a, a b of three steps each.
+    assert "".join(calls[6:]) == "aaabbb" + "bbbaaa" + "aaabbb"
+
+
+def test_disturbed_rounds_do_not_count():
+    seconds = {"a": [1.0, 1.0, 9.0, 1.1, 1.0], "b": [2.0, 2.0, 2.0, 2.0, 7.0]}
+    made = timing.Timings(seconds, [0.0, 0.0, 0.0, 0.0, 0.0])
+    assert made.quiet() == [0, 1, 3]
+    assert made.ratio("b", "a") == 2.0
+    busy = timing.Timings(seconds, [0.0, 2.0, 2.0, 2.0, 0.0])
+    assert busy.quiet() == [0]
+    assert busy.counted() == [0, 1, 2, 3, 4]
+    assert busy.disturbance == 2.0
+
+
+def test_what_is_done_before_a_step_is_not_timed():
+    order = []
+    contender = timing.Contender("a", lambda: order.append("step"), lambda: order.append("before"))
+    assert len(timing.timed(contender, 2)) == 2
+    assert order == ["before", "step"] * 2
+
+
+def test_memory_of_a_step_counts_python_numpy_and_torch():
+    held = torch.zeros(1)
+    assert memory.torch_peak(lambda: held.add_(1)) < 1024
+    assert memory.torch_peak(lambda: torch.zeros(100_000).sum()) >= 400_000
+    assert memory.python_peak(lambda: bytearray(200_000)) >= 200_000
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda: ("torch-fused", "torch-foreach"))
+    torch.save({"a": torch.zeros(4, 3), "b": torch.zeros(3)}, tmp_path / "model.pt")
+
+    def call(*arguments):
+        return CliRunner().invoke(bench, [str(tmp_path / "model.pt"), *arguments])
+
+    return call
+
+
+def test_json_holds_every_contender(run):
+    result = run("--rules", "adam,Ftrl", "--rounds", "3", "--json", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["shapes"] == {"name": "model", "tensors": 2, "parameters": 15, "bytes": 60}
+    assert report["threads"] == 1
+    found = {(row["rule"], row["contender"]) for row in report["results"]}
+    adam = {("Adam", each) for each in ("thalweg", "torch-fused", "torch-foreach", "roofline")}
+    assert found == adam | {("Ftrl", "thalweg"), ("Ftrl", "roofline")}
+    for row in report["results"]:
+        assert row["ms"] > 0
+        assert row["extra_bytes"] >= 0
+        assert len(row["rounds_ms"]) >= 3
+
+
+def test_the_table_and_the_plot(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    before = torch.get_num_threads()
+    plot = tmp_path / "steps.svg"
+    result = run("--rounds", "3", "--peers", "torch-fused", "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    assert "thalweg" in result.stdout
+    assert "2 tensors, 15 parameters" in result.stdout
+    assert "<svg" in plot.read_text()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rules", "Adan"], "no rule 'Adan'"),
+        (["--rules", ","], "no rule given"),
+        (["--peers", "jaxopt"], "no peer 'jaxopt'"),
+        (["--plot", "steps.docx"], "must end in"),
+        (["--rounds", "0"], "--rounds"),
+    ],
+)
+def test_a_wrong_option_is_exit_code_2(run, arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 100)
+    result = run()
+    assert result.exit_code == 1
+    assert "--peers torch-fused" in result.output
+
+
+def test_the_estimate_of_memory_grows_with_peers():
+    small = compare.needed_bytes(TINY, "Adam", ["torch-fused"])
+    assert compare.needed_bytes(TINY, "Adam", ["torch-fused", "torch-foreach"]) > small
+    assert small >= 4 * sum(map(prod, TINY.shapes)) * (2 + 3 * 2)

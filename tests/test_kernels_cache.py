@@ -1,0 +1,399 @@
+"""Formulas become kernels on disk: an edited one is never stale, a forbidden one is refused."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rulebook import KEEP, Problem, plain_rule, take
+from thalweg import PerformanceWarning, Rule, RuleError
+from thalweg.engines import store
+
+HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a module into a folder on the path; returns it imported, or imported again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = set()
+
+    def writer(name, text):
+        (tmp_path / f"{name}.py").write_text(HEADER + text)
+        importlib.invalidate_caches()
+        names.add(name)
+        if name in sys.modules:
+            return importlib.reload(sys.modules[name])
+        return importlib.import_module(name)
+
+    yield writer
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def step(update, name="cpu", **keywords):
+    """What one step makes of variable 1 and gradient 2, on both engines."""
+    results = []
+    for engine in ("cpu", "reference"):
+        var = torch.ones(3)
+        case = plain_rule(update, **keywords)
+        take(case, Problem([var], [[]], [torch.full((3,), 2.0)]), KEEP._replace(name=engine))
+        results.append(var[0].item())
+    np.testing.assert_equal(*results)
+    return results[0]
+
+
+def formula(expression, before=""):
+    return f"{before}\ndef update(var, grad):\n    return ({expression},)\n"
+
+
+# Edits
+
+EDITS = {
+    "a literal": ("var - grad * 0.5", "var - grad * 0.25", ""),
+    "an operator": ("var - grad", "var + grad", ""),
+    "a name": ("var * grad", "grad * grad", ""),
+    "a function": ("sqrt(grad * grad)", "power(grad, 3)", ""),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "before"), EDITS.values(), ids=EDITS)
+def test_an_edited_formula_is_run_as_edited(write, first, second, before):
+    values = {"var": 1.0, "grad": 2.0, "sqrt": np.sqrt, "power": pow}
+    for index, expression in enumerate((first, second, first)):
+        module = write("edited", formula(expression, before + "#" * index))
+        assert step(module.update) == eval(expression, dict(values))
+
+
+def test_an_edited_helper_is_run_as_edited(write):
+    helper = "def helper(x):\n    return inner(x) + 1\n"
+    for index, factor in enumerate((3.0, 5.0)):
+        inner = f"def inner(x):\n    return x * {factor}\n" + "#" * index
+        module = write("helped", formula("var + helper(grad)", inner + "\n" + helper))
+        assert step(module.update) == 1 + (2 * factor + 1)
+
+
+def test_an_edited_constant_is_run_as_edited(write):
+    for index, constant in enumerate((3.0, 5, -0.5)):
+        before = f"RATE = {constant}\n" + "#" * index
+        assert step(write("constants", formula("var + grad * RATE", before)).update) == (
+            1 + 2 * constant
+        )
+
+
+def test_a_new_process_sees_the_edit(tmp_path):
+    script = tmp_path / "script.py"
+    rest = (
+        "import torch\nfrom thalweg import Variable\n"
+        "from thalweg.keras.optimizers import RuleOptimizer\n"
+        "w = Variable([1.0])\nrule = Rule(name='mine', update=update, hypers=())\n"
+        "RuleOptimizer(rule).apply_gradients([([2.0], w)])\nimport sys\n"
+        "sys.stdout.write(str(float(w.detach()[0])))\n"
+    )
+    found = []
+    for constant in (0.25, 0.75):
+        script.write_text(HEADER + formula(f"var - grad * {constant}") + rest)
+        found.append(run_python(str(script)))
+    assert found == ["0.5", "-0.5"]
+
+
+def run_python(*arguments, **environment):
+    # As the tests were started: the library may be on the path rather than installed.
+    paths = os.pathsep.join([str(Path(__file__).parents[1] / "src"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_source_that_changed_after_the_import_is_refused(write, tmp_path):
+    module = write("moved", formula("var - grad * 0.5"))
+    (tmp_path / "moved.py").write_text(HEADER + formula("var - grad * 0.125"))
+    with pytest.raises(RuleError, match=r"source of update .*moved\.py:3.* changed after it was"):
+        step(module.update)
+
+
+def test_a_closure_that_changed_after_the_import_is_refused(write, tmp_path):
+    text = "def make(k):\n    def update(var, grad):\n        return (var - grad * k * {},)\n"
+    text += "    return update\n"
+    module = write("closed", text.format(2.0))
+    (tmp_path / "closed.py").write_text(HEADER + text.format(4.0))
+    with pytest.raises(RuleError, match="changed after it was imported"):
+        step(module.make(0.5))
+
+
+def test_exchanged_parameters_are_a_change(write, tmp_path):
+    text = "def update(var, grad, *, a, b):\n    return (var * a - grad * b,)\n"
+    module = write("exchanged", text)
+    (tmp_path / "exchanged.py").write_text(HEADER + text.replace("*, a, b", "*, b, a"))
+    with pytest.raises(RuleError, match="changed after it was imported"):
+        step(module.update)
+
+
+# Formulas that look alike
+
+
+def closure(constant):
+    def update(var, grad):
+        return (var - grad * constant,)
+
+    return update
+
+
+def test_closures_of_one_text_are_different_kernels():
+    assert [step(closure(constant)) for constant in (0.5, 2, 0.5, -1.0)] == [0.0, -3.0, 0.0, 3.0]
+
+
+def test_rules_of_one_name_are_different_kernels(write):
+    one = write("one", formula("var - grad * RATE", "RATE = 0.5"))
+    two = write("two", formula("var - grad * RATE", "RATE = 2.0"))
+    assert (step(one.update), step(two.update)) == (0.0, -3.0)
+
+
+def test_helpers_of_one_name_in_formula_and_stage_stay_apart(write):
+    one = write("stage_a", formula("var - helper(grad)", "def helper(x):\n    return x * 3"))
+    two = write(
+        "stage_b",
+        "def helper(x):\n    return x * 5\ndef stage(grad):\n    return helper(grad)\n",
+    )
+    for engine in ("cpu", "reference"):
+        var = torch.zeros(3)
+        problem = Problem([var], [[]], [torch.ones(3)])
+        take(plain_rule(one.update), problem, KEEP._replace(name=engine), stages=(two.stage,))
+        assert var.tolist() == [-15.0] * 3
+
+
+def test_a_constant_that_is_not_a_number():
+    assert np.isnan(step(closure(float("nan"))))
+    assert step(closure(float("inf"))) == -np.inf
+
+
+def test_names_of_any_script(write):
+    text = "def update(var, grad):\n    β = grad * 0.5\n    return (var - β,)\n"
+    assert step(write("greek", text).update) == 0.0
+
+
+# What a formula may not hold
+
+REFUSED = {
+    "numpy": ("np.sqrt(grad)", "cannot call `np.sqrt(grad)`"),
+    "math": ("math.sqrt(grad)", "cannot call `math.sqrt(grad)`"),
+    "torch": ("torch.sign(grad)", "cannot call `torch.sign(grad)`"),
+    "a method": ("grad.sqrt()", "cannot call `grad.sqrt()`"),
+    "an attribute": ("grad.T", "cannot contain `grad.T`"),
+    "an index": ("grad[0]", "cannot contain `grad[0]`"),
+    "a branch": ("var if grad > 0 else grad", "cannot contain `var if grad > 0 else grad`"),
+    "and": ("where(grad > 0 and var > 0, var, grad)", "cannot contain `grad > 0 and var > 0`"),
+    "not": ("where(not grad > 0, var, grad)", "cannot contain"),
+    "a chain": ("where(0 < grad < 1, var, grad)", "with single comparisons and `&`"),
+    "a lambda": ("(lambda x: x)(grad)", "cannot call"),
+    "a list": ("[grad]", "cannot contain `[grad]`"),
+    "text": ("'grad'", "cannot contain 'grad'"),
+    "truth": ("grad * True", "cannot contain True"),
+    "floor division": ("grad // 2", "cannot contain `grad // 2`"),
+    "remainder": ("grad % 2", "cannot contain `grad % 2`"),
+    "a builtin": ("max(var, grad)", "cannot call `max`"),
+    "a type": ("float(grad)", "cannot call `float`"),
+    "a global": ("grad * TABLE", "cannot use `TABLE`, a dict"),
+    "an array": ("grad * ARRAY", "cannot use `ARRAY`, a ndarray"),
+    "an unknown name": ("grad * missing", "`missing` is not defined"),
+    "a keyword": ("sqrt(x=grad)", "cannot call `sqrt(x=grad)`"),
+    "too few arguments": ("where(grad > 0, var)", "needs 3 arguments"),
+    "a comparison as a number": ("var - (grad > 0)", "`grad > 0` is no number; write where("),
+    "a number as a condition": ("where(grad, var, 1)", "`grad` is no condition; write `grad != 0`"),
+    "a comparison returned": ("grad > 0", "`grad > 0` is no number"),
+    "recursion": ("again(grad)", "calls itself"),
+}
+BEFORE = (
+    "import math\nimport numpy as np\nimport torch\nTABLE = {}\nARRAY = np.zeros(3)\n"
+    "def again(x):\n    return again(x)"
+)
+
+
+@pytest.mark.parametrize(("expression", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_arithmetic_is_refused_by_name_and_line(write, expression, why):
+    module = write("refused", formula(expression, BEFORE))
+    with pytest.raises(RuleError) as caught:
+        step(module.update)
+    text = str(caught.value)
+    assert why in text
+    assert "refused.py" in text
+    assert "line 10" in text or "again" in text
+
+
+STATEMENTS = {
+    "if": "if grad > 0:\n        var = grad\n    return (var,)",
+    "for": "for i in (1, 2):\n        var = grad\n    return (var,)",
+    "an import": "import math\n    return (var,)",
+    "a print": "print(var)\n    return (var,)",
+    "two names": "a, b = var, grad\n    return (a,)",
+    "an item": "var[0] = grad\n    return (var,)",
+    "an early return": "return (var,)\n    return (grad,)",
+    "no return": "var = grad",
+    "two kinds": "a = grad > 0\n    a = grad\n    return (a,)",
+}
+
+
+@pytest.mark.parametrize("body", STATEMENTS.values(), ids=STATEMENTS)
+def test_statements_other_than_assignments_are_refused(write, body):
+    module = write("stated", f"def update(var, grad):\n    {body}\n")
+    with pytest.raises(RuleError, match=r"update .*stated\.py"):
+        step(module.update)
+
+
+def test_lambdas_and_callables_are_refused():
+    with pytest.raises(RuleError, match="must be written with def, not as a lambda"):
+        step(lambda var, grad: (var - grad,))
+    with pytest.raises(RuleError, match="must be a function written with def"):
+        step(np.add)
+
+
+def test_a_formula_without_a_source_is_refused():
+    names = {}
+    exec("def update(var, grad):\n    return (var - grad,)", names)
+    with pytest.raises(RuleError, match="Cannot read the source of update"):
+        step(names["update"])
+
+
+def test_a_formula_of_the_wrong_shape_is_refused():
+    def update(var, grad, slot):
+        return var, slot
+
+    with pytest.raises(
+        RuleError, match="takes 3 and returns 2 values; with 0 slots it must take 2"
+    ):
+        step(update)
+
+
+# The folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty kernel folder, and nothing in memory."""
+    path = tmp_path / "kernels"
+    monkeypatch.setenv("THALWEG_CACHE_DIR", str(path))
+    monkeypatch.setattr(store, "_loaded", {})
+    return path
+
+
+TEXT = "import numba\n\n@numba.cfunc('float64()', cache={cache})\ndef NAME():\n    return VALUE\n"
+
+
+def made(name, value):
+    text = TEXT.replace("NAME", name).replace("VALUE", str(value))
+    return getattr(store.load(name, text), name).ctypes()
+
+
+def test_the_folder_is_private(folder):
+    made("k_private", 1.5)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "k_private.py").exists()
+
+
+def test_an_open_folder_is_closed(folder):
+    folder.mkdir(mode=0o755)
+    made("k_closed", 1.5)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("content", [b"raise SystemExit", b"\xff\x00 no text", b""])
+def test_foreign_content_under_the_right_name_is_overwritten(folder, content):
+    folder.mkdir()
+    (folder / "k_foreign.py").write_bytes(content)
+    assert made("k_foreign", 2.5) == 2.5
+    assert b"return 2.5" in (folder / "k_foreign.py").read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"garbage"], ids=["empty", "garbage"])
+def test_damaged_files_of_numba_are_survived(folder, monkeypatch, ending, content):
+    assert made("k_damaged", 3.5) == 3.5
+    files = list(folder.glob(f"**/*.{ending}"))
+    assert files
+    for file in files:
+        file.write_bytes(content)
+    monkeypatch.setattr(store, "_loaded", {})
+    assert made("k_damaged", 3.5) == 3.5
+
+
+def test_temporary_files_are_removed(folder):
+    made("k_clean", 1.5)
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_an_unwritable_folder_warns_once_and_works(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    monkeypatch.setattr(store, "_loaded", {})
+    with pytest.warns(PerformanceWarning, match="Set THALWEG_CACHE_DIR to a folder") as seen:
+        values = [made("k_memory", 4.5), made("k_memory_too", 5.5)]
+    assert values == [4.5, 5.5]
+    assert len(seen) == 1
+    assert step(closure(1.25)) == -1.5
+
+
+def test_the_kernels_of_a_rule_come_from_the_disk_the_second_time(folder):
+    script = (
+        "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
+        "w = thalweg.Variable([1.0]); Adam(0.1).apply_gradients([([2.0], w)])\n"
+        "sys.stdout.write(w.detach().numpy().tobytes().hex())"
+    )
+    first = run_python("-c", script)
+    files = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
+    assert files
+    assert run_python("-c", script) == first
+    after = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
+    assert after == files
+
+
+@pytest.mark.slow
+def test_processes_may_compile_one_kernel_at_once(folder):
+    script = (
+        "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
+        "w = thalweg.Variable([1.0]); Adam(0.1).apply_gradients([([2.0], w)])\n"
+        "sys.stdout.write(w.detach().numpy().tobytes().hex())"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parents[1] / "src"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
+        for _ in range(4)
+    ]
+    outputs = {process.communicate()[0] for process in started}
+    assert len(outputs) == 1
+    assert outputs != {b""}
+
+
+def test_importing_thalweg_does_not_import_numba():
+    run_python(
+        "-c", "import thalweg, thalweg.keras.optimizers, sys; sys.exit('numba' in sys.modules)"
+    )
+
+
+def test_the_reference_engine_does_not_import_numba():
+    run_python(
+        "-c",
+        "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
+        "with thalweg.engine('reference'):\n"
+        "    Adam().apply_gradients([([2.0], thalweg.Variable([1.0]))])\n"
+        "sys.exit('numba' in sys.modules)",
+    )
+
+
+def test_rules_compare_by_identity():
+    def update(var, grad):
+        return (var - grad,)
+
+    assert Rule(name="a", update=update) != Rule(name="a", update=update)
