@@ -79,16 +79,14 @@ def refused(role: str, layout: str) -> bool:
     return written and (layout in SHARED or layout == "negative view")
 
 
-def pending(role: str, layout: str) -> bool:
-    """Whether `Runner` does not look yet: negative gradients in `aim`, the memory of slots."""
-    return (role == "slot" and refused(role, layout)) or (role, layout) == (
-        "gradient",
-        "negative view",
-    )
-
-
 def possible(rule: str, role: str, layout: str) -> bool:
-    """Whether a rule has a tensor in this role, and the role takes tensors of this rank."""
+    """Whether a rule has a tensor in this role, and the role takes tensors of this kind.
+
+    torch's public functions give contiguous negative views of one element only, and a repeated
+    step looks for those; see `test_deferred_signs_of_gradients`.
+    """
+    if (role, layout) == ("gradient", "negative view"):
+        return False
     if role == "slot" and not ROWS[rule].rule.slots:
         return False
     return not (role in ("table", "values") and layout in ("no dimensions", "no elements"))

@@ -19,6 +19,7 @@ from thalweg.variable import StateVariable
 _pointer = Tensor.data_ptr
 _shape = Tensor.size  # the cheapest way to a shape
 _stride = Tensor.stride
+_numel = Tensor.numel
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _device = Tensor.get_device  # the cheapest way to a device: -1 is the CPU
 _contiguous = Tensor.is_contiguous
@@ -143,6 +144,10 @@ class DensePlan:
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
         self._dtypes = list(map(_dtype, self.variables))
+        # torch defers the sign of conj().imag, which is contiguous only if it has one element.
+        self._single = [
+            index for index, size in enumerate(map(_numel, self.variables)) if size == 1
+        ]
         self._contiguous = all(map(_contiguous, self.variables))
         self._bounds = self._memory()
 
@@ -168,6 +173,9 @@ class DensePlan:
             if not (_addresses(self._written) == self._pointers).all():
                 return False
         except RuntimeError:
+            return False
+        # An assignment to `.data` may keep the address and change the rest.
+        if not all(map(eq, map(_shape, self.variables), self._shapes)):
             return False
         if self._contiguous:
             return all(map(_contiguous, self.variables))
@@ -205,6 +213,8 @@ class DensePlan:
                 if not all(map(_contiguous, gradients)):
                     return False
             elif list(map(_stride, gradients)) != self._strides:
+                return False
+            if any(gradients[index].is_neg() for index in self._single):
                 return False
             addresses = _addresses(gradients)
         except RuntimeError:

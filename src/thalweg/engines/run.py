@@ -105,7 +105,11 @@ class Runner:
         names: Sequence[str],
         selection: Selection,
     ) -> None:
-        """Make ready a step that `check` accepted."""
+        """Make ready a step that `check_gradients` accepted.
+
+        Raises:
+            InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
+        """
         self._dense = None
         self._aimed = False
         self._steps = []
@@ -118,6 +122,7 @@ class Runner:
             if number == len(rounds):
                 rounds.append([])
             rounds[number].append(index)
+        _check_memory(variables, slots, names)
         gradients = _apart(variables, gradients, slots)
         for indices in rounds:
             self._plan_round(rule, stages, indices, variables, gradients, slots, names, selection)
@@ -269,6 +274,21 @@ def _reference_step(
         reference.update_dense(rule, stages, var, grad.detach(), slots, own, flush)
 
     return step
+
+
+def _check_memory(
+    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], names: Sequence[str]
+) -> None:
+    tensors: list[Tensor] = []
+    titles: list[str] = []
+    seen: set[int] = set()
+    for var, own, name in zip(variables, slots, names, strict=True):
+        layout.check_slots(var, own, name)
+        if id(var) not in seen:
+            seen.add(id(var))
+            tensors += [var, *own]
+            titles += [name, *(f"a slot of {name}" for _ in own)]
+    layout.check_disjoint(tensors, titles)
 
 
 def _apart(
