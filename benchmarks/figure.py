@@ -11,6 +11,8 @@ from rich.table import Table
 
 from thalweg.bench.timing import OTHERS, Timings
 
+_MET = {True: "[green]yes[/]", False: "[red]no[/]", None: "[yellow]?[/]"}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -35,8 +37,10 @@ class Figure:
     disturbance: float = 0.0
 
     @property
-    def met(self) -> bool:
-        """Whether the value is on the right side of the target."""
+    def met(self) -> bool | None:
+        """Whether the value is on the right side of the target; None if too much else ran."""
+        if self.disturbance > OTHERS:
+            return None
         return self.value <= self.target if self.sense == "<=" else self.value >= self.target
 
     def as_json(self) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def table(figures: Sequence[Figure]) -> Table:
         noise = f"[red]{each.disturbance:.1f}[/]" if each.disturbance > OTHERS else ""
         made.add_row(
             each.name, f"{each.value:.3g} {each.unit}", f"{each.sense} {each.target:.3g}",
-            "[green]yes[/]" if each.met else "[red]no[/]", noise, each.note,
+            _MET[each.met], noise, each.note,
         )  # fmt: skip
     return made
 

@@ -69,7 +69,8 @@ def main() -> int:
         if len(complete) < len(runs):
             failed.append(group)
         figures += middle(complete)
-    met = sum(figure.met for figure in figures)
+    met = sum(figure.met is True for figure in figures)
+    unknown = sum(figure.met is None for figure in figures)
     if options.json:
         made = {"met": met, "failed": failed, "figures": [each.as_json() for each in figures]}
         print(json.dumps(made, indent=2))
@@ -77,6 +78,8 @@ def main() -> int:
         console = Console()
         console.print(table(figures))
         console.print(f"{met} of {len(figures)} figures meet their target.")
+        if unknown:
+            console.print(f"{unknown} are not to be trusted: other processes were running.")
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2

@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
+from time import perf_counter
 
 from figure import Figure
 
 from thalweg.bench import catalogue
+from thalweg.bench.timing import busy_elsewhere
 
 IMPORT = """
 import time
@@ -33,6 +38,15 @@ print(time.perf_counter() - start)
 """
 
 
+@contextmanager
+def _watched(figures: list[Figure]) -> Iterator[None]:
+    """Note in the figures added meanwhile what other processes did."""
+    before, began, busy = len(figures), perf_counter(), busy_elsewhere()
+    yield
+    others = max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
+    figures[before:] = [replace(each, disturbance=others) for each in figures[before:]]
+
+
 def _run(program: str, folder: str) -> float:
     environment = {**os.environ, "THALWEG_CACHE_DIR": folder}
     done = subprocess.run(
@@ -43,26 +57,29 @@ def _run(program: str, folder: str) -> float:
 
 def importing() -> list[Figure]:
     """Seconds that `import thalweg` adds to `import torch`."""
-    with tempfile.TemporaryDirectory() as folder:
+    figures: list[Figure] = []
+    with _watched(figures), tempfile.TemporaryDirectory() as folder:
         times = [_run(IMPORT, folder) for _ in range(5)]
-    return [Figure("import", median(times), 0.1, unit="s", note="beyond import torch")]
+        figures.append(Figure("import", median(times), 0.1, unit="s", note="beyond import torch"))
+    return figures
 
 
 def first_steps() -> list[Figure]:
     """Seconds of the first step: with nothing compiled, and from the disk after `import numba`."""
-    cold, warm = [], []
+    figures: list[Figure] = []
     for rule in catalogue.ENTRIES:
-        fresh, cached = [], []
-        for _ in range(3):
-            with tempfile.TemporaryDirectory() as folder:
-                fresh.append(_run(FIRST.format(rule=rule, warm=""), folder))
-                cached.append(_run(FIRST.format(rule=rule, warm="import numba"), folder))
-        cold.append(
-            Figure(
-                f"cold_{rule}", median(fresh), 1.5, unit="s", note="with import numba, compiling"
-            )
-        )
-        warm.append(
-            Figure(f"disk_{rule}", median(cached), 0.25, unit="s", note="after import numba")
-        )
-    return [*cold, *warm]
+        with _watched(figures):
+            figures += _first_steps(rule)
+    return figures
+
+
+def _first_steps(rule: str) -> list[Figure]:
+    cold, warm = [], []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            cold.append(_run(FIRST.format(rule=rule, warm=""), folder))
+            warm.append(_run(FIRST.format(rule=rule, warm="import numba"), folder))
+    return [
+        Figure(f"cold_{rule}", median(cold), 1.5, unit="s", note="compiling, with import numba"),
+        Figure(f"disk_{rule}", median(warm), 0.25, unit="s", note="after import numba"),
+    ]

@@ -491,9 +491,10 @@ def test_float32_results_out_of_range(function, x, expected):
 
 
 @pytest.mark.parametrize("function", ["exp", "log", "cos"])
-def test_float32_functions_are_rounded_once(function):
+def test_float32_functions_are_the_c_librarys(function):
     for x in np.random.default_rng(5).uniform(0.01, 20, 500).astype(F32):
-        assert getattr(scalars, function)(x) == F32(getattr(math, function)(float(x)))
+        rounded = F32(getattr(math, function)(float(x)))
+        assert abs(getattr(scalars, function)(x) - rounded) <= np.spacing(abs(rounded))
 
 
 # --- examples ------------------------------------------------------------------------------------

@@ -43,10 +43,6 @@ BOUNDS: dict[tuple[str, str], tuple[tuple[str, ...], float, float, str]] = {
 }
 EXACT = ("accumulator", "accum_grad", "rms", "mg")  # slots that the bounds do not concern
 
-# TensorFlow adds up the entries of a row starting from 0, so that -0 becomes 0; here a row's only
-# entry is taken as it is. The sign of a zero is all that differs.
-SIGNLESS = ("rows", "single")
-
 
 def gradient(given: dict[str, np.ndarray], name: str, step: int) -> Any:
     """The gradient of a variable at a step, counted from 0."""
@@ -86,8 +82,7 @@ def check(case: Case, step: int, key: str, got: np.ndarray, digest: int, sample:
     some = got.ravel()[record.sample_positions(got.size)]
     title = f"{case['id']} step {step + 1} {key}"
     np.testing.assert_allclose(some, sample, rtol, atol, equal_nan=True, err_msg=title)
-    signless = case["inputs"] == "edges" and name in SIGNLESS
-    assert atol or signless, f"{title}: elements differ, though none of those recorded"
+    assert atol, f"{title}: elements differ, though none of those recorded"
 
 
 @pytest.mark.parametrize("drawn", RECORDED["inputs"])

@@ -1,7 +1,8 @@
 """What a rule is made of: slots, hyperparameters, formulas, and the functions these may use.
 
 The functions here work on floats, NumPy arrays and tensors, so that a formula can be called and
-debugged as the plain Python it is. Engines bind the same names to their own versions.
+debugged as the plain Python it is; on NumPy scalars, as `prepare` gets them, they give TensorFlow's
+numbers. Engines bind the same names to their own versions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from thalweg import scalars
+
 Formula = Callable[..., Any]
+
+_SCALARS = (np.float32, np.float64)
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ def sign(x: Any) -> Any:
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     """`a` where the condition holds, else `b`."""
+    if isinstance(condition, bool | np.bool):
+        return a if condition else b
     return _namespace(condition, a, b).where(condition, a, b)
 
 
@@ -113,15 +120,15 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """Exponential; float32 is evaluated in float64 and rounded once."""
-    return _namespace(x).exp(x)
+    """Exponential; engines evaluate float32 in float64 and round once."""
+    return scalars.exp(x) if type(x) in _SCALARS else _namespace(x).exp(x)
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm; float32 is evaluated in float64 and rounded once."""
-    return _namespace(x).log(x)
+    """Natural logarithm; engines evaluate float32 in float64 and round once."""
+    return scalars.log(x) if type(x) in _SCALARS else _namespace(x).log(x)
 
 
 def power(x: Any, y: Any) -> Any:
-    """`x` to the power of `y`; float32 is evaluated in float64 and rounded once."""
-    return x**y
+    """`x` to the power of `y`; engines evaluate float32 in float64 and round once."""
+    return scalars.power(x, y) if type(x) in _SCALARS else x**y

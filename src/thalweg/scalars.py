@@ -1,14 +1,15 @@
 """Host-side arithmetic on NumPy scalars, with TensorFlow's conversions.
 
 A schedule, or the step's share of an optimizer, works on a handful of scalars. `+ - * /`, `floor`
-and comparisons of NumPy scalars round as TensorFlow's kernels do. The transcendental functions of
-TensorFlow, NumPy and C differ by a unit in the last place, and NumPy's even between processors.
-Here they are evaluated in float64 by the C library and rounded once, so that a step gives the same
-bits everywhere.
+and comparisons of NumPy scalars round as TensorFlow's kernels do. NumPy's transcendental functions
+differ from TensorFlow's by a unit in the last place, and between processors. TensorFlow's scalar
+kernels call the C library's, of float32 and float64 each, and so do these; where the C library
+cannot be found they evaluate float32 in float64 and round once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ ScalarType = type[np.float32] | type[np.float64]
 Number = float | int | np.number[Any] | np.ndarray[Any, Any] | torch.Tensor
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+_TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in (np.float32, np.float64)}
 
 
 def scalar_type(value: Any) -> ScalarType:
@@ -72,8 +73,23 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
     raise TypeError(f"Expected a number, received {value!r} ({type(value).__name__}).")
 
 
+def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
+    """The C library's float32 function, which TensorFlow's scalar kernels call."""
+    try:
+        kind = ctypes.CFUNCTYPE(ctypes.c_float, *[ctypes.c_float] * arguments)
+        return kind((name, ctypes.CDLL(None)))
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+_POWF, _EXPF, _LOGF, _COSF = (
+    _c_function(name, arguments)
+    for name, arguments in (("powf", 2), ("expf", 1), ("logf", 1), ("cosf", 1))
+)
+
+
 def power(x: Scalar, y: Scalar) -> Any:
-    """`x` to the power of `y`. A float32 result below the normal numbers is 0, as TensorFlow's.
+    """`x` to the power of `y`. A result below the normal numbers is 0, as TensorFlow's.
 
     Example:
         >>> power(np.float32(0.9), np.float32(2))
@@ -82,37 +98,47 @@ def power(x: Scalar, y: Scalar) -> Any:
         np.float32(inf)
     """
     dtype = type(x)
-    try:
-        result = math.pow(x, y)
-    except (OverflowError, ValueError):
-        result = _as_c_does(np.power, x, y)
-    if dtype is np.float32 and abs(result) < _FLOAT32_TINY:
-        return np.float32(0)
-    return dtype(result) if abs(result) <= _FLOAT32_MAX else _rounded(result, dtype)
+    if dtype is np.float32 and _POWF is not None:
+        result = _POWF(x, y)
+    else:
+        try:
+            result = math.pow(x, y)
+        except (OverflowError, ValueError):
+            result = _as_c_does(np.power, x, y)
+    return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
 
 
 def exp(x: Scalar) -> Any:
     """Exponential; inf where it overflows."""
+    if type(x) is np.float32 and _EXPF is not None:
+        return np.float32(_EXPF(x))
     try:
-        return _rounded(math.exp(x), type(x))
+        result = math.exp(x)
     except OverflowError:
-        return type(x)(math.inf)
+        result = math.inf
+    return _rounded(result, type(x))
 
 
 def log(x: Scalar) -> Any:
     """Natural logarithm; -inf at 0 and NaN below."""
+    if type(x) is np.float32 and _LOGF is not None:
+        return np.float32(_LOGF(x))
     try:
-        return type(x)(math.log(x))
+        result = math.log(x)
     except ValueError:
-        return type(x)(_as_c_does(np.log, x))
+        result = _as_c_does(np.log, x)
+    return _rounded(result, type(x))
 
 
 def cos(x: Scalar) -> Any:
     """Cosine; NaN at the infinities."""
+    if type(x) is np.float32 and _COSF is not None:
+        return np.float32(_COSF(x))
     try:
-        return type(x)(math.cos(x))
+        result = math.cos(x)
     except ValueError:
-        return type(x)(math.nan)
+        result = math.nan
+    return _rounded(result, type(x))
 
 
 def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:

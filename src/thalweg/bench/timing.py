@@ -88,8 +88,7 @@ def busy_elsewhere() -> float:
     except (OSError, ValueError):
         return 0.0
     used = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return used - own.user - own.system
+    return used - sum(os.times()[:4])  # this process and its children
 
 
 def _better(times: Sequence[float]) -> float:

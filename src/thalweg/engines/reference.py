@@ -18,7 +18,7 @@ from torch import Tensor
 from thalweg.engines import libm
 from thalweg.engines.denormals import denormals
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.transcribe import bind, host, transcribe
+from thalweg.engines.transcribe import bind, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule
 
@@ -105,23 +105,28 @@ def torch_formula(formula: Formula) -> Formula:
 
 
 @cache
-def _prepare(rule: Rule) -> tuple[Formula, tuple[str, ...]]:
-    function = host(rule.prepare, NUMPY)
-    return function, tuple(inspect.signature(function).parameters)
+def _wanted(rule: Rule) -> tuple[str, ...]:
+    return () if rule.prepare is None else tuple(inspect.signature(rule.prepare).parameters)
 
 
 def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
-    """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them."""
+    """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them.
+
+    Raises:
+        RuleError: `prepare` asks for what there is not, or returns no dict.
+    """
     if rule.prepare is None:
         return dict(hypers)
-    function, wanted = _prepare(rule)
     try:
-        arguments = {name: hypers[name] for name in wanted}
+        arguments = {name: hypers[name] for name in _wanted(rule)}
     except KeyError:
-        _check_given(rule, "prepare", wanted, hypers)
+        _check_given(rule, "prepare", _wanted(rule), hypers)
         raise
     with np.errstate(all="ignore"):
-        return {**hypers, **function(**arguments)}
+        made = rule.prepare(**arguments)
+    if not isinstance(made, dict):
+        raise RuleError(f"prepare of rule {rule.name!r} must return a dict, not {made!r}.")
+    return {**hypers, **made}
 
 
 def check_scalars(rule: Rule, scalars: Scalars) -> None:
@@ -306,7 +311,8 @@ def update_sparse(
     with denormals(flush), np.errstate(all="ignore"):
         if rule.duplicates == "sum":
             array, rows = _grouped(array, rows)
-            array = _numpy(torch.from_numpy(array).to(values.dtype))
+            # TensorFlow adds the rows onto zeros, which takes the sign from -0.
+            array = _numpy(torch.from_numpy(array).to(values.dtype)) + dtype(0)
             steps = [np.arange(len(rows))]
         else:
             steps = _waves(rows)

@@ -14,6 +14,11 @@ from thalweg.engines.work import CHUNK, Int64, slices, table
 from thalweg.formula import Formula, Rule
 
 
+def from_zero(grad):  # pyright: ignore
+    """TensorFlow adds the rows of a gradient onto zeros, which takes the sign from -0."""
+    return grad + 0
+
+
 class _Scratch:
     """Arrays that grow and are never given back while their variable is trained."""
 
@@ -44,7 +49,8 @@ class SparsePlan:
         formula: Formula = rule.update_sparse or rule.update
         if width == 1 and rule.update_single is not None:
             formula = rule.update_single
-        self._touched = cpu.compiled(formula, (), (names[0], *names), self.compute)
+        stages = (from_zero,) if rule.duplicates == "sum" else ()
+        self._touched = cpu.compiled(formula, stages, (names[0], *names), self.compute)
         self._untouched = None
         if rule.update_untouched is not None:
             self._untouched = cpu.compiled(

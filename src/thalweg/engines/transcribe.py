@@ -402,21 +402,3 @@ def bind(formula: Any, namespace: Mapping[str, Callable[..., Any]], literal: Any
         return function(*values, **{LOCAL_PREFIX + name: scalars[name] for name in scalars})
 
     return bound
-
-
-def host(function: Any, namespace: Mapping[str, Callable[..., Any]]) -> Any:
-    """A rule's `prepare` with thalweg's functions bound to an engine's; it may be any Python."""
-    replaced = {
-        name: namespace[_BY_FUNCTION[id(value)]]
-        for name, value in function.__globals__.items()
-        if id(value) in _BY_FUNCTION
-    }
-    bound = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **replaced},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    bound.__kwdefaults__ = function.__kwdefaults__
-    return functools.wraps(function)(bound)

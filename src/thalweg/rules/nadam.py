@@ -7,13 +7,13 @@ as scalars of the compute dtype, and stores the "momentum_cache" of the returned
 the call for the dtype of the cache. Variables of another dtype get the old cache cast to theirs.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, power, sqrt
 
 
 def schedule(beta1, decay, t):
-    """mu_t; the base 0.96 is a float32 in TensorFlow whatever the dtype; pow in double, rounded."""
+    """mu_t; the base 0.96 is a float32 in TensorFlow whatever the dtype."""
     scalar = type(t)
-    return beta1 * (1 - scalar(0.5) * scalar(0.9599999785423279 ** float(decay * t)))
+    return beta1 * (1 - scalar(0.5) * power(scalar(0.9599999785423279), decay * t))
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
