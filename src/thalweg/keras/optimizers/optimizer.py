@@ -5,39 +5,35 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.autodiff import GradientTape, gradients_of
-from thalweg.engines import Selection, check_gradients, check_name, compute_dtype, current
+from thalweg.engines import check_gradients, compute_dtype
 from thalweg.engines.measure import sums_of_squares
-from thalweg.engines.selection import EngineName
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, warn
+from thalweg.errors import warn
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.keras.optimizers.differentiation import Differentiation
+from thalweg.keras.optimizers.hooks import ApplyState, call, constrain, not_taken
 from thalweg.keras.optimizers.hypers import Hypers
+from thalweg.keras.optimizers.options import Options, Transformer, check_not_negative
 from thalweg.keras.optimizers.pairs import (
     Pair,
     as_gradient,
     as_pairs,
+    check_variables,
     distinct,
-    flatten,
     transformed,
 )
 from thalweg.keras.optimizers.state import State
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.pipeline import Clipping
 from thalweg.schedules import deserialize as deserialize_schedule
-from thalweg.variable import Variable, is_variable, name_of, variable_constraint
-
-Transformer = Callable[[list[Pair]], Iterable[Pair]]
-ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
+from thalweg.variable import name_of, variable_constraint
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
-_NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 _used_names: Counter[str] = Counter()
 
 
@@ -49,7 +45,7 @@ def _unique_name(cls: type) -> str:
     return f"{snake}_{count}" if count else snake
 
 
-class Optimizer(Hypers, Weights, State):
+class Optimizer(Hypers, Weights, Options, State, Differentiation):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -93,215 +89,16 @@ class Optimizer(Hypers, Weights, State):
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}."
                 )
-            _check_not_negative(key, value)
+            check_not_negative(key, value)
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
         State.__init__(self)
         self._name = name or _unique_name(type(self))
-        self._iterations: Tensor | None = None
-        self._engine: EngineName | None = None
         self._initial_decay = kwargs.get("decay") or 0.0
-        self._aggregator = gradient_aggregator
-        self._transformers: list[Transformer] = list(gradient_transformers or [])
-        self._clipping = Clipping()
-        self._set_clipping(**{key: kwargs.get(key) for key in self._clipping.options()})
-
-    # Options
-
-    def _set_clipping(self, **changes: Any) -> None:
-        for key, value in changes.items():
-            _check_not_negative(key, value)
-        clipping = Clipping(**{**self._clipping.options(), **changes})
-        if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
-            raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
-        if clipping and self._transformers:
-            raise ValueError("Clipping options cannot be combined with `gradient_transformers`.")
-        self._clipping = clipping
-
-    @property
-    def clipvalue(self) -> float | None:
-        """`float` or `None`. Elements of gradients are clipped to [-clipvalue, clipvalue]."""
-        return self._clipping.clipvalue
-
-    @clipvalue.setter
-    def clipvalue(self, value: float | None) -> None:
-        self._set_clipping(clipvalue=value)
-
-    @property
-    def clipnorm(self) -> float | None:
-        """`float` or `None`. Each gradient is scaled to a norm of at most this."""
-        return self._clipping.clipnorm
-
-    @clipnorm.setter
-    def clipnorm(self, value: float | None) -> None:
-        self._set_clipping(clipnorm=value)
-
-    @property
-    def global_clipnorm(self) -> float | None:
-        """`float` or `None`. All gradients are scaled to a common norm of at most this."""
-        return self._clipping.global_clipnorm
-
-    @global_clipnorm.setter
-    def global_clipnorm(self, value: float | None) -> None:
-        self._set_clipping(global_clipnorm=value)
-
-    @property
-    def gradient_aggregator(self) -> Transformer | None:
-        """The function that aggregates gradients over replicas, or None."""
-        return self._aggregator
-
-    @gradient_aggregator.setter
-    def gradient_aggregator(self, function: Transformer | None) -> None:
-        self._aggregator = function
-
-    @property
-    def gradient_transformers(self) -> list[Transformer]:
-        """The functions applied to the gradients last."""
-        return list(self._transformers)
-
-    @gradient_transformers.setter
-    def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
-        before, self._transformers = self._transformers, list(functions or [])
-        try:
-            self._set_clipping()
-        except ValueError:
-            self._transformers = before
-            raise
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
-        return self._engine
-
-    @engine.setter
-    def engine(self, name: EngineName | None) -> None:
-        self._engine = None if name is None else check_name(name)
-
-    def _selection(self) -> Selection:
-        selection = current()
-        return selection if self._engine is None else selection._replace(name=self._engine)
-
-    @property
-    def iterations(self) -> Tensor:
-        """Variable. The number of training steps this optimizer has run."""
-        if self._iterations is None:
-            self._iterations = Variable(np.int64(0), f"{self._name}/iter", trainable=False)
-            self._weights.insert(0, self._iterations)
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, variable: Tensor) -> None:
-        if self._iterations is not None:
-            raise RuntimeError(
-                "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
-                f" created. Here it is attempting to set `iterations` to {variable!r}."
-            )
-        if not isinstance(variable, Tensor) or variable.dim() or variable.is_floating_point():
-            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
-        self._iterations = variable
-        self._weights.insert(0, variable)
-
-    # Gradients
-
-    def minimize(
-        self,
-        loss: Callable[[], Tensor] | Tensor,
-        var_list: Any,
-        grad_loss: Tensor | None = None,
-        name: str | None = None,
-        tape: GradientTape | None = None,
-    ) -> Any:
-        """Compute the gradients of a loss and apply them.
-
-        Args:
-            loss: A callable without arguments that returns the value to minimize, or a tensor
-                computed under `tape`.
-            var_list: List or tuple (nested if need be) of variables, or a callable that returns
-                one, called after `loss`.
-            grad_loss: Optional. Weights of the loss's elements, of its shape.
-            name: Accepted for compatibility; eager steps have no name.
-            tape: Required when `loss` is a tensor.
-
-        Returns:
-            `iterations`, or None if `var_list` is empty.
-
-        Raises:
-            ValueError: The loss is a tensor and there is no tape; no variable has a gradient; an
-                element of `var_list` is no variable.
-        """
-        return self.apply_gradients(
-            self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape), name=name
-        )
-
-    def _transform_loss(self, loss: Tensor) -> Tensor:
-        """Hook: changes the loss before it is differentiated."""
-        return loss
-
-    def _get_gradients(
-        self, tape: GradientTape, loss: Tensor, var_list: list[Tensor], grad_loss: Tensor | None
-    ) -> list[tuple[Any, Tensor]]:
-        """Hook: the gradients of the loss, paired with the variables."""
-        return list(zip(tape.gradient(loss, var_list, grad_loss), var_list, strict=True))
-
-    def _compute_gradients(
-        self,
-        loss: Callable[[], Tensor] | Tensor,
-        var_list: Any,
-        grad_loss: Tensor | None = None,
-        tape: GradientTape | None = None,
-    ) -> list[tuple[Any, Tensor]]:
-        """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
-        is_tensor = isinstance(loss, Tensor)
-        if is_tensor and tape is None:
-            raise ValueError("`tape` is required when a `Tensor` loss is passed.")
-        tape = tape or GradientTape()
-        if not callable(var_list):
-            var_list = flatten(var_list)
-            _check_variables(var_list)
-        if isinstance(loss, Tensor):
-            value = self._transform_loss(loss)
-        else:
-            with tape:
-                if not callable(var_list):
-                    tape.watch(var_list)
-                value = self._transform_loss(loss())
-        if callable(var_list):
-            var_list = flatten(var_list())
-            _check_variables(var_list)
-        return self._get_gradients(tape, value, var_list, grad_loss) if var_list else []
-
-    def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Gradients of a loss tensor with respect to variables, clipped.
-
-        Raises:
-            ValueError: A variable has no gradient.
-
-        Differs from:
-            TensorFlow, where this works in graph mode only; here any tensor that autograd tracks
-            will do.
-        """
-        variables = flatten(params)
-        gradients = gradients_of(loss, variables)
-        for grad, var in zip(gradients, variables, strict=True):
-            if grad is None:
-                raise ValueError(
-                    f"Variable {name_of(var)} has `None` for gradient. Please make sure that all"
-                    " of your ops have a gradient defined (i.e. are differentiable)."
-                )
-        return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
-
-    def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
-        gradients = self.get_gradients(loss, params)
-        clipping, self._clipping = self._clipping, Clipping()  # they are clipped already
-        try:
-            return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
-        finally:
-            self._clipping = clipping
-
-    # A step
+        clipping = {key: kwargs.get(key) for key in Clipping().options()}
+        Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
 
     def apply_gradients(
         self,
@@ -350,7 +147,7 @@ class Optimizer(Hypers, Weights, State):
         return self.iterations
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
-        _check_variables([var for _, var in pairs])
+        check_variables([var for _, var in pairs])
         missing = [name_of(var) for grad, var in pairs if grad is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
@@ -457,7 +254,7 @@ class Optimizer(Hypers, Weights, State):
                         grad.values, var, grad.indices, apply_state=apply_state
                     )
                 else:
-                    _call(self._resource_apply_dense, (grad, var), apply_state)
+                    call(self._resource_apply_dense, (grad, var), apply_state)
                     errors += constrain(var)
         return errors
 
@@ -488,9 +285,7 @@ class Optimizer(Hypers, Weights, State):
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
         summed = IndexedSlices(grad, indices).deduplicated()
-        return _call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
-
-    # Configuration
+        return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""
@@ -515,69 +310,3 @@ class Optimizer(Hypers, Weights, State):
                 config["learning_rate"], custom_objects=custom_objects
             )
         return cls(**config)
-
-
-def _check_not_negative(key: str, value: Any) -> None:
-    if isinstance(value, int | float | np.number) and value < 0:
-        raise ValueError(f"Expected {key} >= 0, received: {value}")
-
-
-def _check_variables(variables: Iterable[Any]) -> None:
-    for var in variables:
-        if not isinstance(var, Tensor):
-            raise InvalidTypeError(f"Expected a variable, received {var!r}.")
-        if not is_variable(var):
-            raise NotImplementedError(
-                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}: it is no variable. Use"
-                " thalweg.Variable or a leaf that requires a gradient."
-            )
-        if var.is_nested:
-            raise LayoutError(
-                f"cannot update '{name_of(var)}' in place: it is a nested tensor. Give its parts"
-                " to the optimizer one by one."
-            )
-
-
-def _call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: ApplyState) -> Any:
-    """Call a hook, with `apply_state` if it takes it: older subclasses' hooks do not."""
-    code = getattr(hook, "__code__", None)
-    names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if code is None or "apply_state" in names or code.co_flags & 0x08:
-        return hook(*args, apply_state=apply_state)
-    return hook(*args)
-
-
-@contextlib.contextmanager
-def not_taken() -> Iterator[None]:
-    """Say of an exception that nothing has changed."""
-    try:
-        yield
-    except BaseException as error:
-        if _NOT_TAKEN not in getattr(error, "__notes__", ()):
-            error.add_note(_NOT_TAKEN)
-        raise
-
-
-def constrain(var: Tensor) -> list[BaseException]:
-    """Replace a variable's value by what its constraint, if it has one, makes of it.
-
-    Returns:
-        What the constraint raised: the update is done by now, and the step goes on.
-    """
-    constraint = variable_constraint(var)
-    if constraint is None:
-        return []
-    title = name_of(var)
-    try:
-        value = constraint(var)
-        if value.shape != var.shape or value.dtype != var.dtype:
-            raise InvalidArgumentError(
-                f"The constraint of '{title}' returned {value.dtype} of shape"
-                f" {tuple(value.shape)}, expected {var.dtype} of shape {tuple(var.shape)}."
-            )
-        with torch.no_grad():
-            var.copy_(value)
-    except BaseException as error:
-        error.add_note(f"The step was taken, but without the constraint of '{title}'.")
-        return [error]
-    return []

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from thalweg.engines import reference
 from thalweg.engines.run import Gradient
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidTypeError, LayoutError
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
-from thalweg.variable import name_of, to_tensor
+from thalweg.variable import is_variable, name_of, to_tensor
 
 Pair = tuple[Gradient, Tensor]
 
@@ -82,3 +82,26 @@ def transformed(
 def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
     """Each variable once, in order of first appearance."""
     return list({id(var): var for var in variables}.values())
+
+
+def check_variables(variables: Iterable[Any]) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        InvalidTypeError: It is no tensor.
+        NotImplementedError: It is a tensor but no variable.
+        LayoutError: It is a nested tensor.
+    """
+    for var in variables:
+        if not isinstance(var, Tensor):
+            raise InvalidTypeError(f"Expected a variable, received {var!r}.")
+        if not is_variable(var):
+            raise NotImplementedError(
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}: it is no variable. Use"
+                " thalweg.Variable or a leaf that requires a gradient."
+            )
+        if var.is_nested:
+            raise LayoutError(
+                f"cannot update '{name_of(var)}' in place: it is a nested tensor. Give its parts"
+                " to the optimizer one by one."
+            )

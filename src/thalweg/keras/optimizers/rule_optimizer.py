@@ -14,7 +14,8 @@ from thalweg.engines import Runner, Selection, check_scalars, compute_dtype, pre
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.keras.optimizers.optimizer import ApplyState, Optimizer, constrain, not_taken
+from thalweg.keras.optimizers.hooks import ApplyState, constrain, not_taken
+from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of, variable_constraint

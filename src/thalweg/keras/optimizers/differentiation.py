@@ -1,0 +1,127 @@
+"""From a loss to pairs of gradient and variable, and on to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.keras.optimizers.pairs import check_variables, flatten
+from thalweg.pipeline import Clipping
+from thalweg.variable import name_of
+
+
+class Differentiation:
+    """The part of `Optimizer` that computes gradients."""
+
+    _clipping: Clipping
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Tensor]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        """See `Optimizer`."""
+        raise NotImplementedError
+
+    def _clipped(self, pairs: list[Any]) -> list[Any]:
+        raise NotImplementedError
+
+    def minimize(
+        self,
+        loss: Callable[[], Tensor] | Tensor,
+        var_list: Any,
+        grad_loss: Tensor | None = None,
+        name: str | None = None,
+        tape: GradientTape | None = None,
+    ) -> Any:
+        """Compute the gradients of a loss and apply them.
+
+        Args:
+            loss: A callable without arguments that returns the value to minimize, or a tensor
+                computed under `tape`.
+            var_list: List or tuple (nested if need be) of variables, or a callable that returns
+                one, called after `loss`.
+            grad_loss: Optional. Weights of the loss's elements, of its shape.
+            name: Accepted for compatibility; eager steps have no name.
+            tape: Required when `loss` is a tensor.
+
+        Returns:
+            `iterations`, or None if `var_list` is empty.
+
+        Raises:
+            ValueError: The loss is a tensor and there is no tape; no variable has a gradient; an
+                element of `var_list` is no variable.
+        """
+        return self.apply_gradients(
+            self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape), name=name
+        )
+
+    def _transform_loss(self, loss: Tensor) -> Tensor:
+        """Hook: changes the loss before it is differentiated."""
+        return loss
+
+    def _get_gradients(
+        self, tape: GradientTape, loss: Tensor, var_list: list[Tensor], grad_loss: Tensor | None
+    ) -> list[tuple[Any, Tensor]]:
+        """Hook: the gradients of the loss, paired with the variables."""
+        return list(zip(tape.gradient(loss, var_list, grad_loss), var_list, strict=True))
+
+    def _compute_gradients(
+        self,
+        loss: Callable[[], Tensor] | Tensor,
+        var_list: Any,
+        grad_loss: Tensor | None = None,
+        tape: GradientTape | None = None,
+    ) -> list[tuple[Any, Tensor]]:
+        """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
+        is_tensor = isinstance(loss, Tensor)
+        if is_tensor and tape is None:
+            raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        tape = tape or GradientTape()
+        if not callable(var_list):
+            var_list = flatten(var_list)
+            check_variables(var_list)
+        if isinstance(loss, Tensor):
+            value = self._transform_loss(loss)
+        else:
+            with tape:
+                if not callable(var_list):
+                    tape.watch(var_list)
+                value = self._transform_loss(loss())
+        if callable(var_list):
+            var_list = flatten(var_list())
+            check_variables(var_list)
+        return self._get_gradients(tape, value, var_list, grad_loss) if var_list else []
+
+    def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
+        """Gradients of a loss tensor with respect to variables, clipped.
+
+        Raises:
+            ValueError: A variable has no gradient.
+
+        Differs from:
+            TensorFlow, where this works in graph mode only; here any tensor that autograd tracks
+            will do.
+        """
+        variables = flatten(params)
+        gradients = gradients_of(loss, variables)
+        for grad, var in zip(gradients, variables, strict=True):
+            if grad is None:
+                raise ValueError(
+                    f"Variable {name_of(var)} has `None` for gradient. Please make sure that all"
+                    " of your ops have a gradient defined (i.e. are differentiable)."
+                )
+        return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
+
+    def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
+        """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
+        gradients = self.get_gradients(loss, params)
+        clipping, self._clipping = self._clipping, Clipping()  # they are clipped already
+        try:
+            return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
+        finally:
+            self._clipping = clipping

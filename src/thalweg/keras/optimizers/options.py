@@ -1,0 +1,136 @@
+"""The options of an optimizer that are not hyperparameters, and its count of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.engines import Selection, check_name, current
+from thalweg.engines.selection import EngineName
+from thalweg.errors import InvalidTypeError
+from thalweg.keras.optimizers.pairs import Pair
+from thalweg.pipeline import Clipping
+from thalweg.variable import Variable
+
+Transformer = Callable[[list[Pair]], Iterable[Pair]]
+
+
+def check_not_negative(key: str, value: Any) -> None:
+    if isinstance(value, int | float | np.number) and value < 0:
+        raise ValueError(f"Expected {key} >= 0, received: {value}")
+
+
+class Options:
+    """The part of `Optimizer` that keeps clipping, transformers, engine and iterations."""
+
+    _name: str
+    _weights: list[Tensor]
+
+    def __init__(
+        self,
+        gradient_aggregator: Transformer | None,
+        gradient_transformers: Sequence[Transformer] | None,
+        clipping: dict[str, float | None],
+    ) -> None:
+        self._iterations: Tensor | None = None
+        self._engine: EngineName | None = None
+        self._aggregator = gradient_aggregator
+        self._transformers: list[Transformer] = list(gradient_transformers or [])
+        self._clipping = Clipping()
+        self._set_clipping(**clipping)
+
+    def _set_clipping(self, **changes: Any) -> None:
+        for key, value in changes.items():
+            check_not_negative(key, value)
+        clipping = Clipping(**{**self._clipping.options(), **changes})
+        if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
+            raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
+        if clipping and self._transformers:
+            raise ValueError("Clipping options cannot be combined with `gradient_transformers`.")
+        self._clipping = clipping
+
+    @property
+    def clipvalue(self) -> float | None:
+        """`float` or `None`. Elements of gradients are clipped to [-clipvalue, clipvalue]."""
+        return self._clipping.clipvalue
+
+    @clipvalue.setter
+    def clipvalue(self, value: float | None) -> None:
+        self._set_clipping(clipvalue=value)
+
+    @property
+    def clipnorm(self) -> float | None:
+        """`float` or `None`. Each gradient is scaled to a norm of at most this."""
+        return self._clipping.clipnorm
+
+    @clipnorm.setter
+    def clipnorm(self, value: float | None) -> None:
+        self._set_clipping(clipnorm=value)
+
+    @property
+    def global_clipnorm(self) -> float | None:
+        """`float` or `None`. All gradients are scaled to a common norm of at most this."""
+        return self._clipping.global_clipnorm
+
+    @global_clipnorm.setter
+    def global_clipnorm(self, value: float | None) -> None:
+        self._set_clipping(global_clipnorm=value)
+
+    @property
+    def gradient_aggregator(self) -> Transformer | None:
+        """The function that aggregates gradients over replicas, or None."""
+        return self._aggregator
+
+    @gradient_aggregator.setter
+    def gradient_aggregator(self, function: Transformer | None) -> None:
+        self._aggregator = function
+
+    @property
+    def gradient_transformers(self) -> list[Transformer]:
+        """The functions applied to the gradients last."""
+        return list(self._transformers)
+
+    @gradient_transformers.setter
+    def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
+        before, self._transformers = self._transformers, list(functions or [])
+        try:
+            self._set_clipping()
+        except ValueError:
+            self._transformers = before
+            raise
+
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: EngineName | None) -> None:
+        self._engine = None if name is None else check_name(name)
+
+    def _selection(self) -> Selection:
+        selection = current()
+        return selection if self._engine is None else selection._replace(name=self._engine)
+
+    @property
+    def iterations(self) -> Tensor:
+        """Variable. The number of training steps this optimizer has run."""
+        if self._iterations is None:
+            self._iterations = Variable(np.int64(0), f"{self._name}/iter", trainable=False)
+            self._weights.insert(0, self._iterations)
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, variable: Tensor) -> None:
+        if self._iterations is not None:
+            raise RuntimeError(
+                "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
+                f" created. Here it is attempting to set `iterations` to {variable!r}."
+            )
+        if not isinstance(variable, Tensor) or variable.dim() or variable.is_floating_point():
+            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
+        self._iterations = variable
+        self._weights.insert(0, variable)
