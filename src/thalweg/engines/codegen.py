@@ -101,6 +101,7 @@ def {name}(argument):
     ticket = take_ticket(work)
     while ticket < slices:
         for chunk in range(bounds[ticket], bounds[ticket + 1]):
+{prefetches}
             tensor = chunks[4 * chunk]
             offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
             length = chunks[4 * chunk + 3]
@@ -123,22 +124,24 @@ def {name}(argument):
     count, flush, width = work[1], work[2], work[3]
     repeated, first = int64_pointer(work[4]), int64_pointer(work[5])
     following = int64_pointer(work[6])
-    values, scratch = {pointer}(work[7]), {pointer}(work[8])
-    wide = {compute}_pointer(work[9])
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket * {group} < count:
         for k in range(ticket * {group}, min((ticket + 1) * {group}, count)):
             entry = first[repeated[k]]
+            values = {pointer}(work[7] + entry * width * {size})
+            entry = following[entry]
+            more = {pointer}(work[7] + entry * width * {size})
+            wide = {compute}_pointer(work[9] + k * width * {wide_size})
             for i in range(width):
-                wide[k * width + i] = {load}
+                wide[i] = {load} + {load_more}
             entry = following[entry]
             while entry >= 0:
+                more = {pointer}(work[7] + entry * width * {size})
                 for i in range(width):
-                    wide[k * width + i] = wide[k * width + i] + {load}
+                    wide[i] = wide[i] + {load_more}
                 entry = following[entry]
-            for i in range(width):
-                scratch[k * width + i] = {store}
+{narrow}
         ticket = take_ticket(work)
     end_denormals(found)
 """
@@ -167,20 +170,30 @@ def {name}(argument):
         ticket = take_ticket(work)
 """
 
+AHEAD = 8  # chunks between the one that is updated and the one that is prefetched
+SHORT = 256  # elements of a chunk that is prefetched whole
 SUM_GROUP = 256  # rows a thread sums before it asks for more
 
 
 def generate_sum(storage: str, compute: str) -> Kernel:
     """The kernel that adds up the entries of rows named several times, in order of appearance."""
-    pointer, _, load, save = STORAGE[storage]
+    pointer, size, load, save = STORAGE[storage]
     header = _HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute=compute)
+    narrow = [
+        f"scratch = {pointer}(work[8] + k * width * {size})",
+        "for i in range(width):",
+        f"    scratch[i] = {save.format('wide[i]')}",
+    ]
     text = _SUM.format(
         name="KERNEL_NAME",
         pointer=pointer,
+        size=size,
         compute=compute,
+        wide_size=STORAGE[compute][1],
         group=SUM_GROUP,
-        load=load.format("values[entry * width + i]"),
-        store=save.format("wide[k * width + i]"),
+        load=load.format("values[i]"),
+        load_more=load.format("more[i]"),
+        narrow=_indent([] if storage == compute else narrow, 3),
     )
     name = f"s_{store.digest(header, text, _versions())}"
     return Kernel(name, header + text.replace("KERNEL_NAME", name), (), 0)
@@ -249,6 +262,7 @@ def generate(
     storage: tuple[str, ...],
     compute: str,
     grad: bool,
+    scattered: bool = False,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
@@ -258,6 +272,7 @@ def generate(
         storage: Storage types of variable, gradient (if any) and slots.
         compute: "float32" or "float64".
         grad: Whether the formula takes a gradient.
+        scattered: Whether chunks are short and lie apart, so that memory is asked for ahead.
     """
     transcript = transcribe(formula)
     _check(formula, transcript, grad, len(storage) - 1 - grad)
@@ -303,6 +318,7 @@ def generate(
         literal=LITERAL,
         compute=compute,
         n_scalars=len(scalars),
+        prefetches=_indent(_prefetches(storage, grad) if scattered else [], 3),
         pointers=_indent(pointers, 3),
         scalars=_indent(scalar_lines or ["pass"], 3),
         loads=_indent(loads, 4),
@@ -312,6 +328,22 @@ def generate(
     name = f"k_{store.digest(text, template, _versions())}"
     source = text + template.replace("KERNEL_NAME", name)
     return Kernel(name, source, scalars, len(storage))
+
+
+def _prefetches(storage: tuple[str, ...], grad: bool) -> list[str]:
+    lines = [
+        f"ahead = chunk + {AHEAD}",
+        f"if ahead < bounds[slices] and chunks[4 * ahead + 3] <= {SHORT}:",
+        "    there, other = chunks[4 * ahead + 1], chunks[4 * ahead]",
+        "    for line in range(0, chunks[4 * ahead + 3], 16):",
+    ]
+    for index, kind in enumerate(storage):
+        if not (grad and index == 1):  # gradients are read in order
+            address = (
+                f"base[other * {len(storage)} + {index}] + (there + line) * {STORAGE[kind][1]}"
+            )
+            lines.append(f"        prefetch({address})")
+    return lines
 
 
 def _stage_definition(name: str, stage: Transcript) -> dict[str, str]:

@@ -55,9 +55,10 @@ def compiled(
     storage: tuple[str, ...],
     compute: type[np.floating],
     grad: bool = True,
+    scattered: bool = False,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
-    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad)
+    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, scattered)
     return Compiled(kernel, compute)
 
 

@@ -51,6 +51,22 @@ def address_of(typingctx: Any, pointer: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an integer address, to be written soon."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        write_high_data = [ir.Constant(i32, value) for value in (1, 3, 1)]
+        builder.call(function, [builder.inttoptr(args[0], byte), *write_high_data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def take_ticket(typingctx: Any, pointer: Any) -> Any:
     """Read the counter at `pointer` and add one to it, atomically."""
 

@@ -50,7 +50,9 @@ class SparsePlan:
         if width == 1 and rule.update_single is not None:
             formula = rule.update_single
         stages = (from_zero,) if rule.duplicates == "sum" else ()
-        self._touched = cpu.compiled(formula, stages, (names[0], *names), self.compute)
+        self._touched = cpu.compiled(
+            formula, stages, (names[0], *names), self.compute, scattered=True
+        )
         self._untouched = None
         if rule.update_untouched is not None:
             self._untouched = cpu.compiled(
