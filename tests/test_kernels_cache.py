@@ -283,7 +283,7 @@ def test_a_formula_of_the_wrong_shape_is_refused():
 def folder(tmp_path, monkeypatch):
     """An empty kernel folder, and nothing in memory."""
     path = tmp_path / "kernels"
-    monkeypatch.setenv("THALWEG_CACHE_DIR", str(path))
+    monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(store, "_loaded", {})
     return path
 

@@ -4,6 +4,7 @@ from thalweg import keras
 from thalweg.autodiff import GradientTape, embedding_lookup
 from thalweg.engines.selection import engine
 from thalweg.errors import (
+    CheckpointMismatchError,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -39,6 +40,7 @@ from thalweg.variable import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointMismatchError",
     "FailedPreconditionError",
     "GradientTape",
     "Hyper",

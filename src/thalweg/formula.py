@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from thalweg import scalars
+from thalweg.errors import RuleError
 
 Formula = Callable[..., Any]
 
@@ -64,6 +65,9 @@ class Rule:
             in order of appearance and updates once; "successive" updates once for each.
         source: The paper, or the API and kernel that the formula transcribes.
         differs: What a user of `torch.optim` should know.
+
+    Raises:
+        RuleError: Names are not unique, or a power is of no hyperparameter.
     """
 
     name: str
@@ -78,6 +82,27 @@ class Rule:
     duplicates: Literal["sum", "successive"] = "sum"
     source: str = ""
     differs: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hypers", tuple(self.hypers))
+        object.__setattr__(self, "slots", tuple(self.slots))
+        for kind, things in (("hyperparameter", self.hypers), ("slot", self.slots)):
+            names = [thing.name for thing in things]
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise RuleError(f"Rule {self.name!r} has two {kind}s named {twice[0]!r}.")
+        known = {hyper.name for hyper in self.hypers}
+        for power, hyper in self.powers.items():
+            if hyper not in known:
+                raise RuleError(
+                    f"Rule {self.name!r} has the power {power!r} of {hyper!r}, which is none of"
+                    f" its hyperparameters: {', '.join(sorted(known))}."
+                )
+        if self.duplicates not in ("sum", "successive"):
+            raise RuleError(
+                f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
+                f" {self.duplicates!r}."
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
         return self  # as a function is its own copy; plans know a rule by its identity

@@ -127,11 +127,12 @@ class Variable(torch.nn.Parameter):
 
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
-    constraint: Constraint | None
+    _constraint: Constraint | None
     _name: str
     _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
 
     _created = itertools.count()
+    changes = 0  # of constraints and of slots' memory, in the process: plans are made anew then
 
     def __new__(
         cls,
@@ -151,13 +152,23 @@ class Variable(torch.nn.Parameter):
             data = data.clone(memory_format=torch.contiguous_format)
         is_differentiable = data.is_floating_point() or data.is_complex()
         name = _full_name(name or "Variable")
-        state = {"_name": name, "trainable": bool(trainable), "constraint": constraint}
+        state = {"_name": name, "trainable": bool(trainable), "_constraint": constraint}
         return _build(cls, data, bool(trainable) and is_differentiable, state)
 
     @property
     def name(self) -> str:
         """The name in TensorFlow's form: "w:0"."""
         return self._name
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The function that an optimizer applies to the variable after each update, or None."""
+        return self._constraint
+
+    @constraint.setter
+    def constraint(self, function: Constraint | None) -> None:
+        self._constraint = function
+        Variable.changes += 1
 
     def assign(self, value: Any) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
@@ -267,9 +278,7 @@ def _build(
 
 
 class StateVariable(Variable):
-    """A variable of an optimizer's own; it counts how often one was given other memory."""
-
-    moves = 0
+    """A variable of an optimizer's own, which may share a block of memory with others."""
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -279,12 +288,15 @@ class StateVariable(Variable):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
-        StateVariable.moves += 1
+        Variable.changes += 1
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _build, (type(self), self.detach().clone(), self.requires_grad, self._state())
 
 
 def over(data: torch.Tensor, name: str) -> Variable:
     """A variable, not trainable, over the memory of `data` itself."""
-    state = {"_name": _full_name(name), "trainable": False, "constraint": None}
+    state = {"_name": _full_name(name), "trainable": False, "_constraint": None}
     return _build(StateVariable, data.detach(), False, state)
 
 

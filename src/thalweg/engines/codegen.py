@@ -196,7 +196,7 @@ def generate_sum(storage: str, compute: str) -> Kernel:
         narrow=_indent([] if storage == compute else narrow, 3),
     )
     name = f"s_{store.digest(header, text, _versions())}"
-    return Kernel(name, header + text.replace("KERNEL_NAME", name), (), 0)
+    return Kernel(name, header + text.replace("KERNEL_NAME", name), ())
 
 
 def generate_measure(storage: str) -> Kernel:
@@ -207,7 +207,7 @@ def generate_measure(storage: str) -> Kernel:
         name="KERNEL_NAME", pointer=pointer, size=size, load=load.format("values[i]")
     )
     name = f"m_{store.digest(header, text, _versions())}"
-    return Kernel(name, header + text.replace("KERNEL_NAME", name), (), 0)
+    return Kernel(name, header + text.replace("KERNEL_NAME", name), ())
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,11 @@ class Kernel:
         name: Name of its file and its function; holds the hash of everything that matters to it.
         source: Its text.
         scalars: The scalars it takes, in the order of its scalar rows.
-        streams: How many addresses per tensor its work table holds.
     """
 
     name: str
     source: str
     scalars: tuple[str, ...]
-    streams: int
 
 
 @cache
@@ -327,7 +325,7 @@ def generate(
     )
     name = f"k_{store.digest(text, template, _versions())}"
     source = text + template.replace("KERNEL_NAME", name)
-    return Kernel(name, source, scalars, len(storage))
+    return Kernel(name, source, scalars)
 
 
 def _prefetches(storage: tuple[str, ...], grad: bool) -> list[str]:

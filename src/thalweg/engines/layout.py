@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from thalweg.errors import (
     InvalidTypeError,
     LayoutError,
     PerformanceWarning,
+    warn,
 )
 from thalweg.indexed_slices import IndexedSlices
 
@@ -60,6 +60,26 @@ def aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % tensor.element_size() == 0
 
 
+def check_memory(tensor: Tensor, what: str) -> None:
+    """Refuse a tensor whose elements are not in memory of its own: fake, distributed, freed.
+
+    Raises:
+        LayoutError: Names it.
+    """
+    try:
+        start, nbytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+        found = start != 0 and not tensor._is_zerotensor()
+    except (RuntimeError, NotImplementedError):
+        found, nbytes = False, 0
+    needed = tensor.storage_offset() * tensor.element_size() if found else 0
+    first, end = span(tensor) if found else (0, 0)
+    if tensor.numel() and (not found or needed + end - first > nbytes):
+        raise LayoutError(
+            f"{what} has no memory that holds its {tensor.numel()} elements"
+            f" ({type(tensor).__name__}). Give its local part, or a .clone() of it."
+        )
+
+
 def check_variable(var: Tensor, name: str) -> None:
     """Refuse what no engine can update in place.
 
@@ -79,6 +99,7 @@ def check_variable(var: Tensor, name: str) -> None:
             f"cannot update '{name}' in place: it is the negative view of other memory."
             " Call .resolve_neg() on it before giving it to the optimizer."
         )
+    check_memory(var, f"'{name}'")
     if overlapping(var):
         zero = [dim for dim, step in enumerate(var.stride()) if step == 0 and var.shape[dim] > 1]
         why = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
@@ -207,6 +228,7 @@ def _check_kind(values: Tensor, var: Tensor, name: str) -> None:
         )
     if values.device != var.device:
         raise InvalidArgumentError(f"'{name}' is on {var.device}, its gradient on {values.device}.")
+    check_memory(values, f"The gradient of '{name}'")
 
 
 def check_slices(grad: IndexedSlices, var: Tensor, name: str, scatter: bool) -> None:
@@ -228,7 +250,11 @@ def check_slices(grad: IndexedSlices, var: Tensor, name: str, scatter: bool) -> 
             f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
             f" {shape}."
         )
-    grad.check_range(shape[0], "scatter" if scatter else "fused")
+    try:
+        grad.check_range(shape[0], "scatter" if scatter else "fused")
+    except InvalidArgumentError as error:
+        error.add_note(f"In the gradient of '{name}'.")
+        raise
 
 
 def like(grad: Tensor, var: Tensor) -> Tensor:
@@ -250,9 +276,8 @@ def packed(values: Tensor) -> Tensor:
 
 def warn_slow(name: str, why: str) -> None:
     """One PerformanceWarning for a variable that cannot take the fused path."""
-    warnings.warn(
+    warn(
         f"'{name}' {why}, so it is updated by the reference engine, slowly."
         " Make it contiguous to have it fused.",
         PerformanceWarning,
-        stacklevel=2,
     )

@@ -42,8 +42,10 @@ def sums_of_squares(tensors: Sequence[Tensor], bound: float = np.inf) -> np.ndar
     """Sum of squares of each tensor, in float64, its elements clipped to [-bound, bound] first."""
     result = np.zeros(len(tensors), np.float64)
     by_dtype: dict[torch.dtype, list[int]] = {}
+    # Copied alike whatever the strides, so that a sum does not depend on them.
+    tensors = [layout.packed(each) if each.device.type == "cpu" else each for each in tensors]
     for index, tensor in enumerate(tensors):
-        if tensor.device.type == "cpu" and layout.dense(tensor):
+        if tensor.device.type == "cpu":
             by_dtype.setdefault(tensor.dtype, []).append(index)
         else:
             wide = tensor.detach().double().clamp(-bound, bound)

@@ -14,7 +14,7 @@ from thalweg.engines import cpu, layout
 from thalweg.engines.measure import table_sums
 from thalweg.engines.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
-from thalweg.variable import StateVariable
+from thalweg.variable import Variable
 
 _pointer = Tensor.data_ptr
 _shape = Tensor.size  # the cheapest way to a shape
@@ -139,7 +139,7 @@ class DensePlan:
         self._storages = [block.untyped_storage() for block in self._slot_blocks]
         self._storages += [var.untyped_storage() for var in self.variables]
         self._written = [*self.variables, *self._slot_blocks]
-        self._moves = StateVariable.moves
+        self._changes = Variable.changes
         self._pointers = _addresses(self._written)
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
@@ -167,7 +167,7 @@ class DensePlan:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
-        if StateVariable.moves != self._moves:
+        if Variable.changes != self._changes:
             return False
         try:
             if not (_addresses(self._written) == self._pointers).all():

@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg.engines import cpu, layout, rows
 from thalweg.engines.codegen import SUM_GROUP
 from thalweg.engines.work import CHUNK, Int64, slices, table
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula, Rule
 
 
@@ -92,9 +93,11 @@ class SparsePlan:
         row_of, first, last = take("row", (count,)), take("first", (count,)), take("last", (count,))
         following = take("following", (count,))
         hashed = take("hash", (1 << max(2 * count - 1, 1).bit_length(),))
-        groups, _ = cpu.jitted(rows.group_rows)(
+        groups, bad = cpu.jitted(rows.group_rows)(
             entries, height, hashed, row_of, first, last, following
         )
+        if bad >= 0:  # checked before, but a callback may have changed it since
+            raise InvalidArgumentError(f"indices[{bad}] = {entries[bad]} is not in [0, {height})")
         self._run_touched(values, groups, row_of, first, following, scalars, flush)
         if self._untouched is not None:
             ordered = np.sort(row_of[:groups])

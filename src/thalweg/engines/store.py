@@ -15,12 +15,11 @@ import stat
 import sys
 import tempfile
 import threading
-import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from thalweg.errors import PerformanceWarning
+from thalweg.errors import PerformanceWarning, warn
 
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}
@@ -32,12 +31,10 @@ def digest(*parts: str) -> str:
 
 
 def folder() -> Path:
-    """The folder of the kernels: `THALWEG_CACHE_DIR`, else `thalweg` in the user's cache folder."""
+    """`kernels` in `THALWEG_CACHE_DIR`, by default in `thalweg` in the user's cache folder."""
     given = os.environ.get("THALWEG_CACHE_DIR")
-    if given:
-        return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "thalweg"
+    return (Path(given) if given else Path(base) / "thalweg") / "kernels"
 
 
 @cache
@@ -52,11 +49,10 @@ def _usable(path: Path) -> bool:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        warnings.warn(
+        warn(
             f"Kernels cannot be kept in {path} ({error}); they are compiled again in each process."
             " Set THALWEG_CACHE_DIR to a folder of your own.",
             PerformanceWarning,
-            stacklevel=2,
         )
         return False
     return True

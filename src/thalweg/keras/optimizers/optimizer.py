@@ -219,7 +219,15 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         return self._checked(pairs) if self._transformers else pairs
 
     def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
-        converted = [(as_gradient(grad, var), var) for grad, var in as_pairs(pairs)]
+        listed = as_pairs(pairs)
+        check_variables([var for _, var in listed])
+        converted = [(as_gradient(grad, var), var) for grad, var in listed if grad is not None]
+        if not converted:
+            raise ValueError("The aggregator or transformer returned no gradients.")
+        known = {id(var) for var in self._slots.owners()}
+        new = [var for _, var in converted if id(var) not in known]
+        if known and new:
+            self._create_slots(distinct(new))
         self._check(converted)
         return converted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.engines import Runner, Selection, check_scalars, compute_dtype, prepared
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hooks import ApplyState, constrain, not_taken
@@ -75,9 +76,16 @@ class RuleOptimizer(Optimizer):
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be a thalweg.Rule, not {rule!r}.")
         own = {hyper.name: hyper.default for hyper in rule.hypers}
+        reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
+        if reserved:
+            raise RuleError(
+                f"Rule {rule.name!r} has hyperparameters named {', '.join(reserved)}, which mean"
+                " something else to every optimizer. Rename them."
+            )
         given = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         super().__init__(name or rule.name, **kwargs)
         self.rule = rule
+        learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
         for key, value in {**own, **given}.items():
@@ -88,6 +96,8 @@ class RuleOptimizer(Optimizer):
         # Set here, so that a subclass may call Optimizer.__init__ in its own time.
         object.__setattr__(self, "_runner", Runner())
         object.__setattr__(self, "_runners", {})
+        # Plans are rewritten by every step, so two threads take their steps one after the other.
+        object.__setattr__(self, "_lock", threading.RLock())
         return self
 
     def _rule(self) -> Rule:
@@ -115,6 +125,12 @@ class RuleOptimizer(Optimizer):
         values.setdefault("t", step)
         return prepared(rule, values)
 
+    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+        if type(self)._decayed_lr is not Optimizer._decayed_lr:  # a subclass has its own idea
+            kind = torch.float64 if dtype is np.float64 else torch.float32
+            return dtype(float(self._decayed_lr(kind)))
+        return super()._learning_rate(dtype)
+
     def _slot_initial(self, name: str) -> float:
         """What new slots of this name are filled with."""
         return next(slot.initial for slot in self._rule().slots if slot.name == name)
@@ -136,6 +152,10 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
+        with self._lock:
+            return self._apply_locked(grads_and_vars, name, experimental_aggregate_gradients)
+
+    def _apply_locked(self, grads_and_vars: Any, name: str | None, aggregate: bool) -> Any:
         try:
             pairs: Any = grads_and_vars if type(grads_and_vars) is list else list(grads_and_vars)
         except TypeError:
@@ -144,7 +164,7 @@ class RuleOptimizer(Optimizer):
             iterations = self._repeat(pairs)
             if iterations is not None:
                 return iterations
-        return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+        return super().apply_gradients(pairs, name, aggregate)
 
     def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
         """Take the step if it is the last one with other gradients; None leaves it to be taken."""
@@ -276,5 +296,16 @@ def _check_shapes(
                 )
 
 
-_PLANS = ("_runner", "_runners", "_fast")
+_PLANS = ("_runner", "_runners", "_fast", "_lock")
+_RESERVED = (
+    "name",
+    "lr",
+    "decay",
+    "t",
+    "clipvalue",
+    "clipnorm",
+    "clip_divisor",
+    "clip_scale",
+    "rule",
+)
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}

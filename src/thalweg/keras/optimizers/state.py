@@ -78,6 +78,8 @@ class State:
         for name, var in zip(numbered(owners), owners, strict=True):
             own = self._slots.all_of(var)
             slots[name] = {key: slot.detach().clone() for key, slot in own.items()}
+        for name, waiting in self._pending.items():
+            slots.setdefault(name, {key: value.clone() for key, value in waiting.items()})
         extra = self._extra_weights()
         return {
             "class_name": type(self).__name__,
