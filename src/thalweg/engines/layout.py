@@ -66,11 +66,14 @@ def check_memory(tensor: Tensor, what: str) -> None:
     Raises:
         LayoutError: Names it.
     """
-    try:
-        start, nbytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
-        found = start != 0 and not tensor._is_zerotensor()
-    except (RuntimeError, NotImplementedError):
-        found, nbytes = False, 0
+    found, nbytes = False, 0
+    # A class with its own dispatch (DTensor, FakeTensor) keeps its elements elsewhere, if at all.
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        try:
+            nbytes = tensor.untyped_storage().nbytes()
+            found = tensor.data_ptr() != 0 and not tensor._is_zerotensor()
+        except (RuntimeError, NotImplementedError):
+            found = False
     needed = tensor.storage_offset() * tensor.element_size() if found else 0
     first, end = span(tensor) if found else (0, 0)
     if tensor.numel() and (not found or needed + end - first > nbytes):
