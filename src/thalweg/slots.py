@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.layout import dense
+from thalweg.engines.pages import block
 from thalweg.variable import Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
@@ -96,13 +97,15 @@ class SlotStore:
         for (dtype, device), members in kinds.items():
             step = ALIGNMENT // dtype.itemsize
             sizes = [-(-variables[index].numel() // step) * step for index in members]
-            block = torch.full((sum(sizes),), initial, dtype=dtype, device=device)
+            memory = block(sum(sizes), initial, dtype, device)
             start = 0
             for index, size in zip(members, sizes, strict=True):
                 var = variables[index]
-                piece = block[start : start + var.numel()]
-                strided = piece.as_strided(var.shape, var.stride(), start) if dense(var) else None
-                views[index] = piece.view(var.shape) if strided is None else strided
+                piece = memory[start : start + var.numel()]
+                is_dense = dense(var)
+                views[index] = (
+                    piece.as_strided(var.shape, var.stride()) if is_dense else piece.view(var.shape)
+                )
                 start += size
         for index, var in enumerate(variables):
             made.append(self.put(var, name, over(views[index], titles[index])))

@@ -68,7 +68,7 @@ def check_memory(tensor: Tensor, what: str) -> None:
     """
     found, nbytes = False, 0
     # A class with its own dispatch (DTensor, FakeTensor) keeps its elements elsewhere, if at all.
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:  # pyright: ignore
         try:
             nbytes = tensor.untyped_storage().nbytes()
             found = tensor.data_ptr() != 0 and not tensor._is_zerotensor()
