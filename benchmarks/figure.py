@@ -67,6 +67,18 @@ def table(figures: Sequence[Figure]) -> Table:
     return made
 
 
+def markdown(figures: Sequence[Figure]) -> str:
+    """The figures as a Markdown table; a figure measured beside other work is marked `?`."""
+    lines = ["| figure | measured | target | met | from |", "|---|---|---|---|---|"]
+    for each in figures:
+        met = {True: "yes", False: "no", None: "?"}[each.met]
+        lines.append(
+            f"| {each.name} | {each.value:.3g} {each.unit} | {each.sense} {each.target:.3g} |"
+            f" {met} | {each.note} |"
+        )
+    return "\n".join(lines)
+
+
 def middle(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
     """Of the same figures measured in several processes, for each the one with the median value."""
     result = []

@@ -1,6 +1,6 @@
 """Measure every figure the project promises and compare it with its target.
 
-    python benchmarks/figures.py [--only GROUP ...] [--repeat N] [--json]
+    python benchmarks/figures.py [--only GROUP ...] [--repeat N] [--json | --markdown]
 
 Each group runs in a process of its own, so that none inherits another's memory.
 """
@@ -19,7 +19,7 @@ import host
 import loop
 import sparse
 import startup
-from figure import Figure, middle, table
+from figure import Figure, markdown, middle, table
 from rich.console import Console
 
 GROUPS: dict[str, Callable[[], list[Figure]]] = {
@@ -53,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--repeat", type=int, default=1, help="processes; the median counts")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     parser.add_argument("--here", action="store_true", help="measure in this process")
     options = parser.parse_args()
@@ -74,6 +75,8 @@ def main() -> int:
     if options.json:
         made = {"met": met, "failed": failed, "figures": [each.as_json() for each in figures]}
         print(json.dumps(made, indent=2))
+    elif options.markdown:
+        print(markdown(figures))
     else:
         console = Console()
         console.print(table(figures))

@@ -183,6 +183,12 @@ class RuleOptimizer(Optimizer):
         self._finish(shared)
         return self.iterations.add_(1)
 
+    def _prepare(self, var_list: Sequence[Tensor]) -> ApplyState:
+        # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
+        if self._overrides((*_UPDATES, "_prepare_local")):
+            return super()._prepare(var_list)
+        return {}
+
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
         is_asked_for = self._overrides(("_transform_gradients",)) or bool(self._transformers)
