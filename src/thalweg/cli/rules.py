@@ -152,7 +152,8 @@ def _print(console: Console, rule: Rule) -> None:
     heading("Formula")
     text = formula(rule)
     if console.is_terminal and not console.no_color:
-        console.print(Syntax(text, "python", background_color="default", theme="ansi_dark"))
+        code = Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
+        console.print(code)
     else:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     heading("Slots")
