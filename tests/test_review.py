@@ -148,3 +148,18 @@ def test_a_saved_slot_brings_only_itself() -> None:
     file = io.BytesIO()
     torch.save(opt.get_slot(small, "m"), file)
     assert file.tell() < 10_000
+
+
+def test_rule_optimizers_come_back_from_their_configuration() -> None:
+    rule = Rule(name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1),))
+    opt = RuleOptimizer(rule, learning_rate=0.25, clipnorm=2.0, decay=0.5)
+    config = opt.get_config()
+    again = RuleOptimizer.from_config(config, custom_objects={"Mine": rule})
+    assert again.get_config() == config
+    assert again.rule is rule
+
+
+def test_a_rule_that_nobody_knows() -> None:
+    config = RuleOptimizer(PLAIN).get_config()
+    with pytest.raises(ValueError, match="Unknown rule: Plain"):
+        RuleOptimizer.from_config(config)

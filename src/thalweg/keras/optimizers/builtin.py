@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,6 +39,15 @@ class BuiltIn(RuleOptimizer):
             else:
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values
+
+    def get_config(self) -> dict[str, Any]:
+        return Optimizer.get_config(self)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Self:
+        return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
     def _hyper_config(self, *names: str) -> dict[str, Any]:
         return {name: self._serialize_hyperparameter(name) for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from thalweg.keras.optimizers.hooks import ApplyState, constrain, not_taken
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.pairs import Pair
 from thalweg.pipeline import Clipping
+from thalweg.rules import RULES
 from thalweg.variable import name_of, variable_constraint
 
 Shared = dict[type[np.floating], dict[str, Any]]  # a step's scalars, for each compute dtype
@@ -280,6 +281,34 @@ class RuleOptimizer(Optimizer):
             self._step(runner, Clipping(), [var], [grad])
 
     _fast = False
+
+    def get_config(self) -> dict[str, Any]:
+        """The configuration; it holds the name of the rule, not the rule."""
+        hypers = {
+            hyper.name: self._serialize_hyperparameter(hyper.name) for hyper in self.rule.hypers
+        }
+        config = super().get_config()
+        return {**config, "rule": self.rule.name, **hypers, "decay": self._initial_decay}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Self:
+        """An optimizer made of a configuration.
+
+        Args:
+            config: As `get_config` returns it, and left as it is.
+            custom_objects: Your rules, and classes of schedules, by name; the library's rules are
+                known.
+
+        Raises:
+            ValueError: There is no rule of that name.
+        """
+        name = config.get("rule")
+        rule = {**{rule.name: rule for rule in RULES}, **(custom_objects or {})}.get(str(name))
+        if not isinstance(rule, Rule):
+            raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
+        return super().from_config({**config, "rule": rule}, custom_objects)
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans hold addresses; a copy makes its own.
