@@ -16,6 +16,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import dtype_name
 
 STORAGE_NAMES = {
     torch.float32: "float32",
@@ -25,11 +26,6 @@ STORAGE_NAMES = {
 }
 _EXPECTED = "[float32, float64, float16, bfloat16]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def compute_dtype(dtype: torch.dtype) -> type[np.floating]:

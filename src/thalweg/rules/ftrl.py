@@ -11,32 +11,46 @@ def prepare(*, learning_rate, l2, beta):
     return {"l2_adjusted": l2 + beta / (2 * learning_rate)}
 
 
+def shrink(grad, var, l2_shrinkage):
+    """The gradient with the decay that the accumulator does not see."""
+    return where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+
+
+def thresholded(linear, quadratic, l1):
+    """The variable of the dense kernels, in which NaN becomes 0."""
+    return where(absolute(linear) > l1, (sign(linear) * l1 - linear) / quadratic, 0.0)
+
+
+def clipped(linear, quadratic, l1):
+    """The variable of the sparse kernels, in which NaN stays NaN."""
+    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic
+
+
 def update(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
     """Once per element; learning_rate_power -0.5. The first step forgets the initial weights."""
     new = accumulator + grad * grad
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
-    moved = (sign(linear) * l1 - linear) / quadratic
-    return where(absolute(linear) > l1, moved, 0.0), new, linear
+    return thresholded(linear, quadratic, l1), new, linear
 
 
 def update_sparse(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
-    """Once per element of a row that a sparse gradient names; here NaN stays NaN."""
+    """Once per element of a row that a sparse gradient names."""
     new = accumulator + grad * grad
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk - (sqrt(new) - sqrt(accumulator)) / learning_rate * var)
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
-    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+    return clipped(linear, quadratic, l1), new, linear
 
 
 def update_single(var, grad, accumulator, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
     """Rows of one element named by a sparse gradient: (linear + grad) - ..., else the same."""
     new = accumulator + grad * grad
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = (linear + shrunk) - (sqrt(new) - sqrt(accumulator)) / learning_rate * var
     quadratic = sqrt(new) / learning_rate + 2 * l2_adjusted
-    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+    return clipped(linear, quadratic, l1), new, linear
 
 
 HYPERS = (

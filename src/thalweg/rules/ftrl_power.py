@@ -5,8 +5,8 @@ As in `rules/ftrl.py`, rows of one element have a sparse formula of their own.
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, absolute, maximum, minimum, power, sign, where
-from thalweg.rules.ftrl import FTRL, HYPERS
+from thalweg.formula import Hyper, power
+from thalweg.rules.ftrl import FTRL, HYPERS, clipped, shrink, thresholded
 
 
 def update(
@@ -25,11 +25,10 @@ def update(
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
-    moved = (sign(linear) * l1 - linear) / quadratic
-    return where(absolute(linear) > l1, moved, 0.0), new, linear
+    return thresholded(linear, quadratic, l1), new, linear
 
 
 def update_sparse(
@@ -48,10 +47,10 @@ def update_sparse(
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = linear + (shrunk - change / learning_rate * var)
     quadratic = root / learning_rate + 2 * l2_adjusted
-    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+    return clipped(linear, quadratic, l1), new, linear
 
 
 def update_single(
@@ -70,10 +69,10 @@ def update_single(
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
-    shrunk = where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
+    shrunk = shrink(grad, var, l2_shrinkage)
     linear = (linear + shrunk) - change / learning_rate * var
     quadratic = root / learning_rate + 2 * l2_adjusted
-    return (minimum(maximum(linear, -l1), l1) - linear) / quadratic, new, linear
+    return clipped(linear, quadratic, l1), new, linear
 
 
 FTRL_POWER = replace(
