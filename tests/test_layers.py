@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ LAYERS = (
     ("errors", "variable", "indexed_slices", "autodiff", "scalars"),
     ("formula", "rules"),
     ("engines",),
-    ("schedules", "slots", "hyperparameters", "pipeline"),
+    ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "step"),
     ("keras",),
     ("race", "bench"),
     ("cli",),
@@ -58,6 +59,12 @@ def test_nothing_imports_upwards(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((SOURCE / "engines").glob("*.py")), ids=lambda p: p.stem)
 def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "keras").rglob("*.py")), ids=lambda p: p.stem)
+def test_faces_leave_memory_to_the_step(path: Path) -> None:
+    inner = re.findall(r"from thalweg\.engines\.(\w+) import", path.read_text())
+    assert set(inner) <= {"selection"}
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "rules").glob("*.py")), ids=lambda p: p.stem)

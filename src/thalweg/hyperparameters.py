@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
-from thalweg.variable import Variable
+from thalweg.variable import Variable, dtype_name
 
 
 def is_number(value: object) -> bool:
@@ -41,11 +41,16 @@ class Hyperparameters:
     A plain number is kept as given until the first use; then `create` makes it a scalar variable:
     float32 for a Python float, int32 for an int, float64 for a numpy.float64. Tensors, variables,
     callables and schedules stay what they are.
+
+    Attributes:
+        created: Whether numbers have become variables.
+        calls: Whether there is a callable or a schedule among them.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self.created = False
+        self.calls = False
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -62,6 +67,7 @@ class Hyperparameters:
 
         Raises:
             TypeError: A callable is set over a variable.
+            InvalidTypeError: A fraction is set over an integer variable.
             InvalidArgumentError: The value is not a scalar.
         """
         shape = getattr(value, "shape", ())
@@ -81,7 +87,15 @@ class Hyperparameters:
             )
         else:
             number = value.item() if isinstance(value, torch.Tensor | np.generic) else value
+            if not old.is_floating_point() and not float(number).is_integer():
+                raise InvalidTypeError(
+                    f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
+                    f" by now, which cannot become {number!r}. Give a float to the constructor."
+                )
             old.assign(number)
+        self.calls = any(
+            callable(each) and not isinstance(each, torch.Tensor) for each in self._values.values()
+        )
 
     def create(self, scope: str) -> None:
         """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""

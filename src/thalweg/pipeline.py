@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from thalweg.engines import compute_dtype, sums_of_squares, transform
 from thalweg.formula import Formula
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.pairs import Pair
 from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 
 
@@ -75,3 +78,24 @@ class Clipping:
         with np.errstate(all="ignore"):
             scale = limit * min(one / norm, one / limit) if np.isfinite(norm) else np.nan
         return {"clip_scale": np.full(len(squares), scale)}
+
+
+def clipped(pairs: Sequence[Pair], clipping: Clipping, flush: bool) -> list[Pair]:
+    """The pairs with clipped gradients, in memory of their own; sparse ones keep their indices."""
+    if not clipping or not pairs:
+        return list(pairs)
+    values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
+    separate = clipping.separate(
+        lambda bound: sums_of_squares(values, bound), compute_dtype(pairs[0][1].dtype)
+    )
+    found: list[Pair] = []
+    for index, (grad, var) in enumerate(pairs):
+        dtype = compute_dtype(var.dtype)
+        own = clipping.scalars(dtype)
+        own |= {key: dtype(array[index]) for key, array in separate.items()}
+        changed = transform(clipping.stages, values[index], own, flush)
+        if isinstance(grad, IndexedSlices):
+            found.append((IndexedSlices(changed, grad.indices, grad.dense_shape), var))
+        else:
+            found.append((changed, var))
+    return found

@@ -1,7 +1,8 @@
 """The engines: they update memory by formulas, and know no algorithm's name."""
 
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.reference import check_scalars, prepared
+from thalweg.engines.measure import sums_of_squares
+from thalweg.engines.reference import check_scalars, prepared, transform
 from thalweg.engines.run import Runner, check_gradients
 from thalweg.engines.selection import Selection, check_name, current, engine
 
@@ -15,4 +16,6 @@ __all__ = [
     "current",
     "engine",
     "prepared",
+    "sums_of_squares",
+    "transform",
 ]

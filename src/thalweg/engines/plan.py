@@ -177,6 +177,8 @@ class DensePlan:
         # An assignment to `.data` may keep the address and change the rest.
         if not all(map(eq, map(_shape, self.variables), self._shapes)):
             return False
+        if list(map(_dtype, self.variables)) != self._dtypes:
+            return False
         if self._contiguous:
             return all(map(_contiguous, self.variables))
         return list(map(_stride, self.variables)) == self._strides

@@ -68,6 +68,7 @@ class SparsePlan:
         self._zero = np.zeros(1, np.int64)
         self._written = [var, *slots]
         self._shapes = [tensor.shape for tensor in self._written]
+        self._dtypes = [tensor.dtype for tensor in self._written]
         self._storages = [tensor.untyped_storage() for tensor in self._written]
 
     def _addresses(self) -> list[int]:
@@ -82,6 +83,7 @@ class SparsePlan:
             and all(a is b for a, b in zip(slots, self.slots, strict=True))
             and self._addresses() == self._pointers
             and [tensor.shape for tensor in self._written] == self._shapes
+            and [tensor.dtype for tensor in self._written] == self._dtypes
         )
 
     def run(self, values: Tensor, indices: Tensor, scalars: dict[str, Any], flush: bool) -> None:

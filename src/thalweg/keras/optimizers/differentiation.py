@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
-from thalweg.keras.optimizers.pairs import check_variables, flatten
+from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of
 

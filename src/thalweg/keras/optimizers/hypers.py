@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.engines.layout import compute_dtype
+from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.schedules import LearningRateSchedule, serialize

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from thalweg.engines import check_gradients, compute_dtype
-from thalweg.engines.measure import sums_of_squares
 from thalweg.errors import warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hooks import ApplyState, call, constrain, not_taken
+from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import Options, Transformer, check_not_negative
-from thalweg.keras.optimizers.pairs import (
-    Pair,
-    as_gradient,
-    as_pairs,
-    check_variables,
-    distinct,
-    transformed,
-)
 from thalweg.keras.optimizers.state import State
 from thalweg.keras.optimizers.weights import Weights
-from thalweg.pipeline import Clipping
+from thalweg.outcome import constrain, not_taken, raise_first, restored
+from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.pipeline import Clipping, clipped
 from thalweg.schedules import deserialize as deserialize_schedule
-from thalweg.variable import name_of, variable_constraint
+from thalweg.step import check_pairs
+from thalweg.variable import name_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
@@ -125,10 +117,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
+        self._called.clear()
+        return self._apply_pairs(grads_and_vars, experimental_aggregate_gradients)
+
+    def _apply_pairs(self, grads_and_vars: Any, aggregate: bool) -> Any:
         pairs = self._filtered(as_pairs(grads_and_vars))
         if not pairs:
             return None
-        self._called.clear()
         # Slots made in inference mode could not be updated outside it.
         with torch.inference_mode(False), torch.no_grad():
             self._check(pairs)
@@ -136,14 +131,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                 variables = distinct([var for _, var in pairs])
                 self._create_all_weights(variables)
                 apply_state = self._prepare(variables)
-                if experimental_aggregate_gradients:
+                if aggregate:
                     pairs = list(self._transform_unaggregated_gradients(pairs))
                     pairs = list(self._aggregate_gradients(pairs))
                 pairs = list(self._transform_gradients(pairs))
             errors = self._apply(pairs, apply_state)
             self.iterations.add_(1)
-        for error in errors:
-            raise error
+        raise_first(errors)
         return self.iterations
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
@@ -159,14 +153,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         return [(as_gradient(grad, var), var) for grad, var in pairs if grad is not None]
 
     def _check(self, pairs: list[Pair]) -> None:
-        gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-        names = [name_of(var) for var in variables]
-        check_gradients(variables, gradients, names, scatter=self._scatters())
-        for grad, var, title in zip(gradients, variables, names, strict=True):
-            if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
-                raise RuntimeError(
-                    f"Cannot use a constraint function on a sparse variable: '{title}'."
-                )
+        check_pairs(pairs, scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -232,21 +219,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         return converted
 
     def _clipped(self, pairs: list[Any]) -> list[Any]:
-        clipping = self._clipping
-        if not clipping or not pairs:
-            return pairs
-        values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
-        separate = clipping.separate(
-            lambda bound: sums_of_squares(values, bound), compute_dtype(pairs[0][1].dtype)
-        )
-        flush = self._selection().denormals == "flush"
-        clipped = []
-        for index, (grad, var) in enumerate(pairs):
-            dtype = compute_dtype(var.dtype)
-            own = clipping.scalars(dtype)
-            own |= {key: dtype(array[index]) for key, array in separate.items()}
-            clipped.append((transformed(grad, clipping.stages, own, flush), var))
-        return clipped
+        return clipped(pairs, self._clipping, self._selection().denormals == "flush")
 
     def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> list[BaseException]:
         """One hook call per pair, in order; a constraint follows its variable's update.
@@ -255,7 +228,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             What constraints raised.
         """
         errors: list[BaseException] = []
-        with not_taken(), self._restored([var for _, var in pairs]):
+        with not_taken(), restored(self._written(distinct([var for _, var in pairs]))):
             for grad, var in pairs:
                 if isinstance(grad, IndexedSlices):
                     self._resource_apply_sparse_duplicate_indices(
@@ -266,17 +239,10 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     errors += constrain(var)
         return errors
 
-    @contextlib.contextmanager
-    def _restored(self, variables: Sequence[Tensor]) -> Iterator[None]:
-        """Undo what hooks did to variables and their slots if one of them fails."""
-        written = [*variables, *(s for v in variables for s in self._slots.all_of(v).values())]
-        kept = [tensor.detach().clone() for tensor in written]
-        try:
-            yield
-        except BaseException:
-            for tensor, value in zip(written, kept, strict=True):
-                tensor.copy_(value)
-            raise
+    def _written(self, variables: Iterable[Tensor]) -> list[Tensor]:
+        """What hooks may write to: variables, their slots, and weights of no variable."""
+        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
+        return [*variables, *slots, *self._added]
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""

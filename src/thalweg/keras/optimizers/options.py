@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
-from thalweg.keras.optimizers.pairs import Pair
+from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.variable import Variable
 

@@ -10,19 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import scalars
-from thalweg.engines import Runner, Selection, check_scalars, compute_dtype, prepared
-from thalweg.errors import InvalidArgumentError, RuleError
+from thalweg.engines import compute_dtype
+from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.keras.optimizers.hooks import ApplyState, constrain, not_taken
+from thalweg.keras.optimizers.hooks import ApplyState
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.pairs import Pair
+from thalweg.outcome import constrain
+from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.rules import RULES
-from thalweg.variable import name_of, variable_constraint
-
-Shared = dict[type[np.floating], dict[str, Any]]  # a step's scalars, for each compute dtype
+from thalweg.step import Shared, Stepper, derived, scatters
+from thalweg.variable import variable_constraint
 
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
 _UPDATES = (
@@ -95,8 +94,9 @@ class RuleOptimizer(Optimizer):
     def __new__(cls, *args: Any, **kwargs: Any) -> RuleOptimizer:
         self = super().__new__(cls)
         # Set here, so that a subclass may call Optimizer.__init__ in its own time.
-        object.__setattr__(self, "_runner", Runner())
-        object.__setattr__(self, "_runners", {})
+        object.__setattr__(self, "_stepper", Stepper())
+        object.__setattr__(self, "_steppers", {})  # for updates of one variable, by its id
+        object.__setattr__(self, "_rates", {})  # learning rates by `_prepare_local`, by dtype
         # Plans are rewritten by every step, so two threads take their steps one after the other.
         object.__setattr__(self, "_lock", threading.RLock())
         return self
@@ -118,15 +118,13 @@ class RuleOptimizer(Optimizer):
 
     def _rule_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         """Everything that formulas may ask for in this step, as scalars of a compute dtype."""
-        rule = self._rule()
-        values = self._hyper_scalars(dtype)
-        step = dtype(self.iterations.item() + 1)
-        for power, hyper in rule.powers.items():
-            values[power] = scalars.power(values[hyper], step)  # pyright: ignore
-        values.setdefault("t", step)
-        return prepared(rule, values)
+        return derived(
+            self._rule(), self._hyper_scalars(dtype), dtype, int(self.iterations.item()) + 1
+        )
 
     def _learning_rate(self, dtype: type[np.floating]) -> Any:
+        if dtype in self._rates:
+            return dtype(self._rates[dtype])
         if type(self)._decayed_lr is not Optimizer._decayed_lr:  # a subclass has its own idea
             kind = torch.float64 if dtype is np.float64 else torch.float32
             return dtype(float(self._decayed_lr(kind)))
@@ -141,8 +139,7 @@ class RuleOptimizer(Optimizer):
             self._add_slots(var_list, slot.name, self._slot_initial(slot.name))
 
     def _scatters(self) -> bool:
-        rule = self._rule()
-        return rule.update_untouched is not None or rule.duplicates == "successive"
+        return scatters(self._rule())
 
     def _overrides(self, names: Iterable[str]) -> bool:
         return any(getattr(type(self), name) is not _BUILT_IN.get(name) for name in names)
@@ -154,18 +151,16 @@ class RuleOptimizer(Optimizer):
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
         with self._lock:
-            return self._apply_locked(grads_and_vars, name, experimental_aggregate_gradients)
-
-    def _apply_locked(self, grads_and_vars: Any, name: str | None, aggregate: bool) -> Any:
-        try:
-            pairs: Any = grads_and_vars if type(grads_and_vars) is list else list(grads_and_vars)
-        except TypeError:
-            pairs = grads_and_vars  # refused below
-        if self._fast and pairs and self._aggregator is None and not self._transformers:
-            iterations = self._repeat(pairs)
-            if iterations is not None:
-                return iterations
-        return super().apply_gradients(pairs, name, aggregate)
+            self._called.clear()
+            try:
+                pairs: Any = grads_and_vars if type(grads_and_vars) is list else [*grads_and_vars]
+            except TypeError:
+                pairs = grads_and_vars  # refused below
+            if self._fast and pairs and self._aggregator is None and not self._transformers:
+                iterations = self._repeat(pairs)
+                if iterations is not None:
+                    return iterations
+            return self._apply_pairs(pairs, experimental_aggregate_gradients)
 
     def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
         """Take the step if it is the last one with other gradients; None leaves it to be taken."""
@@ -173,22 +168,31 @@ class RuleOptimizer(Optimizer):
             gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):
             return None
-        selection = self._selection()
-        rule, stages = self._rule(), self._clipping.stages
-        if not self._runner.aim(rule, stages, variables, gradients, selection):
+        shared = self._stepper.repeat(
+            self._rule(),
+            self._clipping,
+            variables,
+            gradients,
+            self._rule_scalars,
+            self._selection(),
+            calls=self._hyper.calls,
+        )
+        if shared is None:
             return None
-        self._called.clear()
-        with not_taken():
-            shared = self._shared(self._runner)
-        self._run(self._runner, shared, gradients, self._clipping, selection)
         self._finish(shared)
         return self.iterations.add_(1)
 
     def _prepare(self, var_list: Sequence[Tensor]) -> ApplyState:
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
-        if self._overrides((*_UPDATES, "_prepare_local")):
-            return super()._prepare(var_list)
-        return {}
+        self._rates.clear()
+        if not self._overrides((*_UPDATES, "_prepare_local")):
+            return {}
+        state = super()._prepare(var_list)
+        if self._overrides(("_prepare_local",)):
+            for (_, dtype), coefficients in state.items():
+                if "lr_t" in coefficients:
+                    self._rates[compute_dtype(dtype)] = float(coefficients["lr_t"])
+        return state
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
@@ -212,49 +216,25 @@ class RuleOptimizer(Optimizer):
             return errors
         clipped = self._transformers or self._overrides(("_transform_gradients",))
         clipping = Clipping() if clipped else self._clipping
-        variables = [var for _, var in pairs]
-        gradients = [grad for grad, _ in pairs]
-        self._finish(self._step(self._runner, clipping, variables, gradients))
-        constrained = [var for var in variables if variable_constraint(var) is not None]
+        self._finish(self._step(self._stepper, clipping, pairs))
+        constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
         self._fast = plain and not constrained
         return [error for var in constrained for error in constrain(var)]
 
-    def _step(
-        self, runner: Runner, clipping: Clipping, variables: list[Tensor], gradients: list[Any]
-    ) -> Shared:
-        rule, selection = self._rule(), self._selection()
+    def _step(self, stepper: Stepper, clipping: Clipping, pairs: list[Pair]) -> Shared:
+        rule = self._rule()
         names = [slot.name for slot in rule.slots]
-        slots = [self._slots.of(var, names) for var in variables]
-        titles = [name_of(var) for var in variables]
-        with not_taken():
-            _check_shapes(variables, slots, titles)
-            runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
-            shared = self._shared(runner)
-            for values in shared.values():
-                check_scalars(rule, values)
-        self._run(runner, shared, gradients, clipping, selection)
-        return shared
-
-    def _shared(self, runner: Runner) -> Shared:
-        return {dtype: self._rule_scalars(dtype) for dtype in runner.dtypes}
-
-    def _run(
-        self,
-        runner: Runner,
-        shared: Shared,
-        gradients: Sequence[Any],
-        clipping: Clipping,
-        selection: Selection,
-    ) -> None:
-        separate: dict[str, np.ndarray] = {}
-        if clipping:
-            for dtype, values in shared.items():
-                values.update(clipping.scalars(dtype))
-            separate = clipping.separate(
-                lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
-            )
-        runner.run(shared, separate, selection.denormals == "flush")
+        slots = [self._slots.of(var, names) for _, var in pairs]
+        return stepper.take(
+            rule,
+            clipping,
+            pairs,
+            slots,
+            self._rule_scalars,
+            self._selection(),
+            calls=self._hyper.calls,
+        )
 
     def _finish(self, shared: Shared) -> None:
         """Hook: called after the updates with the scalars of the step, for each compute dtype."""
@@ -276,9 +256,9 @@ class RuleOptimizer(Optimizer):
             self._apply_one(IndexedSlices(grad, indices), var)
 
     def _apply_one(self, grad: Any, var: Tensor) -> None:
-        runner = self._runners.setdefault(id(var), Runner())
+        stepper = self._steppers.setdefault(id(var), Stepper())
         with torch.no_grad():
-            self._step(runner, Clipping(), [var], [grad])
+            self._step(stepper, Clipping(), [(grad, var)])
 
     _fast = False
 
@@ -318,20 +298,7 @@ class RuleOptimizer(Optimizer):
         self.__dict__.update(state)
 
 
-def _check_shapes(
-    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
-) -> None:
-    """Refuse a variable that was given another shape since its slots were made."""
-    for var, own, title in zip(variables, slots, titles, strict=True):
-        for slot in own:
-            if slot.shape != var.shape:
-                raise InvalidArgumentError(
-                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
-                    f" {tuple(slot.shape)}. Make a new optimizer for it."
-                )
-
-
-_PLANS = ("_runner", "_runners", "_fast", "_lock")
+_PLANS = ("_stepper", "_steppers", "_rates", "_fast", "_lock")
 _RESERVED = (
     "name",
     "lr",

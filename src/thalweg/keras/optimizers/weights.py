@@ -54,6 +54,7 @@ class Weights:
     def __init__(self) -> None:
         self._slots = SlotStore()
         self._weights: list[Tensor] = []
+        self._added: list[Tensor] = []
 
     def add_slot(
         self,
@@ -137,7 +138,9 @@ class Weights:
                 )
             trainable = False
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
-        return Variable(value, name=name, trainable=trainable is not False)
+        weight = Variable(value, name=name, trainable=trainable is not False)
+        self._added.append(weight)
+        return weight
 
     @property
     def weights(self) -> list[Tensor]:

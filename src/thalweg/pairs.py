@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.engines import reference
-from thalweg.engines.run import Gradient
 from thalweg.errors import InvalidTypeError, LayoutError
-from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
 from thalweg.variable import is_variable, name_of, to_tensor
 
+Gradient = Tensor | IndexedSlices
 Pair = tuple[Gradient, Tensor]
 
 
@@ -67,16 +65,6 @@ def flatten(var_list: Any) -> list[Tensor]:
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         raise InvalidTypeError(f"var_list must hold variables, not {var_list!r}.")
     return [var for each in var_list for var in flatten(each)]
-
-
-def transformed(
-    grad: Gradient, stages: tuple[Formula, ...], scalars: dict[str, Any], flush: bool
-) -> Gradient:
-    """The gradient after the stages, in memory of its own; sparse ones keep their indices."""
-    if isinstance(grad, IndexedSlices):
-        values = reference.transform(stages, grad.values, scalars, flush)
-        return IndexedSlices(values, grad.indices, grad.dense_shape)
-    return reference.transform(stages, grad, scalars, flush)
 
 
 def distinct(variables: Sequence[Tensor]) -> list[Tensor]:

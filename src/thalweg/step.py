@@ -1,0 +1,198 @@
+"""One step of a rule: gradients are clipped, scalars prepared, and all variables updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg import scalars
+from thalweg.engines import (
+    Runner,
+    Selection,
+    check_gradients,
+    check_scalars,
+    compute_dtype,
+    prepared,
+)
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.outcome import not_taken
+from thalweg.pairs import Gradient, Pair
+from thalweg.pipeline import Clipping
+from thalweg.variable import name_of, variable_constraint
+
+Dtype = type[np.floating[Any]]
+Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
+ScalarsOf = Callable[[Dtype], dict[str, Any]]
+
+
+def check_pairs(pairs: Sequence[Pair], *, scatter: bool) -> None:
+    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+
+    Args:
+        pairs: The step, gradients converted.
+        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
+            fused sparse kernels do.
+
+    Raises:
+        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
+        InvalidArgumentError: For another shape or device, or an index out of range.
+        LayoutError: For memory that cannot be updated in place.
+        RuntimeError: For a sparse gradient of a constrained variable.
+    """
+    gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    names = [name_of(var) for var in variables]
+    check_gradients(variables, gradients, names, scatter=scatter)
+    for grad, var, title in zip(gradients, variables, names, strict=True):
+        if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
+            raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
+
+
+def scatters(rule: Rule) -> bool:
+    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
+    return rule.update_untouched is not None or rule.duplicates == "successive"
+
+
+def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict[str, Any]:
+    """All that a rule's formulas may ask for.
+
+    Args:
+        rule: The rule.
+        values: Its hyperparameters as scalars of `dtype`; powers that are given are kept.
+        dtype: The compute dtype.
+        step: The number of this step, from 1.
+
+    Raises:
+        RuleError: The rule's `prepare` asks for what there is not.
+    """
+    for power, hyper in rule.powers.items():
+        if power not in values:
+            values[power] = scalars.power(values[hyper], dtype(step))
+    values.setdefault("t", dtype(step))
+    return prepared(rule, values)
+
+
+class Stepper:
+    """Takes the steps of one optimizer, and keeps what the next one can use again.
+
+    A step is all or nothing: whatever may fail does so before the first write.
+    """
+
+    def __init__(self) -> None:
+        self._runner = Runner()
+
+    def repeat(
+        self,
+        rule: Rule,
+        clipping: Clipping,
+        variables: Sequence[Tensor],
+        gradients: Sequence[Any],
+        scalars_of: ScalarsOf,
+        selection: Selection,
+        *,
+        calls: bool,
+    ) -> Shared | None:
+        """Take the step if it is the one before with other gradients.
+
+        Args:
+            rule: The rule.
+            clipping: What happens to the gradients first.
+            variables: As in the step before.
+            gradients: Theirs; they are not converted.
+            scalars_of: Gives the rule's scalars of a compute dtype.
+            selection: The engine.
+            calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
+
+        Returns:
+            The step's scalars, or None if the step is left to `take`.
+        """
+        runner = self._runner
+        if not runner.aim(rule, clipping.stages, variables, gradients, selection):
+            return None
+        with not_taken():
+            shared = {dtype: scalars_of(dtype) for dtype in runner.dtypes}
+        if calls and not runner.aim(rule, clipping.stages, variables, gradients, selection):
+            return None
+        self._run(shared, gradients, clipping, selection)
+        return shared
+
+    def take(
+        self,
+        rule: Rule,
+        clipping: Clipping,
+        pairs: Sequence[Pair],
+        slots: Sequence[Sequence[Tensor]],
+        scalars_of: ScalarsOf,
+        selection: Selection,
+        *,
+        calls: bool,
+    ) -> Shared:
+        """Take a step that `check_pairs` accepted.
+
+        Args:
+            rule: The rule.
+            clipping: What happens to the gradients first.
+            pairs: Gradients and variables. A variable may come twice: it is updated twice.
+            slots: For each pair the variable's slots, in the rule's order.
+            scalars_of: Gives the rule's scalars of a compute dtype.
+            selection: The engine.
+            calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
+
+        Returns:
+            The step's scalars for each compute dtype.
+
+        Raises:
+            InvalidArgumentError, InvalidTypeError, LayoutError: Slots do not fit their variable.
+            RuleError: A formula asks for a scalar that nobody gives.
+        """
+        variables = [var for _, var in pairs]
+        gradients = [grad for grad, _ in pairs]
+        titles = [name_of(var) for var in variables]
+        with not_taken():
+            shared = {d: scalars_of(d) for d in dict.fromkeys(map(_compute, variables))}
+            for values in shared.values():
+                check_scalars(rule, values)
+            if calls:
+                check_pairs(pairs, scatter=scatters(rule))
+            _check_shapes(variables, slots, titles)
+            self._runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
+        self._run(shared, gradients, clipping, selection)
+        return shared
+
+    def _run(
+        self,
+        shared: Shared,
+        gradients: Sequence[Gradient],
+        clipping: Clipping,
+        selection: Selection,
+    ) -> None:
+        runner = self._runner
+        separate: dict[str, np.ndarray] = {}
+        if clipping:
+            for dtype, values in shared.items():
+                values.update(clipping.scalars(dtype))
+            separate = clipping.separate(
+                lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
+            )
+        runner.run(shared, separate, selection.denormals == "flush")
+
+
+def _compute(var: Tensor) -> Dtype:
+    return compute_dtype(var.dtype)
+
+
+def _check_shapes(
+    variables: Iterable[Tensor], slots: Iterable[Sequence[Tensor]], titles: Iterable[str]
+) -> None:
+    """Refuse a variable that was given another shape since its slots were made."""
+    for var, own, title in zip(variables, slots, titles, strict=True):
+        for slot in own:
+            if slot.shape != var.shape:
+                raise InvalidArgumentError(
+                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
+                    f" {tuple(slot.shape)}. Make a new optimizer for it."
+                )
