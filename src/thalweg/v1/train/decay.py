@@ -108,7 +108,7 @@ def polynomial_decay(
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
-    """(learning_rate - end_learning_rate) (1 - global_step / decay_steps)^power + end_learning_rate.
+    """end + (learning_rate - end) (1 - global_step / decay_steps)^power, end = end_learning_rate.
 
     Args:
         learning_rate, global_step, name: As in `exponential_decay`.

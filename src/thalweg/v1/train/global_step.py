@@ -54,7 +54,7 @@ def get_global_step(graph: Any = None) -> Any:
     if len(found) > 1:
         raise ValueError(f"There are {len(found)} variables in the collection GLOBAL_STEP.")
     if not found:
-        named = [v for v in graph.get_collection(GraphKeys.GLOBAL_VARIABLES)]
+        named = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
         found = [var for var in named if var.name == "global_step:0"]
     if not found:
         return None

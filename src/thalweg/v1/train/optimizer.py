@@ -1,4 +1,4 @@
-"""`Optimizer`, the base class of TensorFlow 1's optimizers: its hooks and its order of operations."""
+"""`Optimizer`, the base class of TensorFlow 1's optimizers: hooks and order of operations."""
 
 from __future__ import annotations
 
