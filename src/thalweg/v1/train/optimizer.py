@@ -19,7 +19,6 @@ from thalweg.graph import (
     current_session,
     executing_eagerly,
     get_default_graph,
-    graph_variable_of,
     is_symbolic,
     operation,
     resolve,
@@ -262,7 +261,7 @@ class Optimizer(State):
         self.apply_gradients(summed_over_replicas(pairs, distribution), global_step, name)
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        pairs = [(grad, gradients.in_graph(var)) for grad, var in given]
         for grad, var in pairs:
             if not isinstance(var, GraphVariable):
                 raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
