@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
+from thalweg.hyperparameters import as_number
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.variable import Variable
@@ -18,9 +19,21 @@ from thalweg.variable import Variable
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
 
-def check_not_negative(key: str, value: Any) -> None:
-    if isinstance(value, int | float | np.number) and value < 0:
+def as_option(key: str, value: Any) -> Any:
+    """A number that is 0 or more, or None where None was given.
+
+    Raises:
+        TypeError: It is no number; names the argument.
+        ValueError: It is negative or NaN, or a norm that is not finite.
+    """
+    if value is None:
+        return None
+    value = as_number(key, value)
+    if value < 0:
         raise ValueError(f"Expected {key} >= 0, received: {value}")
+    if key.endswith("norm") and value == np.inf:
+        raise ValueError(f"{key} must be finite; None does not clip. Received: {value}")
+    return value
 
 
 class Options:
@@ -33,7 +46,7 @@ class Options:
         self,
         gradient_aggregator: Transformer | None,
         gradient_transformers: Sequence[Transformer] | None,
-        clipping: dict[str, float | None],
+        clipping: dict[str, Any],
     ) -> None:
         self._iterations: Tensor | None = None
         self._engine: EngineName | None = None
@@ -43,9 +56,8 @@ class Options:
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: Any) -> None:
-        for key, value in changes.items():
-            check_not_negative(key, value)
-        clipping = Clipping(**{**self._clipping.options(), **changes})
+        given = {key: as_option(key, value) for key, value in changes.items()}
+        clipping = Clipping(**{**self._clipping.options(), **given})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:
