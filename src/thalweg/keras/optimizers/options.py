@@ -1,4 +1,4 @@
-"""The options of an optimizer that are not hyperparameters, and its count of steps."""
+"""The options of an optimizer that are not hyperparameters: clipping, functions, engine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
-from thalweg.errors import InvalidTypeError
 from thalweg.hyperparameters import as_number
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
-from thalweg.variable import Variable
 
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
@@ -37,10 +34,7 @@ def as_option(key: str, value: Any) -> Any:
 
 
 class Options:
-    """The part of `Optimizer` that keeps clipping, transformers, engine and iterations."""
-
-    _name: str
-    _weights: list[Tensor]
+    """The part of `Optimizer` that keeps clipping, aggregator, transformers and engine."""
 
     def __init__(
         self,
@@ -48,7 +42,6 @@ class Options:
         gradient_transformers: Sequence[Transformer] | None,
         clipping: dict[str, Any],
     ) -> None:
-        self._iterations: Tensor | None = None
         self._engine: EngineName | None = None
         self._aggregator = gradient_aggregator
         self._transformers: list[Transformer] = list(gradient_transformers or [])
@@ -126,23 +119,3 @@ class Options:
     def _selection(self) -> Selection:
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
-
-    @property
-    def iterations(self) -> Tensor:
-        """Variable. The number of training steps this optimizer has run."""
-        if self._iterations is None:
-            self._iterations = Variable(np.int64(0), f"{self._name}/iter", trainable=False)
-            self._weights.insert(0, self._iterations)
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, variable: Tensor) -> None:
-        if self._iterations is not None:
-            raise RuntimeError(
-                "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
-                f" created. Here it is attempting to set `iterations` to {variable!r}."
-            )
-        if not isinstance(variable, Tensor) or variable.dim() or variable.is_floating_point():
-            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
-        self._iterations = variable
-        self._weights.insert(0, variable)
