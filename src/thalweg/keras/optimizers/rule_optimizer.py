@@ -20,7 +20,7 @@ from thalweg.outcome import constrain
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.rules import RULES
-from thalweg.step import Shared, Stepper, derived, scatters
+from thalweg.step import Shared, Stepper, check_names, derived, scatters
 from thalweg.variable import variable_constraint
 
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
@@ -54,6 +54,7 @@ class RuleOptimizer(Optimizer):
 
     Raises:
         TypeError: A keyword that is neither.
+        RuleError: Names of the rule's scalars mean something else to every optimizer.
 
     Example:
         >>> from thalweg import Hyper, Rule, Variable, sign
@@ -75,6 +76,7 @@ class RuleOptimizer(Optimizer):
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be a thalweg.Rule, not {rule!r}.")
+        check_names(rule)
         own = {hyper.name: hyper.default for hyper in rule.hypers}
         reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
         if reserved:
@@ -306,15 +308,5 @@ class RuleOptimizer(Optimizer):
 
 
 _PLANS = ("_stepper", "_steppers", "_rates", "_fast", "_lock")
-_RESERVED = (
-    "name",
-    "lr",
-    "decay",
-    "t",
-    "clipvalue",
-    "clipnorm",
-    "clip_divisor",
-    "clip_scale",
-    "rule",
-)
+_RESERVED = ("name", "lr", "decay", "rule")  # keywords of the constructor
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}
