@@ -10,7 +10,8 @@ from torch import Tensor
 
 from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
+from thalweg.keras.optimizers.options import as_option
 from thalweg.rules import NADAM
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable
@@ -62,12 +63,12 @@ class Nadam(BuiltIn):
                 " its momentum schedule.",
                 NumericsWarning,
             )
-        kwargs["decay"] = kwargs.pop("schedule_decay", 0.004)
+        kwargs["decay"] = as_option("schedule_decay", kwargs.pop("schedule_decay", 0.004))
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("beta_1", beta_1)
         self._set_hyper("beta_2", beta_2)
-        self.epsilon = epsilon or 1e-7
+        self.epsilon = as_epsilon(epsilon)
         self.rule = NADAM
         self._cache: Variable | None = None
 

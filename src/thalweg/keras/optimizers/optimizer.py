@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import warn
+from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
-from thalweg.keras.optimizers.options import Options, Transformer, check_not_negative
+from thalweg.keras.optimizers.options import Options, Transformer, as_option
 from thalweg.keras.optimizers.state import State
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.outcome import constrain, not_taken, raise_first, restored
@@ -58,7 +59,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             name of learning_rate).
 
     Raises:
-        TypeError: An unknown keyword.
+        TypeError: An unknown keyword, or one that is no number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
 
     Differs from:
@@ -81,7 +82,8 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}."
                 )
-            check_not_negative(key, value)
+            if key != "lr" or is_number(value):
+                kwargs[key] = as_option(key, value)
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
@@ -117,8 +119,8 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
-        self._called.clear()
-        return self._apply_pairs(grads_and_vars, experimental_aggregate_gradients)
+        with self._hyper:
+            return self._apply_pairs(grads_and_vars, experimental_aggregate_gradients)
 
     def _apply_pairs(self, grads_and_vars: Any, aggregate: bool) -> Any:
         pairs = self._filtered(as_pairs(grads_and_vars))
