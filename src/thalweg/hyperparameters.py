@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name
@@ -61,6 +62,8 @@ def check_fraction(name: str, value: Any) -> None:
 def _checked(name: str, value: Any) -> Any:
     """The value, if a hyperparameter can be it; a number of an array of shape ()."""
     if is_function(value):
+        return value
+    if is_symbolic(value):
         return value
     shape = tuple(getattr(value, "shape", ()))
     if shape:
@@ -165,6 +168,10 @@ class Hyperparameters:
             old.assign(number if old.is_floating_point() else int(number))
         self.calls = any(map(is_function, self._values.values()))
 
+    def symbolic(self) -> list[Any]:
+        """The values that are tensors of a graph."""
+        return [value for value in self._values.values() if is_symbolic(value)]
+
     def create(self, scope: str) -> None:
         """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""
         if self.created:
@@ -177,7 +184,7 @@ class Hyperparameters:
 
     def now(self, name: str) -> Any:
         """The value; of a callable what it returns. A schedule is given as it is."""
-        value = self._values[name]
+        value = resolve(self._values[name])
         if not is_function(value) or isinstance(value, LearningRateSchedule):
             return value
         given = self._given

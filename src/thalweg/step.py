@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +20,7 @@ from thalweg.engines import (
 )
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
+from thalweg.graph import current_session
 from thalweg.hyperparameters import as_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import not_taken
@@ -226,6 +228,48 @@ class Stepper:
                 lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
             )
         runner.run(shared, separate, selection.denormals == "flush")
+
+
+class Steppers:
+    """What is kept between steps.
+
+    Attributes:
+        together: For steps over all variables at once.
+        repeatable: Whether the last of those may be repeated with other gradients.
+    """
+
+    def __init__(self) -> None:
+        self.together = Stepper()
+        self.repeatable = False
+        self._alone: dict[int, Stepper] = {}
+
+    def alone(self, var: Tensor) -> Stepper:
+        """For steps over this variable only."""
+        return self._alone.setdefault(id(var), Stepper())
+
+
+class Plans:
+    """What an optimizer keeps between steps, for eager mode and for each session.
+
+    Plans hold addresses, so a copy of an optimizer makes its own.
+    """
+
+    def __init__(self) -> None:
+        self._eager = Steppers()
+        self._sessions: WeakKeyDictionary[Any, Steppers] = WeakKeyDictionary()
+
+    def now(self) -> Steppers:
+        """Those of the session that is running in this thread, or of eager mode."""
+        session = current_session()
+        if session is None:
+            return self._eager
+        return self._sessions.setdefault(session, Steppers())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
+        return Plans()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, ()
 
 
 def _compute(var: Tensor) -> Dtype:

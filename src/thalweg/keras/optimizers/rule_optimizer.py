@@ -17,10 +17,10 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hooks import ApplyState
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.outcome import constrain
-from thalweg.pairs import Pair
+from thalweg.pairs import Pair, as_pairs
 from thalweg.pipeline import Clipping
 from thalweg.rules import RULES
-from thalweg.step import Shared, Stepper, check_names, derived, scatters
+from thalweg.step import Plans, Shared, Stepper, check_names, derived, scatters
 from thalweg.variable import variable_constraint
 
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
@@ -96,8 +96,7 @@ class RuleOptimizer(Optimizer):
     def __new__(cls, *args: Any, **kwargs: Any) -> RuleOptimizer:
         self = super().__new__(cls)
         # Set here, so that a subclass may call Optimizer.__init__ in its own time.
-        object.__setattr__(self, "_stepper", Stepper())
-        object.__setattr__(self, "_steppers", {})  # for updates of one variable, by its id
+        object.__setattr__(self, "_plans", Plans())
         object.__setattr__(self, "_rates", {})  # learning rates by `_prepare_local`, by dtype
         # Plans are rewritten by every step, so two threads take their steps one after the other.
         object.__setattr__(self, "_lock", threading.RLock())
@@ -158,11 +157,12 @@ class RuleOptimizer(Optimizer):
                 pairs: Any = grads_and_vars if type(grads_and_vars) is list else [*grads_and_vars]
             except TypeError:
                 pairs = grads_and_vars  # refused below
-            if self._fast and pairs and self._aggregator is None and not self._transformers:
+            repeatable = self._plans.now().repeatable
+            if repeatable and pairs and self._aggregator is None and not self._transformers:
                 iterations = self._repeat(pairs)
                 if iterations is not None:
                     return iterations
-            return self._apply_pairs(pairs, experimental_aggregate_gradients)
+            return self._take(as_pairs(pairs), name, experimental_aggregate_gradients)
 
     def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
         """Take the step if it is the last one with other gradients; None leaves it to be taken."""
@@ -170,7 +170,7 @@ class RuleOptimizer(Optimizer):
             gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):
             return None
-        shared = self._stepper.repeat(
+        shared = self._plans.now().together.repeat(
             self._rule(),
             self._clipping,
             variables,
@@ -225,10 +225,11 @@ class RuleOptimizer(Optimizer):
             return errors
         clipped = self._transformers or self._overrides(("_transform_gradients",))
         clipping = Clipping() if clipped else self._clipping
-        self._finish(self._step(self._stepper, clipping, pairs))
+        steppers = self._plans.now()
+        self._finish(self._step(steppers.together, clipping, pairs))
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
-        self._fast = plain and not constrained
+        steppers.repeatable = plain and not constrained
         return [error for var in constrained for error in constrain(var)]
 
     def _step(self, stepper: Stepper, clipping: Clipping, pairs: list[Pair]) -> Shared:
@@ -265,11 +266,8 @@ class RuleOptimizer(Optimizer):
             self._apply_one(IndexedSlices(grad, indices), var)
 
     def _apply_one(self, grad: Any, var: Tensor) -> None:
-        stepper = self._steppers.setdefault(id(var), Stepper())
         with torch.no_grad():
-            self._step(stepper, Clipping(), [(grad, var)])
-
-    _fast = False
+            self._step(self._plans.now().alone(var), Clipping(), [(grad, var)])
 
     def get_config(self) -> dict[str, Any]:
         """The configuration; it holds the name of the rule, not the rule."""
@@ -307,6 +305,6 @@ class RuleOptimizer(Optimizer):
         self.__dict__.update(state)
 
 
-_PLANS = ("_stepper", "_steppers", "_rates", "_fast", "_lock")
+_PLANS = ("_plans", "_rates", "_lock")
 _RESERVED = ("name", "lr", "decay", "rule")  # keywords of the constructor
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}

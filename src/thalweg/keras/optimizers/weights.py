@@ -9,7 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph import (
+    GraphVariable,
+    executing_eagerly,
+    get_default_session,
+    is_symbolic,
+    make_variable,
+    resolve,
+)
 from thalweg.slots import SlotStore
 from thalweg.variable import (
     Variable,
@@ -53,7 +61,7 @@ class Weights:
     _name: str
 
     def __init__(self) -> None:
-        self._iterations: Tensor | None = None
+        self._iterations: Any = None
         self._slots = SlotStore()
         self._weights: list[Tensor] = []
         self._added: list[Tensor] = []
@@ -62,9 +70,15 @@ class Weights:
     def iterations(self) -> Tensor:
         """Variable. The number of training steps this optimizer has run."""
         if self._iterations is None:
-            self._iterations = Variable(np.int64(0), f"{self._name}/iter", trainable=False)
+            self._iterations = self._own(np.int64(0), f"{self._name}/iter")
             self._weights.insert(0, self._iterations)
-        return self._iterations
+        return resolve(self._iterations)
+
+    def _own(self, initial_value: Any, name: str) -> Any:
+        """A variable of the optimizer's that is not trained; of the graph that is being built."""
+        if executing_eagerly():
+            return Variable(initial_value, name, trainable=False)
+        return make_variable(initial_value, name)
 
     @iterations.setter
     def iterations(self, variable: Tensor) -> None:
@@ -101,13 +115,17 @@ class Weights:
         found = self._slots.get(var, slot_name)
         if found is not None:
             return found
-        if not isinstance(var, Tensor):
+        if not isinstance(var, Tensor | GraphVariable):
             raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
         own = shape is None or tuple(shape) == tuple(var.shape)
         if own and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
         value = initial_value(initializer, var.shape if shape is None else shape, var.dtype)
-        slot = over(value.to(var.device), self._slot_title(var, slot_name))
+        title = self._slot_title(var, slot_name)
+        if isinstance(var, GraphVariable):
+            slot: Any = make_variable(value, title, like=var)
+        else:
+            slot = over(value.to(var.device), title)
         self._weights.append(self._slots.put(var, slot_name, slot))
         return slot
 
@@ -162,9 +180,12 @@ class Weights:
                 )
             trainable = False
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
-        weight = Variable(value, name=name, trainable=trainable is not False)
+        if executing_eagerly():
+            weight: Any = Variable(value, name=name, trainable=trainable is not False)
+        else:
+            weight = make_variable(value, name, trainable=trainable is not False)
         self._added.append(weight)
-        return weight
+        return resolve(weight)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -177,6 +198,8 @@ class Weights:
 
     def get_weights(self) -> list[Any]:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
+        if any(map(is_symbolic, self._weights)):
+            return _session().run(self._weights)
         return [_as_numpy(weight) for weight in self._weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -198,6 +221,11 @@ class Weights:
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
+        if any(map(is_symbolic, self._weights)):
+            own: list[Any] = self._weights
+            for weight, value in zip(own, weights, strict=True):
+                weight.load(value, _session())
+            return
         values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
@@ -243,3 +271,13 @@ def _as_numpy(weight: Tensor) -> Any:
     if detached.dtype == torch.bfloat16:
         detached = detached.float()
     return detached.numpy().copy()[()]
+
+
+def _session() -> Any:
+    """The session whose values a graph's weights have."""
+    session = get_default_session()
+    if session is None:
+        raise FailedPreconditionError(
+            "The optimizer's weights are variables of a graph: call this inside `with session:`."
+        )
+    return session
