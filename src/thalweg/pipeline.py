@@ -16,7 +16,6 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import Pair
 from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 
-
 _STAGES: dict[str, Formula] = {
     "clipvalue": clip_by_value,
     "clipnorm": clip_by_norm,

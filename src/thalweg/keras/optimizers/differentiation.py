@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
-from thalweg.variable import name_of
+from thalweg.variable import titles_of
 
 
 class Differentiation:
@@ -109,10 +109,10 @@ class Differentiation:
         """
         variables = flatten(params)
         gradients = gradients_of(loss, variables)
-        for grad, var in zip(gradients, variables, strict=True):
+        for grad, title in zip(gradients, titles_of(variables), strict=True):
             if grad is None:
                 raise ValueError(
-                    f"Variable {name_of(var)} has `None` for gradient. Please make sure that all"
+                    f"Variable {title} has `None` for gradient. Please make sure that all"
                     " of your ops have a gradient defined (i.e. are differentiable)."
                 )
         return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
