@@ -270,9 +270,7 @@ def test_a_formula_of_the_wrong_shape_is_refused():
     def update(var, grad, slot):
         return var, slot
 
-    with pytest.raises(
-        RuleError, match="takes 3 and returns 2 values; with 0 slots it must take 2"
-    ):
+    with pytest.raises(RuleError, match=r"takes 3 .*returns 2.*; with 0 slots it must take 2"):
         step(update)
 
 

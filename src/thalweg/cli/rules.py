@@ -137,7 +137,8 @@ def _print(console: Console, rule: Rule) -> None:
         console.print(Text(f"\n{text}", style="bold"))
 
     console.print(Text(rule.name, style="bold green"))
-    console.print(rule.source, highlight=False, soft_wrap=True)
+    if rule.source:
+        console.print(rule.source, highlight=False, soft_wrap=True)
     heading("Formula")
     text = formula(rule)
     if console.is_terminal and not console.no_color:
