@@ -20,7 +20,9 @@ class SlotStore:
     """All slots of one optimizer.
 
     Slots made together lie in one block of memory per dtype: small variables then cost no page
-    each, and a step checks and marks one block instead of every slot.
+    each, and a step checks and marks one block instead of every slot. They share torch's version
+    counter with it: to autograd, writing to one slot is writing to all of its block, so that
+    `backward` through a slot that was saved for it is refused after any of them has changed.
     """
 
     def __init__(self) -> None:

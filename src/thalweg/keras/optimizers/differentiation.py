@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.errors import InvalidTypeError
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
 from thalweg.variable import titles_of
@@ -81,6 +83,10 @@ class Differentiation:
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        if isinstance(var_list, Module):
+            raise InvalidTypeError(
+                "var_list must hold variables, not a module; give list(module.parameters())."
+            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)
