@@ -72,7 +72,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     Differs from:
         TensorFlow: a callable hyperparameter is called once per `apply_gradients`, not once per
-        dtype; half precision is computed in float32 and rounded once per stored value.
+        dtype; half precision is computed in float32 and rounded once per stored value; NaN is
+        refused as a hyperparameter, and infinity as a norm, which would make all gradients NaN.
 
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
