@@ -269,6 +269,9 @@ class Hyperparameters:
             old = self._values[name]
             self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": None}  # a copy made within a step is in no step
+
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()
         copied._values.update(self._values)

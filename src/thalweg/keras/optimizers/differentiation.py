@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.errors import InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten
@@ -87,6 +89,10 @@ class Differentiation:
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        if isinstance(var_list, Module):
+            raise InvalidTypeError(
+                "var_list must hold variables, not a module; give list(module.parameters())."
+            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)

@@ -1,8 +1,13 @@
-"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations."""
+"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
+
+Its other parts have a file each: `hypers` (hyperparameters as attributes), `weights` (iterations,
+slots), `options` (clipping, functions, engine), `state_dict`, and `differentiation` (`minimize`).
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -10,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from thalweg.errors import warn
+from thalweg.errors import InvalidTypeError, warn
 from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
@@ -18,7 +23,7 @@ from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import Options, Transformer, as_option
-from thalweg.keras.optimizers.state import State
+from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.outcome import constrain, not_taken, raise_first, restored
 from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
@@ -39,7 +44,7 @@ def _unique_name(cls: type) -> str:
     return f"{snake}_{count}" if count else snake
 
 
-class Optimizer(Hypers, Weights, Options, State, Differentiation):
+class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -68,10 +73,25 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     Differs from:
         TensorFlow: a callable hyperparameter is called once per `apply_gradients`, not once per
-        dtype; half precision is computed in float32 and rounded once per stored value.
+        dtype; half precision is computed in float32 and rounded once per stored value; NaN is
+        refused as a hyperparameter, and infinity as a norm, which would make all gradients NaN.
 
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
+
+    _NOT_COPIED: tuple[str, ...] = ("_lock",)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        # Steps of several threads, and looks at the state, come one after the other.
+        object.__setattr__(self, "_lock", threading.RLock())
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __init__(
         self,
@@ -88,11 +108,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                 )
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
+        if not isinstance(name, str | None):
+            raise InvalidTypeError(f"name must be a string, not {name!r}.")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
-        State.__init__(self)
+        StateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in Clipping().options()}
@@ -125,7 +147,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
-        with self._hyper:
+        with self._lock, self._hyper:
             return self._take(as_pairs(grads_and_vars), name, experimental_aggregate_gradients)
 
     def _take(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
@@ -234,7 +256,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: clips gradients and calls `gradient_transformers`."""
         pairs = self._clipped(list(grads_and_vars))
         for transformer in self._transformers:
-            pairs = list(transformer(pairs))
+            pairs = as_pairs(transformer(pairs))
         return self._checked(pairs) if self._transformers else pairs
 
     def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
