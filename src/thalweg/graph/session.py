@@ -46,6 +46,7 @@ class Session:
         self._leaves = Leaves()
         self._lock = ReadWriteLock()
         self._plans: dict[Any, Plan] = {}
+        self._generators: dict[object, torch.Generator] = {}
         self._closed = False
         self._context: contextlib.ExitStack | None = None
 
@@ -194,6 +195,12 @@ class Session:
     def initialize(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable its first value; called by the operation `variable.initializer`."""
         self._leaves.put(variable, value)
+
+    def generator(self, key: object, seed: int) -> torch.Generator:
+        """The random numbers of one operation in this session."""
+        if key not in self._generators:
+            self._generators[key] = torch.Generator().manual_seed(seed)
+        return self._generators[key]
 
     def load(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable a value outside of a run."""
