@@ -9,6 +9,8 @@ import torch
 
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.arguments import whole
+from thalweg.graph.nest import mapped
 from thalweg.graph.running import executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
@@ -63,7 +65,7 @@ def gradients(
         op = graph.add(
             name,
             Backward([*connected, *stops]),
-            (targets, weights, connected, stops, by_rows, zero),
+            mapped(whole, (targets, weights, connected, stops, by_rows, zero)),
             outputs=[Output(x.dtype, x.shape) for x in connected],
             picks=tuple(range(len(connected))),
             type="Gradients",

@@ -18,16 +18,6 @@ from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 
 
-class _Unfed:
-    """What runs where a placeholder is not fed."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-    def __call__(self) -> NoReturn:
-        raise InvalidArgumentError(self.message)
-
-
 def placeholder(
     dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None
 ) -> SymbolicTensor:
@@ -44,10 +34,15 @@ def placeholder(
     if executing_eagerly():
         raise FailedPreconditionError("placeholder() is not compatible with eager execution.")
     graph, kind = get_default_graph(), as_dtype(dtype)
-    full = graph.unique_name(name or "Placeholder", mark_as_used=False)
-    message = f"You must feed a value for placeholder tensor '{full}' with dtype {dtype_name(kind)}"
-    outputs = [Output(kind, shape, ())]
-    op = graph.add(name or "Placeholder", _Unfed(message), outputs=outputs, type="Placeholder")
+
+    def refuse() -> NoReturn:
+        raise InvalidArgumentError(
+            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"{dtype_name(kind)}"
+        )
+
+    op = graph.add(name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder")
+    op.type = "Placeholder"
     return op.outputs[0]
 
 

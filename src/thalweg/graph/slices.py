@@ -52,6 +52,7 @@ class SymbolicSlices:
             "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)], kind="pure"
         )
         self.source = op.outputs[0]
+        self.source.may_be_sparse = True
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.arguments import Dense, Reference
+from thalweg.graph.arguments import Reference, whole
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.running import current_session, executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
@@ -103,12 +103,8 @@ class GraphVariable(SymbolicTensor):
         if own is not None and given is not None and not own.accepts(given):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
-        if isinstance(value, SymbolicTensor):
-            if value.graph is not self.graph:
-                raise InvalidArgumentError(f"{what}'{value.name}' is from another graph.")
-            value = Dense(value) if value.may_be_sparse else value
         output = Output(self.dtype, self.shape, ())
-        arguments = (Reference(self), value)
+        arguments = (Reference(self), whole(value))
         return self.graph.add(name, method, arguments, outputs=[output], kind="update").outputs[0]
 
     def load(self, value: Any, session: Any = None) -> None:
