@@ -49,7 +49,7 @@ def gradients(
 
     Raises:
         InvalidTypeError: Something is not symbolic.
-        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ.
+        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do.
         FailedPreconditionError: Called in eager mode.
     """
     if executing_eagerly():
@@ -57,6 +57,11 @@ def gradients(
     zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _weights(targets, grad_ys)
+    for other in (*targets, *sources, *stops):
+        if other.graph is not targets[0].graph:
+            raise InvalidArgumentError(
+                f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
+            )
     uses = _uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     by_rows = [_is_looked_up(x, uses[x]) for x in connected]

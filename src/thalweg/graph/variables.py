@@ -42,8 +42,7 @@ class GraphVariable(SymbolicTensor):
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
-        output = Output(self.dtype, self.shape, (self,))
-        return self.graph.add("Identity", _alias, (self,), outputs=[output]).outputs[0]
+        return aliased(self, "Identity")
 
     value = read_value
 
@@ -115,8 +114,17 @@ class GraphVariable(SymbolicTensor):
         return f"<tf.Variable '{self.name}' {self._description()}>"
 
 
-def _alias(value: torch.Tensor) -> torch.Tensor:
-    return value[...]  # not view_as(), through which no sparse gradient flows
+def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:
+    """A tensor with the value that `tensor` has where control dependencies put this one."""
+    output = Output(tensor.dtype, tensor.shape, (tensor,))
+    (alias,) = tensor.graph.add(name, _alias, (tensor,), outputs=[output]).outputs
+    alias.may_be_sparse = tensor.may_be_sparse
+    return alias
+
+
+def _alias(value: Any) -> Any:
+    # Not view_as(), through which no sparse gradient flows.
+    return value[...] if isinstance(value, torch.Tensor) else value
 
 
 def Variable(
