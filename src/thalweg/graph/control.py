@@ -10,10 +10,11 @@ import torch
 
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nest import leaves_of
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import current_session, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable, aliased
 
 

@@ -11,10 +11,11 @@ from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import whole
 from thalweg.graph.nest import mapped
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
 

@@ -20,11 +20,12 @@ from thalweg.graph import interception, modules, recording
 from thalweg.graph.arguments import filler, inputs_of
 from thalweg.graph.collections import Collections
 from thalweg.graph.names import cleaned
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import process, thread
 from thalweg.graph.scopes import Scopes
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 
 if TYPE_CHECKING:
     from thalweg.graph.variables import GraphVariable

@@ -11,10 +11,11 @@ import torch
 
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
+from thalweg.graph.creation import create
 from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
 from thalweg.graph.running import get_default_graph
-from thalweg.graph.variables import GraphVariable, create
+from thalweg.graph.variables import GraphVariable
 from thalweg.variable import name_of, variable_constraint
 
 if TYPE_CHECKING:

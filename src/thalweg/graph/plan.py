@@ -11,7 +11,8 @@ from typing import Any
 
 from thalweg.graph.gradients import Backward, differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.operation import Operation
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
 
 
