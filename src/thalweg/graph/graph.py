@@ -38,6 +38,7 @@ class Graph(Scopes, Collections):
     """A set of operations, to be run by sessions.
 
     Example:
+        >>> from thalweg.graph import Session, constant
         >>> graph = Graph()
         >>> with graph.as_default():
         ...     total = constant(2.0) + constant(3.0)
