@@ -59,12 +59,17 @@ def untouched(var, m, *, learning_rate):
     return var, m
 
 
+NEEDY = ("Nadam", "LARS", "NesterovLARS")
+
+
 # What passes
 
 
 @pytest.mark.parametrize("each", RULES, ids=lambda each: each.name)
 def test_the_rules_of_the_library_pass(each: Rule) -> None:
-    check_rule(each, {"momentum_cache": 1.0} if each.name == "Nadam" else None)
+    # What these optimizers keep or measure besides hyperparameters.
+    given = {"momentum_cache": 1.0, "trust_ratio": 1.0}
+    check_rule(each, given if each.name in NEEDY else None)
 
 
 def test_prepare_gets_the_scalars_of_the_first_step() -> None:

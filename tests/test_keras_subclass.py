@@ -258,7 +258,7 @@ def by_module(var, grad, *, learning_rate):
 
 def test_a_formula_that_cannot_be_compiled_is_refused_at_once() -> None:
     rule = thalweg.Rule(name="SignSGD", update=by_module)
-    with pytest.raises(thalweg.RuleError, match=r"'SignSGD': update .*thalweg\.sign"):
+    with pytest.raises(thalweg.RuleError, match=r"'SignSGD': by_module .*thalweg\.sign"):
         RuleOptimizer(rule, 0.5)
 
 

@@ -1,4 +1,8 @@
-"""TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them."""
+"""TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them.
+
+Where TensorFlow leaves an order open, here it is fixed: what reads comes before what updates.
+Random numbers are torch's. `==` between symbolic tensors compares identities, as in TensorFlow 1.
+"""
 
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.collections import (
@@ -21,6 +25,7 @@ from thalweg.graph.control import (
     tuple_,
     variables_initializer,
 )
+from thalweg.graph.creation import Variable, make_variable
 from thalweg.graph.gradients import gradients
 from thalweg.graph.graph import (
     Graph,
@@ -28,8 +33,23 @@ from thalweg.graph.graph import (
     enable_eager_execution,
     reset_default_graph,
 )
+from thalweg.graph.initializers import (
+    Initializer,
+    constant_initializer,
+    glorot_uniform_initializer,
+    ones_initializer,
+    random_normal,
+    random_normal_initializer,
+    random_uniform,
+    random_uniform_initializer,
+    set_random_seed,
+    truncated_normal,
+    truncated_normal_initializer,
+    zeros_initializer,
+)
 from thalweg.graph.leaves import SessionVariable, handle_of
 from thalweg.graph.modules import graph_variable_of
+from thalweg.graph.operation import Operation
 from thalweg.graph.ops import (
     assign,
     assign_add,
@@ -58,14 +78,23 @@ from thalweg.graph.scopes import control_dependencies, name_scope
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices, is_symbolic
-from thalweg.graph.tensor import Operation, Shape, SymbolicTensor
-from thalweg.graph.variables import GraphVariable, Variable, make_variable
+from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.graph.variable_scopes import (
+    AUTO_REUSE,
+    VariableScope,
+    get_variable,
+    get_variable_scope,
+    variable_scope,
+)
+from thalweg.graph.variables import GraphVariable
 
 __all__ = [
+    "AUTO_REUSE",
     "Graph",
     "GraphKeys",
     "GraphVariable",
     "IndexedSlicesValue",
+    "Initializer",
     "InteractiveSession",
     "Operation",
     "Output",
@@ -75,6 +104,7 @@ __all__ = [
     "SymbolicSlices",
     "SymbolicTensor",
     "Variable",
+    "VariableScope",
     "add_to_collection",
     "assign",
     "assign_add",
@@ -82,6 +112,7 @@ __all__ = [
     "by_reference",
     "cast",
     "constant",
+    "constant_initializer",
     "control_dependencies",
     "convert_to_tensor",
     "current_session",
@@ -94,8 +125,11 @@ __all__ = [
     "get_collection_ref",
     "get_default_graph",
     "get_default_session",
+    "get_variable",
+    "get_variable_scope",
     "global_variables",
     "global_variables_initializer",
+    "glorot_uniform_initializer",
     "gradients",
     "graph_variable_of",
     "group",
@@ -110,15 +144,25 @@ __all__ = [
     "name_scope",
     "no_op",
     "ones",
+    "ones_initializer",
     "operation",
     "placeholder",
     "placeholder_with_default",
+    "random_normal",
+    "random_normal_initializer",
+    "random_uniform",
+    "random_uniform_initializer",
     "report_uninitialized_variables",
     "reset_default_graph",
     "resolve",
+    "set_random_seed",
     "stop_gradient",
     "trainable_variables",
+    "truncated_normal",
+    "truncated_normal_initializer",
     "tuple_",
+    "variable_scope",
     "variables_initializer",
     "zeros",
+    "zeros_initializer",
 ]
