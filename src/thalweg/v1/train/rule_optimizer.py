@@ -73,7 +73,7 @@ class RuleOptimizer(Optimizer):
         raise NotImplementedError
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
-        """For each slot, in order of creation: name, initial value, and last part of its own name."""
+        """For each slot, in order of creation: name, initial value, last part of its own name."""
         return [(slot.name, slot.initial, self._name) for slot in self._rule().slots]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.graph import (
@@ -54,7 +53,7 @@ class State:
             var: A variable that was given to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
         """
-        return resolve(self._slots.get(handle_of(var), name))
+        return self._slots.get(var, name)
 
     def get_slot_names(self) -> list[str]:
         """The names of the slots made so far, sorted; [] before the first step."""
@@ -88,15 +87,10 @@ class State:
         self, variables: Sequence[Any], value: float, slot_name: str, op_name: str
     ) -> None:
         """Slots filled with a number for those of the variables that lack them, made together."""
-        missing = [var for var in variables if self._slots.get(handle_of(var), slot_name) is None]
-        eager = [var for var in missing if not isinstance(handle_of(var), GraphVariable)]
-        if eager:
-            titles = [self._eager_name(var, op_name) for var in eager]
-            self._slots.make(eager, slot_name, value, titles)
-        for var in missing:
-            handle = handle_of(var)
-            if isinstance(handle, GraphVariable):
-                self._put(handle, lambda leaf: torch.full_like(leaf, value), slot_name, op_name)
+        missing = [var for var in variables if self._slots.get(var, slot_name) is None]
+        if missing:
+            titles = [self._slot_title(var, op_name) for var in missing]
+            self._slots.make(missing, slot_name, value, titles)
 
     def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made with the value `val` if there is none.
@@ -107,7 +101,7 @@ class State:
             slot_name: The slot's name for `get_slot`.
             op_name: The last part of the slot variable's own name.
         """
-        if self._slots.get(handle_of(var), slot_name) is None:
+        if self._slots.get(var, slot_name) is None:
             self._put(var, lambda like: _like(val, like), slot_name, op_name)
         return self.get_slot(var, slot_name)
 
@@ -121,7 +115,7 @@ class State:
         op_name: str,
     ) -> Any:
         """The slot of a variable; made by `initializer(shape, dtype=dtype)` if there is none."""
-        if self._slots.get(handle_of(var), slot_name) is None:
+        if self._slots.get(var, slot_name) is None:
 
             def initial(like: Tensor) -> Tensor:
                 made = initializer(tuple(shape), dtype=as_dtype(dtype))
@@ -133,18 +127,18 @@ class State:
     def _put(
         self, var: Any, initial: Callable[[Any], Tensor], slot_name: str, op_name: str
     ) -> None:
-        handle = handle_of(var)
-        if isinstance(handle, GraphVariable):
-            title = f"{handle.op.name}/{op_name}"
-            slot = make_variable(lambda: initial(resolve(handle)), title, like=handle)
+        title = self._slot_title(var, op_name)
+        if isinstance(var, GraphVariable):
+            slot = make_variable(lambda: initial(resolve(var)), title, like=var)
         else:
-            value = initial(var).clone()
-            slot = over(value, self._eager_name(var, op_name))
-        self._slots.put(handle, slot_name, slot)
+            slot = over(initial(var).clone(), title)
+        self._slots.put(var, slot_name, slot)
 
-    def _eager_name(self, var: Tensor, op_name: str) -> str:
-        """`w/Adam`, then `w/Adam_1`: in eager mode names tell the slots of one optimizer apart."""
-        title = f"{name_of(var).split(':')[0]}/{op_name}"
+    def _slot_title(self, var: Any, op_name: str) -> str:
+        """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
+        title = f"{base_name(var)}/{op_name}"
+        if is_symbolic(var):
+            return title
         count = self._slot_names.get(title, 0)
         self._slot_names[title] = count + 1
         return f"{title}_{count}" if count else title
