@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Rule
+from thalweg import IndexedSlices, Rule, RuleError, Variable
 from thalweg.engines import Runner, Selection, check_gradients, prepared
+from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import (
     ADAM_V1,
     ADAM_W,
@@ -239,6 +240,13 @@ def test_weight_decay_before_another_rule_is_the_fused_rule(engine: str) -> None
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
     assert torch.equal(results[0][0][[0, 2, 3, 5]], torch.from_numpy(start)[[0, 2, 3, 5]])
+
+
+def test_lars_is_refused_where_nobody_measures() -> None:
+    w = Variable([1.0], name="w")
+    with pytest.raises(RuleError, match="asks for trust_ratio"):
+        RuleOptimizer(LARS).apply_gradients([(torch.ones(1), w)])
+    assert w.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
