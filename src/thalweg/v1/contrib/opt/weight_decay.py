@@ -14,7 +14,7 @@ from thalweg.graph import by_reference, current_session, graph_variable_of, is_s
 from thalweg.outcome import not_taken, restored
 from thalweg.pairs import Pair, distinct
 from thalweg.pipeline import Clipping
-from thalweg.rules import WEIGHT_DECAY
+from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
 from thalweg.step import Stepper
 from thalweg.v1.contrib.opt.per_variable import PerVariable
@@ -127,11 +127,12 @@ class DecoupledWeightDecayExtension(Optimizer):
         """For a rule that has the decay in it: 0 for the variables that are left out."""
         if not self.FUSED or self._decay_var_list is None:
             return _UNCLIPPED
-        decays = [float(self._decays(var)) * self._decay_number() for var in variables]
-        return PerVariable(of=lambda measure: {"weight_decay": np.array(decays)})
-
-    def _decay_number(self) -> float:
-        return float(as_operand(self._decay_value, np.float64))
+        chosen = np.array([self._decays(var) for var in variables])
+        return PerVariable(
+            of=lambda measure: {
+                "weight_decay": np.where(chosen, as_operand(self._decay_value, np.float64), 0.0)
+            }
+        )
 
     def _prepare(self) -> None:
         if current_session() is None:
