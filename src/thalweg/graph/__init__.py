@@ -1,54 +1,124 @@
-from typing import Any
+"""TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them."""
 
+from thalweg.graph.arguments import by_reference
+from thalweg.graph.collections import (
+    GraphKeys,
+    add_to_collection,
+    get_collection,
+    get_collection_ref,
+)
+from thalweg.graph.control import (
+    global_variables,
+    global_variables_initializer,
+    group,
+    initialize_all_variables,
+    is_variable_initialized,
+    local_variables,
+    local_variables_initializer,
+    no_op,
+    report_uninitialized_variables,
+    trainable_variables,
+    tuple_,
+    variables_initializer,
+)
+from thalweg.graph.gradients import gradients
+from thalweg.graph.graph import (
+    Graph,
+    disable_eager_execution,
+    enable_eager_execution,
+    reset_default_graph,
+)
+from thalweg.graph.leaves import SessionVariable, handle_of
+from thalweg.graph.modules import graph_variable_of
+from thalweg.graph.ops import (
+    assign,
+    assign_add,
+    assign_sub,
+    cast,
+    constant,
+    convert_to_tensor,
+    embedding_lookup,
+    gather,
+    identity,
+    ones,
+    placeholder,
+    placeholder_with_default,
+    stop_gradient,
+    zeros,
+)
+from thalweg.graph.recording import operation
+from thalweg.graph.running import (
+    current_session,
+    executing_eagerly,
+    get_default_graph,
+    get_default_session,
+    resolve,
+)
+from thalweg.graph.scopes import control_dependencies, name_scope
+from thalweg.graph.session import InteractiveSession, Session
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices, is_symbolic
+from thalweg.graph.tensor import Operation, Shape, SymbolicTensor
+from thalweg.graph.variables import GraphVariable, Variable, make_variable
 
-class SymbolicTensor: ...
-
-
-class GraphVariable(SymbolicTensor): ...
-
-
-class SymbolicSlices: ...
-
-
-def executing_eagerly():
-    return True
-
-
-def is_symbolic(x):
-    return False
-
-
-def resolve(x: Any) -> Any:
-    return x
-
-
-def handle_of(x: Any) -> Any:
-    return x
-
-
-def current_session() -> Any:
-    return None
-
-
-def get_default_graph() -> Any:
-    return None
-
-
-def by_reference(x):
-    return x
-
-
-def operation(*a, **k) -> Any: ...
-def make_variable(*a, **k) -> Any: ...
-def gradients(*a, **k) -> Any: ...
-def graph_variable_of(x):
-    return x
-
-
-def global_variables():
-    return []
-
-
-class GraphKeys:
-    TRAIN_OP = "train_op"
-class Graph: ...
+__all__ = [
+    "Graph",
+    "GraphKeys",
+    "GraphVariable",
+    "IndexedSlicesValue",
+    "InteractiveSession",
+    "Operation",
+    "Output",
+    "Session",
+    "SessionVariable",
+    "Shape",
+    "SymbolicSlices",
+    "SymbolicTensor",
+    "Variable",
+    "add_to_collection",
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "by_reference",
+    "cast",
+    "constant",
+    "control_dependencies",
+    "convert_to_tensor",
+    "current_session",
+    "disable_eager_execution",
+    "embedding_lookup",
+    "enable_eager_execution",
+    "executing_eagerly",
+    "gather",
+    "get_collection",
+    "get_collection_ref",
+    "get_default_graph",
+    "get_default_session",
+    "global_variables",
+    "global_variables_initializer",
+    "gradients",
+    "graph_variable_of",
+    "group",
+    "handle_of",
+    "identity",
+    "initialize_all_variables",
+    "is_symbolic",
+    "is_variable_initialized",
+    "local_variables",
+    "local_variables_initializer",
+    "make_variable",
+    "name_scope",
+    "no_op",
+    "ones",
+    "operation",
+    "placeholder",
+    "placeholder_with_default",
+    "report_uninitialized_variables",
+    "reset_default_graph",
+    "resolve",
+    "stop_gradient",
+    "trainable_variables",
+    "tuple_",
+    "variables_initializer",
+    "zeros",
+]
