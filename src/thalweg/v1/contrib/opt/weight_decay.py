@@ -158,10 +158,10 @@ class DecoupledWeightDecayExtension(Optimizer):
             with not_taken(), restored(self._written(variables)):
                 return [error for pair in pairs for error in self._apply_pairs([pair])]
         with not_taken(), restored([var for _, var in decayed]):
-            self._decay(decayed)
+            self._decay_weights(decayed)
             return super()._apply_pairs(pairs)
 
-    def _decay(self, pairs: list[Pair]) -> None:
+    def _decay_weights(self, pairs: list[Pair]) -> None:
         if pairs:
             with torch.no_grad():
                 self._decay_stepper.take(
