@@ -16,6 +16,7 @@ from thalweg.graph import (
     GraphKeys,
     GraphVariable,
     by_reference,
+    control_dependencies,
     executing_eagerly,
     get_default_graph,
     graph_variable_of,
@@ -136,17 +137,20 @@ class ExponentialMovingAverage:
             var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
         sources = [graph_variable_of(source) for source in var_list]
         _check(sources)
-        for source in sources:
-            if self._slots.get(source, _AVERAGE) is None:
-                self._make_in_graph(source)
+        with control_dependencies(None):  # the averages start before anything is updated
+            for source in sources:
+                if self._slots.get(source, _AVERAGE) is None:
+                    self._make_in_graph(source)
 
         def own(name: str) -> list[Any]:
-            kept = [self._slots.get(source, name) for source in sources]
+            kept: list[Any] = [self._slots.get(source, name) for source in sources]
             return [None if slot is None else by_reference(slot) for slot in kept]
 
         kind = scalar_type(self._decay)
 
-        def run(averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any) -> None:
+        def run(
+            averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
+        ) -> None:
             share = _share(decay, count, kind)
             plain = [index for index, slot in enumerate(biased) if slot is None]
             _move([averages[i] for i in plain], [values[i] for i in plain], share)
@@ -171,20 +175,23 @@ class ExponentialMovingAverage:
     def _make_in_graph(self, source: Any) -> None:
         title = f"{source.op.name}/{self._name}"
         if isinstance(source, GraphVariable):
-            made = make_variable(source.initialized_value(), title)
+            self._put(source, _AVERAGE, source.initialized_value(), title)
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
-            self._slots.put(source, _AVERAGE, made)
             return
         if source.shape is None or None in source.shape:
             raise InvalidTypeError(
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
-        self._slots.put(source, _AVERAGE, make_variable(zeros, title))
+        self._put(source, _AVERAGE, zeros, title)
         if self._zero_debias:
-            self._slots.put(source, _BIASED, make_variable(zeros, f"{title}/{_BIASED}"))
+            self._put(source, _BIASED, zeros, f"{title}/{_BIASED}")
             steps = torch.zeros((), dtype=source.dtype)
-            self._slots.put(source, _STEPS, make_variable(steps, f"{title}/{_STEPS}"))
+            self._put(source, _STEPS, steps, f"{title}/{_STEPS}")
+
+    def _put(self, source: Any, kind: str, initial: Any, title: str) -> None:
+        made: Any = make_variable(initial, title)
+        self._slots.put(source, kind, made)
 
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
@@ -272,7 +279,9 @@ def _move(averages: Sequence[Tensor], values: Sequence[Tensor], share: Any) -> N
         Stepper().take(MOVING_AVERAGE, _UNCLIPPED, pairs, own, scalars, current(), calls=False)
 
 
-def _move_debiased(average: Tensor, value: Tensor, biased: Tensor, step: Tensor, share: Any) -> None:
+def _move_debiased(
+    average: Tensor, value: Tensor, biased: Tensor, step: Tensor, share: Any
+) -> None:
     """As `_move`, for an average that began at 0: it is divided by the weight it has gathered."""
     _move([biased], [value], share)
     with torch.no_grad():

@@ -112,14 +112,12 @@ class LARSOptimizer(RuleOptimizer):
                     continue
                 dtype = compute_dtype(var.dtype)
                 given = self._scalars(dtype)
+                var_norm, grad_norm = (dtype(norm) for norm in norms[:, index])
+                decay, epsilon = given["weight_decay"], given["epsilon"]
                 with np.errstate(all="ignore"):
-                    ratios[index] = trust_ratio(
-                        *(dtype(norm) for norm in norms[:, index]),
-                        given["eeta"],
-                        given["weight_decay"],
-                        given["epsilon"],
-                    )
-                decays[index] = given["weight_decay"]
+                    ratio = trust_ratio(var_norm, grad_norm, given["eeta"], decay, epsilon)
+                ratios[index] = ratio
+                decays[index] = decay
             found = {"trust_ratio": ratios, "weight_decay": decays}
             return {**found, **self._of_rows(variables, gradients)}
 

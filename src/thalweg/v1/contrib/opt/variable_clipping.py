@@ -15,7 +15,6 @@ from thalweg.graph import (
     graph_variable_of,
     group,
     handle_of,
-    is_symbolic,
     operation,
 )
 from thalweg.indexed_slices import IndexedSlices
