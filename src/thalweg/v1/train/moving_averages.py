@@ -77,8 +77,8 @@ class ExponentialMovingAverage:
         >>> averages = ExponentialMovingAverage(0.9)
         >>> averages.apply([w])
         >>> averages.apply([w.assign(2.0)])
-        >>> averages.average(w)
-        <tf.Variable 'w/ExponentialMovingAverage:0' shape=() dtype=float32, numpy=1.1>
+        >>> averages.average(w).numpy()
+        np.float32(1.1)
 
     Reference: tf.train.ExponentialMovingAverage
     """

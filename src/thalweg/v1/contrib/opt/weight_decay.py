@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -186,6 +187,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         self._decay_stepper = Stepper()
 
 
+@cache
 def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
     """The class of an optimizer that decays weights before each step of `base_optimizer`.
 
@@ -194,7 +196,7 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
 
     Returns:
         A class whose constructor takes `weight_decay` and then the arguments of `base_optimizer`;
-        see `DecoupledWeightDecayExtension`.
+        see `DecoupledWeightDecayExtension`. The same one each time.
 
     Reference: tf.contrib.opt.extend_with_decoupled_weight_decay
     """
@@ -202,4 +204,12 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
         __doc__ = f"`{base_optimizer.__name__}` with decoupled weight decay, its first argument."
 
+        def __reduce__(self) -> Any:  # pickle does not find a class that was made by a function
+            return _blank, (base_optimizer,), self.__getstate__()
+
     return OptimizerWithDecoupledWeightDecay
+
+
+def _blank(base_optimizer: type[Any]) -> Any:
+    extended = extend_with_decoupled_weight_decay(base_optimizer)
+    return extended.__new__(extended)
