@@ -162,7 +162,7 @@ def _rates(names: list[str], decay: dict[str, float]) -> dict[str, Array]:
     return {"trust_ratio": ratios, "weight_decay": np.array([decay[name] for name in names])}
 
 
-def _take(rule: Rule, runner: Runner, engine: str, names: list[str], x: dict[str, torch.Tensor],
+def _take(rule: Rule, runner: Runner, engine: Any, names: list[str], x: dict[str, torch.Tensor],
           slots: dict[str, list[torch.Tensor]], grads: dict[str, Any], h: dict[str, Any],
           separate: dict[str, Array]) -> None:  # fmt: skip
     variables, own = [x[name] for name in names], [slots[name] for name in names]

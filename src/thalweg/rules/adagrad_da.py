@@ -49,6 +49,6 @@ ADAGRAD_DA = Rule(
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
     slots=(Slot("gradient_accumulator"), Slot("gradient_squared_accumulator", 0.1)),
-    source="Duchi et al. 2011; tf.compat.v1.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
+    source="Duchi et al. 2011; tf.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
     differs="Not in torch.optim.",
 )

@@ -33,7 +33,7 @@ PROXIMAL_GRADIENT_DESCENT = Rule(
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
     source=(
-        "Duchi & Singer 2009; tf.compat.v1.train.ProximalGradientDescentOptimizer;"
+        "Duchi & Singer 2009; tf.train.ProximalGradientDescentOptimizer;"
         " kernel ApplyProximalGradientDescent"
     ),
     differs="Not in torch.optim.",
