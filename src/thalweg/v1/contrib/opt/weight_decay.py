@@ -212,4 +212,4 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
 
 def _blank(base_optimizer: type[Any]) -> Any:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
-    return extended.__new__(extended)
+    return object.__new__(extended)
