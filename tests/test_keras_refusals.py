@@ -29,7 +29,7 @@ class Wrong(schedules.LearningRateSchedule):
 @pytest.mark.parametrize(
     "value",
     ["fast", b"1", None, [0.1], (0.1,), object(), 1j, np.str_("x"), np.array("x"), np.complex64(1)],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^learning_rate must be a number, .* not "):

@@ -185,7 +185,8 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
 
     with torch.inference_mode(False), torch.no_grad():
         check_gradients([var], [grad], [title], scatter=False)
-        Stepper().take(rule, _UNCLIPPED, [(grad, var)], [slots], of, current(), calls=False)
+        pairs, titles = [(grad, var)], [title]
+        Stepper().take(rule, _UNCLIPPED, pairs, titles, [slots], of, current(), calls=False)
 
 
 def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:

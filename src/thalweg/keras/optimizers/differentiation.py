@@ -12,7 +12,7 @@ from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
-from thalweg.variable import name_of
+from thalweg.variable import titles_of
 
 
 class Differentiation:
@@ -133,9 +133,10 @@ class Differentiation:
 
 
 def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:
-    for grad, var in pairs:
+    gradients, variables = zip(*pairs, strict=True)
+    for grad, title in zip(gradients, titles_of(variables), strict=True):
         if grad is None:
             raise ValueError(
-                f"Variable {name_of(var)} has `None` for gradient. Please make sure that all of"
-                " your ops have a gradient defined (i.e. are differentiable)."
+                f"Variable {title} has `None` for gradient. Please make sure that all of your ops"
+                " have a gradient defined (i.e. are differentiable)."
             )

@@ -25,7 +25,7 @@ from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.pipeline import Clipping, clipped
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.step import check_pairs
-from thalweg.variable import name_of
+from thalweg.variable import name_of, titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
@@ -47,6 +47,9 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
     place; autograd is off. Should they fail, variables and slots are put back from copies, made
     before each step. To have an optimizer fused instead, write a `thalweg.Rule` and run it with
     `RuleOptimizer`.
+
+    `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
+    many variables; it calls nothing and creates nothing.
 
     Args:
         name: Name of the optimizer, the scope of its variables' names. None makes one of the
@@ -94,6 +97,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in Clipping().options()}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
+        self._titles: dict[int, str] = {}
 
     def apply_gradients(
         self,
@@ -137,8 +141,8 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             return None
         # Slots made in inference mode could not be updated outside it.
         with torch.inference_mode(False), torch.no_grad():
-            self._check(pairs)
             with not_taken():
+                self._check(pairs)
                 variables = distinct([var for _, var in pairs])
                 self._create_all_weights(variables)
                 apply_state = self._prepare(variables)
@@ -153,10 +157,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
         check_variables([var for _, var in pairs])
-        return [(as_gradient(grad, var), var) for grad, var in self._with_gradients(pairs)]
+        given = self._with_gradients(pairs)
+        return self._converted(given)
 
     def _with_gradients(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        missing = [name_of(var) for grad, var in pairs if grad is None]
+        variables = [var for _, var in pairs]
+        self._titles = dict(zip(map(id, variables), titles_of(variables), strict=True))
+        missing = [self._title(var) for grad, var in pairs if grad is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
         if missing:
@@ -166,8 +173,19 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             )
         return [(grad, var) for grad, var in pairs if grad is not None]
 
+    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+        return [
+            (as_gradient(grad, var, self._title(var)), var)
+            for grad, var in pairs
+            if grad is not None
+        ]
+
+    def _title(self, var: Tensor) -> str:
+        """The variable's name in messages about this step."""
+        return self._titles.get(id(var)) or name_of(var)
+
     def _check(self, pairs: list[Pair]) -> None:
-        check_pairs(pairs, scatter=self._scatters())
+        check_pairs(pairs, [self._title(var) for _, var in pairs], scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -222,7 +240,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
     def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
         listed = as_pairs(pairs)
         check_variables([var for _, var in listed])
-        converted = [(as_gradient(grad, var), var) for grad, var in listed if grad is not None]
+        converted = self._converted(listed)
         if not converted:
             raise ValueError("The aggregator or transformer returned no gradients.")
         known = {id(var) for var in self._slots.owners()}
@@ -250,7 +268,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     )
                 else:
                     call(self._resource_apply_dense, (grad, var), apply_state)
-                    errors += constrain(var)
+                    errors += constrain(var, self._title(var))
         return errors
 
     def _written(self, variables: Iterable[Tensor]) -> list[Tensor]:
@@ -274,6 +292,20 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
         summed = IndexedSlices(grad, indices).deduplicated()
         return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
+
+    def __repr__(self) -> str:
+        if "_hyper" not in vars(self):  # a subclass has yet to call __init__
+            return object.__repr__(self)
+        clipping = {key: value for key, value in self._clipping.options().items() if value}
+        options = {"engine": self._engine or "auto", **clipping}
+        parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
+        slots = [slot for _, _, slot in self._slots.items()]
+        size = sum(slot.numel() * slot.element_size() for slot in slots)
+        count = len(self._slots.owners())
+        return (
+            f"<{type(self).__name__} '{self._name}' {' '.join(parts)}:"
+            f" {size} bytes of slots for {count} variables>"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""

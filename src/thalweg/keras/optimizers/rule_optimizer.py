@@ -230,7 +230,7 @@ class RuleOptimizer(Optimizer):
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
         steppers.repeatable = plain and not constrained
-        return [error for var in constrained for error in constrain(var)]
+        return [error for var in constrained for error in constrain(var, self._title(var))]
 
     def _step(self, stepper: Stepper, clipping: Clipping, pairs: list[Pair]) -> Shared:
         rule = self._rule()
@@ -240,6 +240,7 @@ class RuleOptimizer(Optimizer):
             rule,
             clipping,
             pairs,
+            [self._title(var) for _, var in pairs],
             slots,
             self._rule_scalars,
             self._selection(),

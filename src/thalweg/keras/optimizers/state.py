@@ -39,6 +39,11 @@ def mismatch(
     shown = differences[:_LISTED]
     if len(differences) > _LISTED:
         shown.append(f"and {len(differences) - _LISTED} more")
+    if any("'Variable:0" in difference for difference in shown):
+        outcome = (
+            "Variables without a name are matched by their order; thalweg.named_variables(module)"
+            f" names them. {outcome}"
+        )
     return CheckpointMismatchError(f"{'; '.join(shown)}. {outcome}")
 
 

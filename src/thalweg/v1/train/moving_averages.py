@@ -32,7 +32,7 @@ from thalweg.slots import SlotStore
 from thalweg.step import Dtype, Stepper, check_pairs
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name
-from thalweg.variable import is_variable, over
+from thalweg.variable import is_variable, over, titles_of
 
 _UNCLIPPED = Clipping()
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
@@ -274,9 +274,10 @@ def _move(averages: Sequence[Tensor], values: Sequence[Tensor], share: Any) -> N
         return {"share": dtype(share)}
 
     with torch.no_grad():
-        check_pairs(pairs, scatter=False)
-        own = [()] * len(pairs)
-        Stepper().take(MOVING_AVERAGE, _UNCLIPPED, pairs, own, scalars, current(), calls=False)
+        titles = titles_of(averages)
+        check_pairs(pairs, titles, scatter=False)
+        own, rule = [()] * len(pairs), MOVING_AVERAGE
+        Stepper().take(rule, _UNCLIPPED, pairs, titles, own, scalars, current(), calls=False)
 
 
 def _move_debiased(

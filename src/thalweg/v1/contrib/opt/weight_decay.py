@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from thalweg.graph import by_reference, current_session, graph_variable_of, is_symbolic
+from thalweg.hyperparameters import is_function
 from thalweg.outcome import not_taken, restored
 from thalweg.pairs import Pair, distinct
 from thalweg.pipeline import Clipping
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
-from thalweg.step import Stepper
+from thalweg.step import Plans
 from thalweg.v1.contrib.opt.per_variable import PerVariable
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.variable import titles_of
 
 _UNCLIPPED = Clipping()
 # The optimizer whose `minimize` is under way, and the variables that it is to decay.
@@ -62,7 +64,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         self._weight_decay = weight_decay
         self._decay_value: Any = None  # of the step under way
         self._decay_var_list: list[Any] | None = None  # None: all
-        self._decay_stepper = Stepper()
+        self._decay_plans = Plans()
         super().__init__(*args, **kwargs)
 
     def minimize(
@@ -165,26 +167,23 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _decay_weights(self, pairs: list[Pair]) -> None:
         if pairs:
             with torch.no_grad():
-                self._decay_stepper.take(
+                self._decay_plans.now().together.take(
                     WEIGHT_DECAY,
                     _UNCLIPPED,
                     pairs,
+                    titles_of([var for _, var in pairs]),
                     [()] * len(pairs),
                     lambda dtype: {"weight_decay": as_operand(self._decay_value, dtype)},
                     self._selection(),
                     calls=False,
                 )
 
+    def _calls(self) -> bool:
+        own = is_function(self._weight_decay)
+        return own or super()._calls()  # pyright: ignore[reportAttributeAccessIssue]
+
     def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
         return self.FUSED and super()._repeats(given, global_step)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "_decay_stepper"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._decay_stepper = Stepper()
 
 
 @cache
