@@ -121,7 +121,7 @@ def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) ->
     oracle = CASES[case][2]
     x, count = starts(dtype), 2 if case in SLOTS else 1
     slots = {name: [np.zeros_like(value) for _ in range(count)] for name, value in x.items()}
-    powers = np.float32([0.8, 0.95])  # float32 beside float64 variables, too
+    powers = np.array([0.8, 0.95], np.float32)  # float32 beside float64 variables, too
     for rate, grads in zip(RATES, gradients(dtype), strict=True):
         for name, (values, indices) in grads.items():
             h = hypers(case, name, dtype, rate)
@@ -136,7 +136,7 @@ def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) ->
                     h["trust_ratio"] = ratio(h, x[name], values, dtype)
             g, rows = (values, None) if indices is None else summed(values, indices)
             oracle(x[name], slots[name], g, rows, h)
-        powers = powers * np.float32([0.8, 0.95])
+        powers = powers * np.array([0.8, 0.95], np.float32)
         yield x, slots
 
 
@@ -328,8 +328,9 @@ def test_default_names_are_tensorflows() -> None:
 
 @pytest.mark.parametrize("name", ["momentum", "weight_decay"])
 def test_lars_refuses_what_is_below_0(name: str) -> None:
+    given: dict[str, Any] = {name: -0.1}
     with pytest.raises(ValueError, match=f"{name} should be positive: -0.1"):
-        contrib.LARSOptimizer(0.1, **{name: -0.1})
+        contrib.LARSOptimizer(0.1, **given)
 
 
 @pytest.mark.parametrize(("w", "g"), [([0.0, 0.0], [3.0, 4.0]), ([3.0, 4.0], [0.0, 0.0])])

@@ -169,7 +169,7 @@ def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
         biased = np.zeros(2, np.float32)
         for step, given in enumerate(([1.0, 2.0], [3.0, -1.0], [0.5, 0.5]), 1):
             session.run(op, {fed: given})
-            biased = moved(biased, np.float32(2) * np.float32(given), 0.75)
+            biased = moved(biased, np.float32(2) * np.array(given, np.float32), 0.75)
             weight = np.float32(1 - 0.75**step) if debias else np.float32(1)
             got = session.run(averages.average(value))
             np.testing.assert_array_equal(got, biased / weight)

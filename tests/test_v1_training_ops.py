@@ -98,7 +98,7 @@ RATE = 0.125  # the same number in both dtypes
 
 def numbers(scalars: dict[str, Any], dtype: Any, step: int) -> dict[str, Any]:
     """The scalars of a step, as optimizers round them: to float32, and then to the dtype."""
-    found = {"lr": RATE, "alpha": RATE}
+    found: dict[str, Any] = {"lr": RATE, "alpha": RATE}
     for name, value in scalars.items():
         found[name] = value(step, dtype) if callable(value) else dtype(np.float32(value))
     return found

@@ -168,7 +168,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     _check_tensors(name, var, slots)
     title = name_of(var)
     given = arguments["delta" if "delta" in arguments else "grad"]
-    grad = as_gradient(given, var)
+    grad = as_gradient(given, var, title)
     if isinstance(grad, IndexedSlices):
         raise InvalidTypeError(f"{name}() takes the values of a sparse gradient, not {given!r}.")
     if sparse:

@@ -247,7 +247,7 @@ def _check(sources: Sequence[Any]) -> None:
         if source.dtype not in VALID_DTYPES:
             name = base_name(source)
             raise InvalidTypeError(f"The variables must be half, float, or double: {name}")
-    check_variables(source for source in sources if not is_symbolic(source))
+    check_variables([source for source in sources if not is_symbolic(source)])
 
 
 def _latest(source: Any) -> Any:

@@ -21,6 +21,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import as_gradient, as_pairs
 from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
 from thalweg.v1.train.state import base_name
+from thalweg.variable import name_of
 
 
 class VariableClippingOptimizer(WrappingOptimizer):
@@ -91,19 +92,21 @@ class VariableClippingOptimizer(WrappingOptimizer):
         if step is None:
             with self._locked(), torch.no_grad():
                 for grad, var, dims in clipped:
-                    _clip(as_gradient(grad, var), var, dims, self._max_norm)
+                    _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
             return None
         with control_dependencies([step]):
             operations = [self._clip_in_graph(*each) for each in clipped]
         return group(step, *operations, name=name or self._name)
 
     def _clip_in_graph(self, grad: Any, var: Any, dims: list[int]) -> Any:
+        variable = graph_variable_of(var)
+        title = variable.name
+
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
                 with self._locked(), torch.no_grad():
-                    _clip(as_gradient(grad, leaf), leaf, dims, self._max_norm)
+                    _clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)
 
-        variable = graph_variable_of(var)
         inputs = [grad, by_reference(variable)]
         return operation(run, inputs, f"clip_{base_name(variable)}", kind="update")
 
