@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 _calling = threading.RLock()
 
 
-def graph_variable_of(parameter: torch.nn.Parameter) -> GraphVariable:
+def graph_variable_of(parameter: Any) -> Any:
     """The variable that stands for `parameter` in the default graph, made when first asked.
 
-    Its initial value is the value that the parameter has when a session initializes it.
+    Its initial value is the value that the parameter has when a session initializes it. What is no
+    parameter, such as a variable of a graph, is given back as it is.
     """
-    return get_default_graph().variable_of(parameter)
+    is_parameter = isinstance(parameter, torch.nn.Parameter)
+    return get_default_graph().variable_of(parameter) if is_parameter else parameter
 
 
 def call_module(

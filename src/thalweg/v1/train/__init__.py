@@ -26,6 +26,7 @@ from thalweg.v1.train.global_step import (
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
 from thalweg.v1.train.momentum import MomentumOptimizer
+from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
 from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
@@ -36,6 +37,7 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "ExponentialMovingAverage",
     "FtrlOptimizer",
     "GradientDescentOptimizer",
     "MomentumOptimizer",

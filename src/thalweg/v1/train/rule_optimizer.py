@@ -107,6 +107,10 @@ class RuleOptimizer(Optimizer):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return to_tensor(values[hyper])
 
+    def _clipping(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Clipping:
+        """What happens to the gradients of a step before the rule: nothing, unless overridden."""
+        return _UNCLIPPED
+
     def _scatters(self) -> bool:
         return scatters(self._rule())
 
@@ -136,7 +140,7 @@ class RuleOptimizer(Optimizer):
 
             shared = plans.together.repeat(
                 self._rule(),
-                _UNCLIPPED,
+                self._clipping(variables, gradients),
                 variables,
                 gradients,
                 scalars_of,
@@ -172,12 +176,13 @@ class RuleOptimizer(Optimizer):
     def _step(self, stepper: Stepper, pairs: list[Pair]) -> None:
         rule = self._rule()
         names = [slot.name for slot in rule.slots]
+        variables = [var for _, var in pairs]
         stepper.take(
             rule,
-            _UNCLIPPED,
+            self._clipping(variables, [grad for grad, _ in pairs]),
             pairs,
-            titles_of([var for _, var in pairs]),
-            [self._slots.of(var, names) for _, var in pairs],
+            titles_of(variables),
+            [self._slots.of(var, names) for var in variables],
             self._rule_scalars,
             self._selection(),
             calls=False,  # `_prepare` has called them
