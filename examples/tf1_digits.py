@@ -31,7 +31,7 @@ def main() -> float:
         net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
         logits = net(x)
         loss = F.cross_entropy(logits, y)
-        correct = (logits.argmax(dim=1) == y).float()
+        correct = torch.eq(logits.argmax(dim=1), y).float()
         accuracy = correct.mean()
 
         global_step = tf.train.get_or_create_global_step()

@@ -1,14 +1,15 @@
-"""TensorFlow 1, as in `tf.compat.v1`: graph mode, and the optimizers in `train` and `contrib.opt`."""
+"""TensorFlow 1, as in `tf.compat.v1`: graph mode, optimizers in `train` and `contrib.opt`."""
 
+from thalweg import graph
 from thalweg.autodiff import GradientTape
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import *  # noqa: F403
-from thalweg.graph import __all__ as _graph
 from thalweg.graph import tuple_ as tuple
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1 import contrib, train, training_ops
 
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *graph.__all__,
     "FailedPreconditionError",
     "GradientTape",
     "IndexedSlices",
@@ -17,5 +18,4 @@ __all__ = [
     "train",
     "training_ops",
     "tuple",
-    *_graph,
 ]

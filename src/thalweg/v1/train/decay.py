@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg import schedules
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic, operation
+from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.scalars import as_scalar, exp, scalar_type
 from thalweg.variable import dtype_name
 
@@ -266,20 +266,28 @@ def piecewise_constant(
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
-    return _decayed(schedule, x, (), name or "PiecewiseConstant")
+    return _decayed(schedule, x, (), name or "PiecewiseConstant", values)
 
 
 piecewise_constant_decay = piecewise_constant
 
 
-def _decayed(at: Callable[..., Any], global_step: Any, inputs: Sequence[Any], name: str) -> Any:
+def _decayed(
+    at: Callable[..., Any],
+    global_step: Any,
+    inputs: Sequence[Any],
+    name: str,
+    values: Sequence[Any] = (),
+) -> Any:
     if global_step is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
     given = (global_step, *inputs)
     if executing_eagerly() and not any(map(is_symbolic, given)):
         return lambda: at(_step(global_step), *inputs)
+    is_wide = any("float64" in _kind(value) for value in (inputs[:1] or values))
+    output = Output(torch.float64 if is_wide else torch.float32, ())
     return operation(
-        lambda step, *values: at(_step(step), *values), list(given), name, kind="pure", outputs=1
+        lambda step, *own: at(_step(step), *own), list(given), name, kind="pure", outputs=output
     )
 
 
