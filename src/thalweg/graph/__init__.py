@@ -51,4 +51,6 @@ def global_variables():
 
 class GraphKeys:
     TRAIN_OP = "train_op"
+
+
 class Graph: ...
