@@ -76,8 +76,3 @@ def test_faces_leave_memory_to_the_step(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((SOURCE / "rules").glob("*.py")), ids=lambda p: p.stem)
 def test_rules_are_mathematics_only(path: Path) -> None:
     assert _imports(path) <= {"formula", "rules"}
-
-
-@pytest.mark.parametrize("path", sorted((SOURCE / "graph").glob("*.py")), ids=lambda p: p.stem)
-def test_graph_mode_knows_tensors_only(path: Path) -> None:
-    assert _imports(path) <= {*LAYERS[0], "graph"}

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import InvalidTypeError, LayoutError
+from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
 from thalweg.variable import is_variable, name_of, to_tensor
@@ -58,7 +59,7 @@ def as_gradient(grad: Any, var: Tensor) -> Gradient:
 
 def flatten(var_list: Any) -> list[Tensor]:
     """The variables of a nested list or tuple, in order; one variable alone is a list of one."""
-    if isinstance(var_list, Tensor):
+    if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, dict):
         var_list = var_list.values()

@@ -74,7 +74,7 @@ class SlotStore:
         self._settled()
         return list(self._owners.values())
 
-    def put(self, var: Tensor, name: str, slot: Variable) -> Variable:
+    def put(self, var: Any, name: str, slot: Any) -> Any:
         """Remember a slot."""
         self._settled()
         var = handle_of(var)

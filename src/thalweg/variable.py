@@ -307,8 +307,11 @@ def is_variable(x: Any) -> bool:
 
 
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
-    """The name of a variable, or the one that `named_variables` gave; always like "w:0"."""
-    if isinstance(tensor, Variable):
+    """The name of a variable, or the one that `named_variables` gave; always like "w:0".
+
+    Variables of a graph have names of their own.
+    """
+    if isinstance(tensor, Variable) or not isinstance(tensor, torch.Tensor):
         return tensor.name
     return _full_name(getattr(tensor, "_thalweg_name", default))
 

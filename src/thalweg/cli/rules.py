@@ -51,7 +51,7 @@ def rules(as_json: bool) -> None:
         )
     console = Console()
     if not console.is_terminal:
-        console.width = 250  # a pipe has no width; grep and awk want a line per rule
+        console.width = 300  # a pipe has no width; grep and awk want a line per rule
     console.print(table)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.graph import is_symbolic
+from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
 from thalweg.variable import name_of
@@ -78,6 +80,10 @@ class Differentiation:
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
         """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
+        if in_graph.is_deferred(loss):
+            value = self._transform_loss(loss if is_symbolic(loss) else loss())  # pyright: ignore
+            chosen = flatten(var_list() if callable(var_list) else var_list)
+            return in_graph.computed(value, chosen, grad_loss) if chosen else []
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
@@ -108,13 +114,12 @@ class Differentiation:
             will do.
         """
         variables = flatten(params)
+        if in_graph.is_deferred(loss):
+            pairs = in_graph.computed(loss, variables, None)
+            _check_all(pairs)
+            return in_graph.clipped(self, pairs)  # pyright: ignore[reportArgumentType]
         gradients = gradients_of(loss, variables)
-        for grad, var in zip(gradients, variables, strict=True):
-            if grad is None:
-                raise ValueError(
-                    f"Variable {name_of(var)} has `None` for gradient. Please make sure that all"
-                    " of your ops have a gradient defined (i.e. are differentiable)."
-                )
+        _check_all(zip(gradients, variables, strict=True))
         return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
 
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
@@ -125,3 +130,12 @@ class Differentiation:
             return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
         finally:
             self._clipping = clipping
+
+
+def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:
+    for grad, var in pairs:
+        if grad is None:
+            raise ValueError(
+                f"Variable {name_of(var)} has `None` for gradient. Please make sure that all of"
+                " your ops have a gradient defined (i.e. are differentiable)."
+            )

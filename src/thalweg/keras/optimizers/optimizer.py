@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import warn
+from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
-from thalweg.keras.optimizers.options import Options, Transformer, check_not_negative
+from thalweg.keras.optimizers.options import Options, Transformer, as_option
 from thalweg.keras.optimizers.state import State
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.outcome import constrain, not_taken, raise_first, restored
@@ -58,7 +60,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             name of learning_rate).
 
     Raises:
-        TypeError: An unknown keyword.
+        TypeError: An unknown keyword, or one that is no number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
 
     Differs from:
@@ -81,7 +83,8 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}."
                 )
-            check_not_negative(key, value)
+            if key != "lr" or is_number(value):
+                kwargs[key] = as_option(key, value)
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
@@ -103,11 +106,12 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
-            name: Accepted for compatibility; eager steps have no name.
+            name: Name of the operation in graph mode; eager steps have none.
             experimental_aggregate_gradients: Whether `gradient_aggregator` is called.
 
         Returns:
-            `iterations`, raised by 1, or None if there were no pairs.
+            `iterations`, raised by 1, or None if there were no pairs. In graph mode the operation
+            that takes the step.
 
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
@@ -117,11 +121,18 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
-        self._called.clear()
-        return self._apply_pairs(grads_and_vars, experimental_aggregate_gradients)
+        with self._hyper:
+            return self._take(as_pairs(grads_and_vars), name, experimental_aggregate_gradients)
 
-    def _apply_pairs(self, grads_and_vars: Any, aggregate: bool) -> Any:
-        pairs = self._filtered(as_pairs(grads_and_vars))
+    def _take(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
+        """Take the step, or in graph mode make the operation that takes it."""
+        if in_graph.is_deferred(*(part for pair in given for part in pair)):
+            pairs = self._with_gradients(given)
+            return in_graph.applied(self, pairs, name, aggregate) if pairs else None
+        return self._apply_pairs(given, aggregate)
+
+    def _apply_pairs(self, given: list[tuple[Any, Any]], aggregate: bool) -> Any:
+        pairs = self._filtered(given)
         if not pairs:
             return None
         # Slots made in inference mode could not be updated outside it.
@@ -142,6 +153,9 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
         check_variables([var for _, var in pairs])
+        return [(as_gradient(grad, var), var) for grad, var in self._with_gradients(pairs)]
+
+    def _with_gradients(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         missing = [name_of(var) for grad, var in pairs if grad is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
@@ -150,7 +164,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                 f"Gradients do not exist for variables {missing} when minimizing the loss.",
                 UserWarning,
             )
-        return [(as_gradient(grad, var), var) for grad, var in pairs if grad is not None]
+        return [(grad, var) for grad, var in pairs if grad is not None]
 
     def _check(self, pairs: list[Pair]) -> None:
         check_pairs(pairs, scatter=self._scatters())

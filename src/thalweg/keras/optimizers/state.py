@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thalweg.errors import CheckpointMismatchError
 from thalweg.hyperparameters import Hyperparameters
+from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.slots import SlotStore
 from thalweg.variable import Variable, dtype_name, name_of
 
 FORMAT = 1
 _LISTED = 10  # differences that an error names
-_COUNTERS = (torch.int64, torch.int32)  # a variable given for `iterations` may be either
 _PARTS = ("hyperparameters", "weights", "slots")
 
 
@@ -145,6 +145,9 @@ class State:
         self, state_dict: dict[str, Any], owners: Sequence[Tensor], is_complete: bool
     ) -> list[str]:
         found: list[str] = []
+        steps, counter = state_dict["iterations"].item(), self.iterations
+        if steps > torch.iinfo(counter.dtype).max:
+            found.append(f"iterations is {steps}, more than {dtype_name(counter.dtype)}")
         for name, value in state_dict["hyperparameters"].items():
             if name not in self._hyper:
                 found.append(f"there is no hyperparameter '{name}'")
@@ -231,8 +234,10 @@ def _check_form(state_dict: Any, class_name: str) -> None:
     if missing:
         raise mismatch([f"the state has no '{key}'" for key in missing])
     steps, slots = state_dict["iterations"], state_dict["slots"]
-    if not isinstance(steps, Tensor) or steps.dim() or steps.dtype not in _COUNTERS:
+    if not isinstance(steps, Tensor) or steps.is_meta or steps.dim() or steps.dtype not in COUNTERS:
         raise mismatch([f"iterations must be an integer scalar, not {steps!r}"])
+    if steps < 0:
+        raise mismatch([f"iterations must be 0 or more, not {steps.item()}"])
     parts = [state_dict[key] for key in _PARTS]
     parts += slots.values() if isinstance(slots, dict) else []
     if not all(isinstance(part, dict) for part in parts):
@@ -251,6 +256,9 @@ def _slot_differences(name: str, own: dict[str, Variable], saved: dict[str, Any]
 def _tensor_differences(what: str, saved: Any, own: Tensor) -> list[str]:
     if not isinstance(saved, Tensor):
         return [f"{what} is no tensor in the state"]
+    if saved.is_meta or saved.layout != torch.strided:
+        kind = "on the meta device" if saved.is_meta else saved.layout
+        return [f"{what} is {kind} in the state"]
     if saved.shape != own.shape:
         return [f"{what} has shape {tuple(saved.shape)} in the state but {tuple(own.shape)} here"]
     if saved.dtype != own.dtype:

@@ -19,11 +19,11 @@ from thalweg.graph import (
     current_session,
     executing_eagerly,
     get_default_graph,
-    graph_variable_of,
     is_symbolic,
     operation,
     resolve,
 )
+from thalweg.hyperparameters import is_function
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import constrain, not_taken, raise_first, restored
 from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
@@ -262,12 +262,12 @@ class Optimizer(State):
         self.apply_gradients(summed_over_replicas(pairs, distribution), global_step, name)
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        pairs = [(grad, gradients.in_graph(var)) for grad, var in given]
         for grad, var in pairs:
             if not isinstance(var, GraphVariable):
                 raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
-                as_gradient(grad, var)  # refuses what cannot be converted
+                as_gradient(grad, torch.empty(()))  # refuses what cannot be converted
         _check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         for grad, var in updated:
@@ -386,8 +386,7 @@ class Optimizer(State):
 
     def _call_if_callable(self, param: Any) -> Any:
         """The value of a hyperparameter: what a callable returns, else what was given."""
-        is_function = callable(param) and not isinstance(param, Tensor) and not is_symbolic(param)
-        return resolve(param() if is_function else param)
+        return resolve(param() if is_function(param) else param)
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         """Hook: make slots with `_zeros_slot` and its relatives."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +12,12 @@ from thalweg import scalars
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session, is_symbolic
+from thalweg.hyperparameters import is_function, is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import constrain
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
-from thalweg.step import Dtype, Stepper, derived, scatters
+from thalweg.step import Dtype, Plans, Stepper, derived, scatters
 from thalweg.v1.train.optimizer import Optimizer, is_global_step
 from thalweg.variable import to_tensor, variable_constraint
 
@@ -32,15 +30,6 @@ _UPDATES = (
     "_resource_apply_sparse_duplicate_indices",
 )
 _UNCLIPPED = Clipping()
-
-
-class _Plans:
-    """What an optimizer keeps between steps: one of these for eager mode, one for each session."""
-
-    def __init__(self) -> None:
-        self.together = Stepper()
-        self.alone: dict[int, Stepper] = {}  # for variables updated one by one, by their id
-        self.repeatable = False
 
 
 class RuleOptimizer(Optimizer):
@@ -62,11 +51,7 @@ class RuleOptimizer(Optimizer):
     def __init__(self, use_locking: bool, name: str) -> None:
         super().__init__(use_locking, name)
         self._values: dict[str, Any] = {}
-        self._make_plans()
-
-    def _make_plans(self) -> None:
-        self._eager_plans = _Plans()
-        self._session_plans: WeakKeyDictionary[Any, _Plans] = WeakKeyDictionary()
+        self._plans = Plans()
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -89,8 +74,7 @@ class RuleOptimizer(Optimizer):
         values = {}
         for name, attribute in self.HYPERS.items():
             given = getattr(self, attribute)
-            is_function = callable(given) and not isinstance(given, Tensor)
-            if is_function and not is_symbolic(given) and not self.CALLABLES:
+            if is_function(given) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
                     f" not the callable {given!r}."
@@ -100,8 +84,7 @@ class RuleOptimizer(Optimizer):
         return values
 
     def _called(self, given: Any) -> Any:
-        is_function = callable(given) and not isinstance(given, Tensor)
-        return given() if is_function and not is_symbolic(given) else given
+        return given() if is_function(given) else given
 
     def _captured(self) -> list[Any]:
         # As in TensorFlow, callables are called when the graph is built.
@@ -136,18 +119,9 @@ class RuleOptimizer(Optimizer):
         constrained = [id(var) for _, var in pairs if variable_constraint(var) is not None]
         return len(set(constrained)) < len(constrained)
 
-    def _plans(self) -> _Plans:
-        session = current_session()
-        if session is None:
-            return self._eager_plans
-        found = self._session_plans.get(session)
-        if found is None:
-            found = self._session_plans[session] = _Plans()
-        return found
-
     def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
         with self._locked():
-            plans = self._plans()
+            plans = self._plans.now()
             if not plans.repeatable or not is_global_step(global_step):
                 return False
             gradients, variables = zip(*given, strict=True)
@@ -178,12 +152,12 @@ class RuleOptimizer(Optimizer):
         return True
 
     def _calls(self) -> bool:
-        return any(callable(getattr(self, attribute)) for attribute in self.HYPERS.values())
+        return any(is_function(getattr(self, attribute)) for attribute in self.HYPERS.values())
 
     def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
         if self._one_by_one(pairs):
             return super()._apply_pairs(pairs)
-        plans = self._plans()
+        plans = self._plans.now()
         self._step(plans.together, pairs)
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plans.repeatable = not constrained
@@ -210,7 +184,7 @@ class RuleOptimizer(Optimizer):
 
     def _update(self, grad: Any, var: Tensor) -> None:
         with torch.no_grad():
-            self._step(self._plans().alone.setdefault(id(var), Stepper()), [(grad, var)])
+            self._step(self._plans.now().alone(var), [(grad, var)])
 
     def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Any:
         self._update(grad, handle)
@@ -238,15 +212,6 @@ class RuleOptimizer(Optimizer):
         else:
             self._update(grad, var)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Plans hold addresses; a copy makes its own.
-        state = super().__getstate__()
-        return {key: value for key, value in state.items() if not key.endswith("_plans")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._make_plans()
-
 
 def _check_scalar(name: str, value: Any) -> None:
     """Refuse a hyperparameter that is no scalar.
@@ -256,9 +221,8 @@ def _check_scalar(name: str, value: Any) -> None:
         InvalidArgumentError: It has a shape.
     """
     title = name.lstrip("_")
-    if not is_symbolic(value) and not isinstance(
-        value, numbers.Real | np.generic | Tensor | np.ndarray
-    ):
+    if not is_symbolic(value) and not is_number(value) and not hasattr(value, "shape"):
         raise InvalidTypeError(f"{title} must be a number, tensor or callable, not {value!r}.")
-    if tuple(getattr(value, "shape", None) or ()) != ():
-        raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(value.shape)}.")
+    shape = getattr(value, "shape", None)
+    if shape is not None and tuple(shape) != ():
+        raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(shape)}.")
