@@ -28,9 +28,7 @@ def main() -> float:
     with graph.as_default():
         x = tf.placeholder(torch.float32, [None, 64], name="x")
         y = tf.placeholder(torch.int64, [None], name="y")
-        net = torch.nn.Sequential(
-            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-        )
+        net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
         logits = net(x)
         loss = F.cross_entropy(logits, y)
         correct = (logits.argmax(dim=1) == y).float()
