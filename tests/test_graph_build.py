@@ -288,6 +288,10 @@ def test_tensors_of_two_graphs_do_not_mix() -> None:
         y = tf.constant(1.0, name="yours")
     with pytest.raises(ValueError, match="'yours:0' is from another graph"):
         x + y
+    with pytest.raises(ValueError, match="'yours:0' is from another graph"):
+        tf.Variable(y)
+    with pytest.raises(ValueError, match="'yours:0' must be from the same graph as 'mine:0'"):
+        tf.gradients(x, y)
 
 
 def test_an_operation_goes_to_the_graph_of_its_inputs(graph: tf.Graph) -> None:
@@ -310,16 +314,11 @@ def test_collections(graph: tf.Graph) -> None:
 
 
 def test_default_graphs_are_a_stack_of_each_thread(graph: tf.Graph) -> None:
-    found = []
-
     def ask() -> None:
-        found.append((tf.get_default_graph(), tf.executing_eagerly()))
+        assert tf.get_default_graph() is not graph
+        assert tf.executing_eagerly()
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert found[0][0] is not graph
-    assert found[0][1]
+    in_thread(ask)
     assert tf.get_default_graph() is graph
     assert not tf.executing_eagerly()
     with tf.Graph().as_default() as inner:
@@ -367,6 +366,41 @@ def test_convert_to_tensor() -> None:
     assert run(tf.cast(x, "int64")).dtype == np.int64
 
 
+def in_thread(function: Callable[[], None]) -> None:
+    """Run where no graph is the default one."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    assert not errors
+
+
+def test_disabled_eager_execution_builds_the_global_graph() -> None:
+    def build() -> None:
+        tf.disable_eager_execution()
+        try:
+            tf.disable_eager_execution()
+            tf.reset_default_graph()
+            x = torch.nn.Linear(2, 1)(tf.placeholder("float32", [None, 2]))
+            assert not tf.executing_eagerly()
+            assert x.graph is tf.get_default_graph()
+            assert x.op.name == "Linear"
+            tf.reset_default_graph()
+            assert tf.get_default_graph() is not x.graph
+        finally:
+            tf.enable_eager_execution()
+        assert tf.executing_eagerly()
+
+    in_thread(build)
+
+
 def test_eager_mode_computes_at_once() -> None:
     with_graph = tf.get_default_graph()
 
@@ -378,8 +412,6 @@ def test_eager_mode_computes_at_once() -> None:
             tf.gradients(1, 2)
 
     found: list[Any] = []
-    thread = threading.Thread(target=compute)
-    thread.start()
-    thread.join()
+    in_thread(compute)
     assert all(isinstance(x, torch.Tensor) for x in found[0])
     assert with_graph.get_operations() == []

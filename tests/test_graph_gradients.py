@@ -194,6 +194,8 @@ def test_slices_can_be_processed() -> None:
     session = initialized()
     assert session.run(halved).values.tolist() == [[0.5], [0.5]]
     np.testing.assert_array_equal(session.run(dense), [[-0.25], [0], [-0.25]])
+    session.run(w.assign_sub(halved))
+    np.testing.assert_array_equal(session.run(w), [[0.5], [2], [2.5]])
     kept = tf.tuple_([slices, None])[0]
     assert isinstance(kept, tf.SymbolicSlices)
     assert session.run(kept).indices.tolist() == [0, 2]
@@ -224,6 +226,8 @@ def test_rows_that_only_the_run_finds() -> None:
     np.testing.assert_array_equal(session.run(w.assign_sub(gradient)), [[1], [1]])
     seen: list[Any] = []
     session.run(tf.operation(seen.append, [gradient], "see"))
+    (weighted,) = tf.gradients(w * 2, w, grad_ys=[gradient])
+    np.testing.assert_array_equal(session.run(weighted), [[0], [2]])
     assert isinstance(seen[0], IndexedSlices)
 
 

@@ -353,3 +353,39 @@ def test_threads_share_a_module() -> None:
     assert not errors
     counts = [v for v in tf.global_variables() if "num_batches" in v.name]
     assert [session.run(counts[0]) for session in sessions] == [40, 40]
+
+
+def test_module_that_writes_in_place_leaves_its_input_alone() -> None:
+    x = tf.placeholder("float32", [3])
+    w = tf.Variable([-1.0, 1.0])
+    y, z = nn.ReLU(inplace=True)(x), x * 1
+    fed = torch.tensor([-1.0, 2.0, 3.0])
+    got = initialized().run([y, z, nn.ReLU(inplace=True)(w), w], {x: fed})
+    assert [list(v) for v in got] == [[0, 2, 3], [-1, 2, 3], [0, 1], [-1, 1]]
+    assert fed[0] == -1
+
+
+def test_attention_and_its_weights() -> None:
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    x = tf.placeholder("float32", [None, 3, 4])
+    out, weights = layer(x, x, x)
+    alone, none = layer(x, x, x, need_weights=False)
+    assert none is None
+    value = numbers(2, 3, 4)
+    got = initialized().run([out, weights, alone], {x: value})
+    expected = layer(*[torch.tensor(value)] * 3)
+    for mine, other in zip(got, (*expected, expected[0]), strict=True):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_second_derivatives_through_a_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    x = tf.placeholder("float32", [None, 2])
+    (slope,) = tf.gradients(model(x).sum(), x)
+    (second,) = tf.gradients((slope * slope).sum(), model[0].weight)
+    value = numbers(4, 2)
+    leaf = torch.tensor(value, requires_grad=True)
+    (eager,) = torch.autograd.grad(model(leaf).sum(), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad((eager * eager).sum(), model[0].weight)
+    got = initialized().run(second, {x: value})
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5)

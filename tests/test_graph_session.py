@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,6 +72,8 @@ def test_fetches_are_returned_in_their_structure() -> None:
     assert isinstance(result["b"], Pair)
     np.testing.assert_array_equal(result["b"].second, [2, 3])
     assert (result["c"], result["d"]) == (None, [])
+    own = tf.Session().run(defaultdict(list, x=x))
+    assert (type(own), own["x"], own["new"]) == (defaultdict, 1.0, [])
 
 
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -419,6 +421,16 @@ def test_concurrent_runs_read_consistent_snapshots() -> None:
 
     in_threads(4, work)
     assert not any(seen)
+
+
+def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
+    w, count = tf.Variable(torch.ones(20000)), tf.Variable(0.0)
+    loss = torch.sum(torch.tanh(w) * w)
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        train = w.assign_sub(0.001 * tf.gradients(loss, w)[0])
+    session = initialized()
+    in_threads(4, lambda _: [session.run(train.op) for _ in range(40)])
+    assert session.run(count) == 160
 
 
 def test_blocking_operation_lets_others_run() -> None:

@@ -29,7 +29,7 @@ class Wrong(schedules.LearningRateSchedule):
 @pytest.mark.parametrize(
     "value",
     ["fast", b"1", None, [0.1], (0.1,), object(), 1j, np.str_("x"), np.array("x"), np.complex64(1)],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^learning_rate must be a number, .* not "):
@@ -197,3 +197,40 @@ def test_a_hyperparameter_is_not_set_to_nan(row: Row) -> None:
         with pytest.raises(ValueError, match="learning_rate is nan"):
             opt.learning_rate = NAN
         assert opt.learning_rate.item() == 0.5
+
+
+@pytest.mark.parametrize("value", [3, b"Adam", 0.5])
+def test_name_that_is_no_string(value: Any) -> None:
+    with pytest.raises(TypeError, match="name must be a string, not"):
+        Adam(name=value)
+
+
+@pytest.mark.parametrize("value", [3, "sum", [len]])
+@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
+def test_aggregator_that_is_no_function(value: Any, later: bool) -> None:
+    opt = SGD()
+    with pytest.raises(TypeError, match="gradient_aggregator must be a function, not"):
+        setattr(opt, "gradient_aggregator", value) if later else SGD(gradient_aggregator=value)
+    assert opt.gradient_aggregator is None
+
+
+@pytest.mark.parametrize("value", [3, len, ["sum"], [len, None]])
+@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
+def test_transformers_that_are_no_functions(value: Any, later: bool) -> None:
+    opt = SGD()
+    with pytest.raises(TypeError, match="gradient_transformers must be a list of functions, not"):
+        setattr(opt, "gradient_transformers", value) if later else SGD(gradient_transformers=value)
+    assert opt.gradient_transformers == []
+
+
+def test_transformer_that_returns_nothing() -> None:
+    w = thalweg.Variable([1.0])
+    with pytest.raises(TypeError, match=r"iterable of \(gradient, variable\), not None"):
+        SGD(gradient_transformers=[lambda pairs: None]).apply_gradients([([1.0], w)])
+    assert w.item() == 1.0
+
+
+def test_a_module_in_place_of_variables() -> None:
+    module = linear()
+    with pytest.raises(TypeError, match=r"not a module; give list\(module\.parameters\(\)\)"):
+        SGD().minimize(lambda: module.weight.sum(), module)

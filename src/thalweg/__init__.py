@@ -2,6 +2,7 @@
 
 from thalweg import keras
 from thalweg.autodiff import GradientTape, embedding_lookup
+from thalweg.engines.check import check_rule
 from thalweg.engines.selection import engine
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -58,6 +59,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "absolute",
+    "check_rule",
     "embedding_lookup",
     "engine",
     "exp",

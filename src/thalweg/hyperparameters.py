@@ -83,6 +83,12 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
+def _plain(value: torch.Tensor) -> Any:
+    """A NumPy scalar, which prints as few digits as tell it from its neighbours."""
+    detached = value.detach().cpu()
+    return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()[()]
+
+
 def _shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -237,6 +243,18 @@ class Hyperparameters:
                 found[name] = value.item() if isinstance(value, np.generic) else value  # pyright: ignore
         return found
 
+    def shown(self) -> dict[str, str]:
+        """What each is, in a few characters; callables and schedules are not called."""
+        found: dict[str, str] = {}
+        for name, value in self._values.items():
+            if is_function(value):
+                found[name] = getattr(value, "__name__", type(value).__name__)
+            elif isinstance(value, torch.Tensor):
+                found[name] = "meta" if value.is_meta else str(_plain(value))
+            else:
+                found[name] = str(value)
+        return found
+
     def accepts(self, name: str, value: Any) -> bool:
         """Whether `restore` can take the value."""
         if not isinstance(value, int | float) or value != value:
@@ -250,6 +268,9 @@ class Hyperparameters:
         if name in self.numbers():
             old = self._values[name]
             self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": None}  # a copy made within a step is in no step
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()

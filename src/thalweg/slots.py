@@ -24,7 +24,9 @@ class SlotStore:
     given as that session's tensors, for its tensor of the variable as for the variable itself.
 
     Slots made together lie in one block of memory per dtype: small variables then cost no page
-    each, and a step checks and marks one block instead of every slot.
+    each, and a step checks and marks one block instead of every slot. They share torch's version
+    counter with it: to autograd, writing to one slot is writing to all of its block, so that
+    `backward` through a slot that was saved for it is refused after any of them has changed.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import not_taken
 from thalweg.pairs import Gradient, Pair
 from thalweg.pipeline import SCALARS, Clipping
-from thalweg.variable import name_of, variable_constraint
+from thalweg.variable import variable_constraint
 
 Dtype = type[np.floating[Any]]
 Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
@@ -35,11 +35,12 @@ ScalarsOf = Callable[[Dtype], dict[str, Any]]
 _GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
-def check_pairs(pairs: Sequence[Pair], *, scatter: bool) -> None:
+def check_pairs(pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
     Args:
         pairs: The step, gradients converted.
+        titles: The variables' names for messages.
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
 
@@ -50,9 +51,8 @@ def check_pairs(pairs: Sequence[Pair], *, scatter: bool) -> None:
         RuntimeError: For a sparse gradient of a constrained variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    names = [name_of(var) for var in variables]
-    check_gradients(variables, gradients, names, scatter=scatter)
-    for grad, var, title in zip(gradients, variables, names, strict=True):
+    check_gradients(variables, gradients, titles, scatter=scatter)
+    for grad, var, title in zip(gradients, variables, titles, strict=True):
         if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
             raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
 
@@ -174,6 +174,7 @@ class Stepper:
         rule: Rule,
         clipping: Clipping,
         pairs: Sequence[Pair],
+        titles: Sequence[str],
         slots: Sequence[Sequence[Tensor]],
         scalars_of: ScalarsOf,
         selection: Selection,
@@ -186,6 +187,7 @@ class Stepper:
             rule: The rule.
             clipping: What happens to the gradients first.
             pairs: Gradients and variables. A variable may come twice: it is updated twice.
+            titles: The variables' names for messages.
             slots: For each pair the variable's slots, in the rule's order.
             scalars_of: Gives the rule's scalars of a compute dtype.
             selection: The engine.
@@ -200,13 +202,12 @@ class Stepper:
         """
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
-        titles = [name_of(var) for var in variables]
         with not_taken():
             shared = {d: scalars_of(d) for d in dict.fromkeys(map(_compute, variables))}
             for values in shared.values():
                 check_scalars(rule, values)
             if calls:
-                check_pairs(pairs, scatter=scatters(rule))
+                check_pairs(pairs, titles, scatter=scatters(rule))
             _check_shapes(variables, slots, titles)
             self._runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
         self._run(shared, gradients, clipping, selection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -328,6 +328,18 @@ def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
     if isinstance(tensor, Variable) or not isinstance(tensor, torch.Tensor):
         return tensor.name
     return _full_name(getattr(tensor, "_thalweg_name", default))
+
+
+def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Names for messages; where several have none of their own, their place and shape as well."""
+    names = [name_of(tensor) for tensor in tensors]
+    unnamed = _full_name("Variable")
+    if names.count(unnamed) < 2:
+        return names
+    return [
+        f"{name} (index {index}, shape {tuple(tensor.shape)})" if name == unnamed else name
+        for index, (name, tensor) in enumerate(zip(names, tensors, strict=True))
+    ]
 
 
 def variable_constraint(tensor: torch.Tensor) -> Constraint | None:

@@ -1,4 +1,8 @@
-"""TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them."""
+"""TensorFlow 1's graph mode: calls are recorded as nodes of a graph, and sessions run them.
+
+Where TensorFlow leaves an order open, here it is fixed: what reads comes before what updates.
+Random numbers are torch's. `==` between symbolic tensors compares identities, as in TensorFlow 1.
+"""
 
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.collections import (
@@ -21,6 +25,7 @@ from thalweg.graph.control import (
     tuple_,
     variables_initializer,
 )
+from thalweg.graph.creation import Variable, make_variable
 from thalweg.graph.gradients import gradients
 from thalweg.graph.graph import (
     Graph,
@@ -44,6 +49,7 @@ from thalweg.graph.initializers import (
 )
 from thalweg.graph.leaves import SessionVariable, handle_of
 from thalweg.graph.modules import graph_variable_of
+from thalweg.graph.operation import Operation
 from thalweg.graph.ops import (
     assign,
     assign_add,
@@ -72,7 +78,7 @@ from thalweg.graph.scopes import control_dependencies, name_scope
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices, is_symbolic
-from thalweg.graph.tensor import Operation, Shape, SymbolicTensor
+from thalweg.graph.tensor import Shape, SymbolicTensor
 from thalweg.graph.variable_scopes import (
     AUTO_REUSE,
     VariableScope,
@@ -80,7 +86,7 @@ from thalweg.graph.variable_scopes import (
     get_variable_scope,
     variable_scope,
 )
-from thalweg.graph.variables import GraphVariable, Variable, make_variable
+from thalweg.graph.variables import GraphVariable
 
 __all__ = [
     "AUTO_REUSE",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from thalweg.graph.frame import Frame
+    from thalweg.graph.graph import Graph
     from thalweg.graph.variables import GraphVariable
 
 
@@ -18,21 +20,26 @@ class Reference:
     """A variable that arrives as the session's own leaf, to be written in place."""
 
     def __init__(self, variable: GraphVariable) -> None:
-        self.variable = variable
+        self.symbol = variable
 
     def get(self, frame: Frame) -> Any:
-        return frame.session.leaf(self.variable)
+        return frame.session.leaf(self.symbol)
 
 
 class Dense:
     """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
 
     def __init__(self, tensor: SymbolicTensor) -> None:
-        self.tensor = tensor
+        self.symbol = tensor
 
     def get(self, frame: Frame) -> Any:
-        value = frame[self.tensor]
+        value = frame[self.symbol]
         return value.to_dense() if isinstance(value, IndexedSlices) else value
+
+
+def whole(leaf: Any) -> Any:
+    """`leaf`, as functions of torch's need it: never rows alone."""
+    return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
 def by_reference(variable: GraphVariable) -> Reference:
@@ -40,14 +47,24 @@ def by_reference(variable: GraphVariable) -> Reference:
     return Reference(variable)
 
 
-def symbols_of(arguments: Any) -> list[SymbolicTensor]:
-    """The symbolic tensors whose values the arguments need, each once."""
-    found = {
-        leaf.tensor if isinstance(leaf, Dense) else leaf
-        for leaf in leaves_of(arguments)
-        if isinstance(leaf, (SymbolicTensor, Dense))
-    }
-    return sorted(found, key=lambda tensor: (tensor.op.index, tensor.value_index))
+def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
+    """The symbolic tensors whose values the arguments need, each once.
+
+    Raises:
+        InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
+    """
+    inputs: dict[SymbolicTensor, None] = {}
+    for leaf in leaves_of(arguments):
+        symbol = leaf.symbol if isinstance(leaf, (Reference, Dense)) else leaf
+        if not isinstance(symbol, SymbolicTensor):
+            continue
+        if symbol.graph is not graph:
+            raise InvalidArgumentError(
+                f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
+            )
+        if not isinstance(leaf, Reference):
+            inputs[symbol] = None
+    return tuple(inputs)
 
 
 def filler(arguments: Sequence[Any]) -> Callable[[Frame], Sequence[Any]]:

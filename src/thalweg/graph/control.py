@@ -10,11 +10,12 @@ import torch
 
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nest import leaves_of
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import current_session, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
-from thalweg.graph.variables import GraphVariable
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.variables import GraphVariable, aliased
 
 
 def no_op(name: str = "NoOp") -> Operation:
@@ -54,15 +55,9 @@ def tuple_(
 def _gated(tensor: Any) -> Any:
     if tensor is None:
         return None
-    source = tensor.source if isinstance(tensor, SymbolicSlices) else tensor
-    output = Output(source.dtype, source.shape, (source,))
-    op = source.graph.add("control_dependency", _same, (source,), outputs=[output])
-    op.outputs[0].may_be_sparse = source.may_be_sparse
-    return SymbolicSlices.of(op.outputs[0]) if isinstance(tensor, SymbolicSlices) else op.outputs[0]
-
-
-def _same(value: Any) -> Any:
-    return value[...] if isinstance(value, torch.Tensor) else value
+    if isinstance(tensor, SymbolicSlices):
+        return SymbolicSlices.of(aliased(tensor.source, "control_dependency"))
+    return aliased(tensor, "control_dependency")
 
 
 def global_variables(scope: str | None = None) -> list[GraphVariable]:

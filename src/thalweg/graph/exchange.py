@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
+from thalweg.graph.operation import Operation
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name, to_tensor
 

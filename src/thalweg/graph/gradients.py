@@ -9,10 +9,13 @@ import torch
 
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.arguments import whole
+from thalweg.graph.nest import mapped
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
 
@@ -47,7 +50,7 @@ def gradients(
 
     Raises:
         InvalidTypeError: Something is not symbolic.
-        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ.
+        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do.
         FailedPreconditionError: Called in eager mode.
     """
     if executing_eagerly():
@@ -55,6 +58,11 @@ def gradients(
     zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _weights(targets, grad_ys)
+    for other in (*targets, *sources, *stops):
+        if other.graph is not targets[0].graph:
+            raise InvalidArgumentError(
+                f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
+            )
     uses = _uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     by_rows = [_is_looked_up(x, uses[x]) for x in connected]
@@ -63,7 +71,7 @@ def gradients(
         op = graph.add(
             name,
             Backward([*connected, *stops]),
-            (targets, weights, connected, stops, by_rows, zero),
+            mapped(whole, (targets, weights, connected, stops, by_rows, zero)),
             outputs=[Output(x.dtype, x.shape) for x in connected],
             picks=tuple(range(len(connected))),
             type="Gradients",

@@ -17,14 +17,15 @@ from thalweg.errors import (
     NotFoundError,
 )
 from thalweg.graph import interception, modules, recording
-from thalweg.graph.arguments import filler, symbols_of
+from thalweg.graph.arguments import filler, inputs_of
 from thalweg.graph.collections import Collections
 from thalweg.graph.names import cleaned
+from thalweg.graph.operation import Operation
 from thalweg.graph.running import process, thread
 from thalweg.graph.scopes import Scopes
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.tensor import SymbolicTensor
 
 if TYPE_CHECKING:
     from thalweg.graph.variables import GraphVariable
@@ -37,6 +38,7 @@ class Graph(Scopes, Collections):
     """A set of operations, to be run by sessions.
 
     Example:
+        >>> from thalweg.graph import Session, constant
         >>> graph = Graph()
         >>> with graph.as_default():
         ...     total = constant(2.0) + constant(3.0)
@@ -96,17 +98,18 @@ class Graph(Scopes, Collections):
             outputs: What is known of each output.
             picks: Which leaves of the nest that the function returns are the outputs; None if it
                 returns the only output itself.
-            kind: "pure", "update", "blocking" or "variable".
+            kind: "pure", "update", "blocking", "placeholder" or "variable".
             type: What the operation does; by default as `name`.
             control_inputs: Run before it, in addition to those of `control_dependencies`.
             make: The class of the outputs.
 
         Raises:
             FailedPreconditionError: The graph is finalized.
+            InvalidArgumentError: An input is of another graph, or the name is not valid.
         """
         if self._finalized:
             raise FailedPreconditionError("Graph is finalized and cannot be modified.")
-        inputs = tuple(symbols_of(arguments))
+        inputs = inputs_of(arguments, self)
         controls = tuple(dict.fromkeys((*self.control, *control_inputs)))
         device = next((tensor.device for tensor in inputs), _CPU)
         with self.lock:

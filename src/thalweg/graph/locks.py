@@ -31,6 +31,7 @@ class ReadWriteLock:
                 self._writing = True
             finally:
                 self._waiting_writers -= 1
+                self._changed.notify_all()  # had the wait failed, readers would wait on
 
     def release(self, mode: str) -> None:
         """Give back what `acquire` got."""

@@ -11,9 +11,11 @@ import torch
 
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
+from thalweg.graph.creation import create
 from thalweg.graph.names import cleaned
+from thalweg.graph.nest import mapped
 from thalweg.graph.running import get_default_graph
-from thalweg.graph.variables import GraphVariable, create
+from thalweg.graph.variables import GraphVariable
 from thalweg.variable import name_of, variable_constraint
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def call_module(
             name: Reference(graph.variable_of(buffer, f"{prefix}/{_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
-    call = functools.partial(_call, module)
+    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
     return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
@@ -78,6 +80,20 @@ def _call(
             if tensors[name] is not buffer:  # the module put another tensor in its place
                 buffer.copy_(tensors[name])
     return result
+
+
+def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+    """Call a module that may write to its inputs, which other operations need as they are."""
+    args, kwargs = mapped(_cloned, (tuple(args), dict(kwargs)))
+    return _call(module, weights, buffers, args, kwargs)
+
+
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _writes_to_inputs(module: torch.nn.Module) -> bool:
+    return any(getattr(layer, "inplace", False) is True for layer in module.modules())
 
 
 def _path(name: str) -> str:

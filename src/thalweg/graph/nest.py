@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,9 @@ def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
     if isinstance(nest, (list, tuple)):
         return _like(nest, [mapped(function, item) for item in nest])
     if isinstance(nest, dict):
-        return _like_dict(nest, {key: mapped(function, item) for key, item in nest.items()})
+        copied = copy.copy(nest)  # keeps what a subclass has besides
+        copied.update({key: mapped(function, item) for key, item in nest.items()})
+        return copied
     return function(nest)
 
 
@@ -37,7 +40,3 @@ def _like(nest: Any, items: list[Any]) -> Any:
     if kind is list or kind is tuple:
         return kind(items)
     return kind(*items) if hasattr(nest, "_fields") else kind(items)
-
-
-def _like_dict(nest: dict[Any, Any], items: dict[Any, Any]) -> Any:
-    return items if type(nest) is dict else type(nest)(items)

@@ -12,20 +12,10 @@ from thalweg.graph.nest import leaves_of
 from thalweg.graph.running import executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
-from thalweg.graph.variables import GraphVariable
+from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.graph.variables import GraphVariable, aliased
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.variable import as_dtype, dtype_name, to_tensor
-
-
-class _Unfed:
-    """What runs where a placeholder is not fed."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-    def __call__(self) -> NoReturn:
-        raise InvalidArgumentError(self.message)
 
 
 def placeholder(
@@ -44,10 +34,15 @@ def placeholder(
     if executing_eagerly():
         raise FailedPreconditionError("placeholder() is not compatible with eager execution.")
     graph, kind = get_default_graph(), as_dtype(dtype)
-    full = graph.unique_name(name or "Placeholder", mark_as_used=False)
-    message = f"You must feed a value for placeholder tensor '{full}' with dtype {dtype_name(kind)}"
-    outputs = [Output(kind, shape, ())]
-    op = graph.add(name or "Placeholder", _Unfed(message), outputs=outputs, type="Placeholder")
+
+    def refuse() -> NoReturn:
+        raise InvalidArgumentError(
+            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"{dtype_name(kind)}"
+        )
+
+    op = graph.add(name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder")
+    op.type = "Placeholder"
     return op.outputs[0]
 
 
@@ -56,9 +51,9 @@ def placeholder_with_default(
 ) -> SymbolicTensor:
     """A tensor that has the value `input` in runs in which it is not fed."""
     value = convert_to_tensor(input)
-    output = Output(value.dtype, shape, (value,))
-    title = name or "PlaceholderWithDefault"
-    return value.graph.add(title, _alias, (value,), outputs=[output]).outputs[0]
+    default = aliased(value, name or "PlaceholderWithDefault")
+    default.shape = None if shape is None else Shape(shape)
+    return default
 
 
 def constant(
@@ -124,19 +119,12 @@ def _is_symbol(leaf: Any) -> bool:
     return isinstance(leaf, SymbolicTensor)
 
 
-def _alias(value: Any) -> Any:
-    return value[...] if isinstance(value, torch.Tensor) else value
-
-
 def identity(input: Any, name: str | None = None) -> Any:
     """The same value, computed where control dependencies put it."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value
-    output = Output(value.dtype, value.shape, (value,))
-    op = value.graph.add(name or "Identity", _alias, (value,), outputs=[output])
-    op.outputs[0].may_be_sparse = value.may_be_sparse
-    return op.outputs[0]
+    return aliased(value, name or "Identity")
 
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:

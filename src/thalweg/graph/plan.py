@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
 
-from thalweg.errors import InvalidArgumentError
 from thalweg.graph.gradients import Backward, differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
-from thalweg.graph.tensor import Operation, SymbolicTensor
+from thalweg.graph.operation import Operation
+from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
 
 
@@ -105,8 +105,8 @@ def _needed(
         op = stack.pop()
         if op in needed:
             continue
-        if op.type == "Placeholder":
-            raise InvalidArgumentError(op.function.message)  # pyright: ignore
+        if op.kind == "placeholder" and op.function is not None:
+            op.function()  # raises
         needed.add(op)
         stack += _before(op, fed)
     return needed

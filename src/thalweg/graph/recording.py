@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.arguments import Dense, Reference, symbols_of
+from thalweg.graph.arguments import Dense, Reference, inputs_of, whole
 from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.running import get_default_graph
 from thalweg.graph.shapes import Output, inferred
@@ -49,11 +49,12 @@ def record(
         InvalidTypeError: The result is no tensor and only a run knows it.
     """
     arguments, keywords = prepared(graph, tuple(args)), prepared(graph, dict(kwargs))
-    if keywords and symbols_of(keywords):
+    if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_spread, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
-    arguments = mapped(_dense, arguments)
+    arguments = mapped(whole, arguments)
+    inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
     known = inferred(call, mapped(_bare, arguments), name)
     outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
     if not outputs:
@@ -126,7 +127,7 @@ def operand(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def prepared(graph: Graph, nest: Any) -> Any:
-    """The nest as a node keeps it: all its symbols are tensors of `graph`, arrays are copied."""
+    """The nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
     return mapped(functools.partial(_prepared, graph), nest)
 
 
@@ -137,20 +138,11 @@ def _prepared(graph: Graph, leaf: Any) -> Any:
         return graph.variable_of(leaf)
     if isinstance(leaf, np.ndarray):
         return to_tensor(leaf)
-    symbol = leaf.variable if isinstance(leaf, Reference) else leaf
-    if isinstance(symbol, SymbolicTensor) and symbol.graph is not graph:
-        raise InvalidArgumentError(
-            f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
-        )
     return leaf
 
 
-def _dense(leaf: Any) -> Any:
-    return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
-
-
 def _bare(leaf: Any) -> Any:
-    return leaf.tensor if isinstance(leaf, Dense) else leaf
+    return leaf.symbol if isinstance(leaf, Dense) else leaf
 
 
 def _spread(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -215,7 +207,7 @@ def operation(
 
 def _symbol(leaf: Any) -> Any:
     """The symbolic tensor that tells the graph, or None."""
-    leaf = leaf.variable if isinstance(leaf, Reference) else leaf
+    leaf = leaf.symbol if isinstance(leaf, Reference) else leaf
     return leaf if isinstance(leaf, (SymbolicTensor, SymbolicSlices)) else None
 
 

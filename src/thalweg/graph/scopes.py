@@ -11,7 +11,7 @@ from thalweg.graph.names import Names, checked
 from thalweg.graph.running import get_default_graph
 
 if TYPE_CHECKING:
-    from thalweg.graph.tensor import Operation
+    from thalweg.graph.operation import Operation
 
 
 class _Place(threading.local):

@@ -16,7 +16,7 @@ from thalweg.graph.graph import Graph
 from thalweg.graph.leaves import Leaves, SessionVariable
 from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
 from thalweg.graph.nest import leaves_of, packed
-from thalweg.graph.plan import Plan, Step, make_plan
+from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.running import get_default_graph, thread
 from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
@@ -109,12 +109,12 @@ class Session:
         try:
             for lock, steps in plan.segments:
                 if lock is None or is_nested:
-                    self._run_steps(steps, frame, results, export)
+                    frame.run(steps, results, export)
                     continue
                 self._lock.acquire(lock)
                 frame.lock = lock
                 try:
-                    self._run_steps(steps, frame, results, export)
+                    frame.run(steps, results, export)
                 finally:
                     frame.lock = None
                     self._lock.release(lock)
@@ -131,49 +131,6 @@ class Session:
                 "An operation that is declared as pure started a run that updates variables."
             )
         return held is not None
-
-    def _run_steps(
-        self, steps: Sequence[Step], frame: Frame, results: list[Any], export: Callable[[Any], Any]
-    ) -> None:
-        records = None
-        step = steps[0]
-        try:
-            for step in steps:
-                if step.grad is not records:
-                    records = step.grad
-                    torch.set_grad_enabled(records)
-                result = step.function(*step.fill(frame))
-                if step.plain is not None:
-                    frame[step.plain] = result
-                elif step.results:
-                    self._settle(step, result, frame, results, export)
-                for tensor in step.dropped:
-                    frame.pop(tensor, None)
-        except Exception as error:
-            op = step.operation
-            error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
-            raise
-
-    def _settle(
-        self,
-        step: Step,
-        result: Any,
-        frame: Frame,
-        results: list[Any],
-        export: Callable[[Any], Any],
-    ) -> None:
-        """Store the outputs of a step that later steps need, and convert what is fetched."""
-        values = [result] if step.is_whole else list(leaves_of(result))
-        for made in step.results:
-            value = values[made.pick]
-            if made.watched:
-                value = differentiable(value)
-            if made.carried:
-                value = self._leaves.kept(value)
-            if made.kept:
-                frame[made.tensor] = value
-            for place in made.fetched:
-                results[place] = export(value)
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """The value of a tensor that the run of `frame` has not computed or has let go."""
@@ -195,6 +152,10 @@ class Session:
     def initialize(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable its first value; called by the operation `variable.initializer`."""
         self._leaves.put(variable, value)
+
+    def kept(self, value: Any) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+        return self._leaves.kept(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
         """The random numbers of one operation in this session."""

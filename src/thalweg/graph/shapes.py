@@ -88,7 +88,7 @@ def _run(
         if isinstance(leaf, SymbolicTensor):
             return trials[leaf].clone()  # what is no leaf may be written in place
         if isinstance(leaf, Reference):
-            return _meta(leaf.variable, size, rank).detach()
+            return _meta(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
     thread.inferring += 1

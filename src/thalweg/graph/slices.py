@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.operation import Operation
 from thalweg.graph.shapes import Output
-from thalweg.graph.tensor import Operation, Shape, SymbolicTensor
+from thalweg.graph.tensor import Shape, SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SymbolicSlices:
             "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)], kind="pure"
         )
         self.source = op.outputs[0]
+        self.source.may_be_sparse = True
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.arguments import Dense, Reference
-from thalweg.graph.collections import GraphKeys
-from thalweg.graph.running import current_session, executing_eagerly, get_default_graph
+from thalweg.graph.arguments import Reference, whole
+from thalweg.graph.operation import Operation, session_for
+from thalweg.graph.running import current_session
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Operation, SymbolicTensor, session_for
-from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.variable import Constraint, dtype_name, to_tensor
 from thalweg.variable import Variable as EagerVariable
 
 if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
+    pass
 
 
 class GraphVariable(SymbolicTensor):
@@ -42,8 +41,7 @@ class GraphVariable(SymbolicTensor):
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
-        output = Output(self.dtype, self.shape, (self,))
-        return self.graph.add("Identity", _alias, (self,), outputs=[output]).outputs[0]
+        return aliased(self, "Identity")
 
     value = read_value
 
@@ -103,12 +101,8 @@ class GraphVariable(SymbolicTensor):
         if own is not None and given is not None and not own.accepts(given):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
-        if isinstance(value, SymbolicTensor):
-            if value.graph is not self.graph:
-                raise InvalidArgumentError(f"{what}'{value.name}' is from another graph.")
-            value = Dense(value) if value.may_be_sparse else value
         output = Output(self.dtype, self.shape, ())
-        arguments = (Reference(self), value)
+        arguments = (Reference(self), whole(value))
         return self.graph.add(name, method, arguments, outputs=[output], kind="update").outputs[0]
 
     def load(self, value: Any, session: Any = None) -> None:
@@ -119,162 +113,14 @@ class GraphVariable(SymbolicTensor):
         return f"<tf.Variable '{self.name}' {self._description()}>"
 
 
-def _alias(value: torch.Tensor) -> torch.Tensor:
-    return value[...]  # not view_as(), through which no sparse gradient flows
+def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:
+    """A tensor with the value that `tensor` has where control dependencies put this one."""
+    output = Output(tensor.dtype, tensor.shape, (tensor,))
+    (alias,) = tensor.graph.add(name, _alias, (tensor,), outputs=[output]).outputs
+    alias.may_be_sparse = tensor.may_be_sparse
+    return alias
 
 
-def Variable(
-    initial_value: Any = None,
-    trainable: bool = True,
-    collections: Iterable[str] | None = None,
-    validate_shape: bool = True,
-    name: str | None = None,
-    dtype: Any = None,
-    constraint: Constraint | None = None,
-    shape: Sequence[int] | None = None,
-) -> Any:
-    """A variable of the default graph; in eager mode a `thalweg.Variable`.
-
-    Args:
-        initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
-            arguments that returns one, or an initializer, which needs `shape`.
-        trainable: Whether `minimize` without a list of variables includes it.
-        collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
-            besides.
-        validate_shape: False leaves the shape open, so that a session may give it any.
-        name: Optional; made unique, below the current name scope.
-        dtype: Optional; converts the initial value.
-        constraint: Optional; a function that an optimizer applies after each update.
-        shape: For an initializer.
-
-    Raises:
-        InvalidTypeError: There is no initial value, or it is not numeric.
-        FailedPreconditionError: The graph is finalized.
-    """
-    if initial_value is None:
-        raise InvalidTypeError("initial_value must be specified.")
-    if executing_eagerly():
-        value = functools.partial(initial_value, shape) if shape is not None else initial_value
-        return EagerVariable(value, name, trainable, constraint, dtype)
-    return create(
-        get_default_graph(),
-        initial_value,
-        name or "Variable",
-        trainable=trainable,
-        collections=collections,
-        dtype=dtype,
-        constraint=constraint,
-        shape=shape,
-        validate_shape=validate_shape,
-    )
-
-
-def make_variable(
-    initial_value: Any,
-    name: str,
-    *,
-    like: SymbolicTensor | torch.Tensor | None = None,
-    trainable: bool = False,
-    collections: Iterable[str] | None = None,
-    dtype: Any = None,
-) -> GraphVariable:
-    """A variable for an optimizer's own use, such as a slot.
-
-    Args:
-        initial_value: As in `Variable`; a callable without arguments is called when a session
-            initializes the variable, and may then use `resolve`.
-        name: The whole name, outside of all name scopes; made unique.
-        like: Optional. Gives the graph, and the shape and dtype that are not known otherwise.
-        trainable: Whether it is in TRAINABLE_VARIABLES.
-        collections: By default GLOBAL_VARIABLES.
-        dtype: Optional; converts the initial value.
-    """
-    graph = like.graph if isinstance(like, SymbolicTensor) else get_default_graph()
-    deferred = None
-    if callable(initial_value):
-        wanted = getattr(like, "dtype", None) if dtype is None else as_dtype(dtype)
-        deferred = Output(wanted, getattr(like, "shape", None))
-    return create(
-        graph,
-        initial_value,
-        name,
-        trainable=trainable,
-        collections=collections,
-        dtype=dtype,
-        deferred=deferred,
-        absolute=True,
-    )
-
-
-def create(
-    graph: Graph,
-    initial_value: Any,
-    name: str,
-    *,
-    trainable: bool = True,
-    collections: Iterable[str] | None = None,
-    dtype: Any = None,
-    constraint: Constraint | None = None,
-    shape: Sequence[int] | None = None,
-    validate_shape: bool = True,
-    deferred: Output | None = None,
-    absolute: bool = False,
-) -> GraphVariable:
-    """What `Variable` and `make_variable` have in common.
-
-    `deferred` describes the value of a callable that is called in the run that initializes.
-    """
-    wanted = None if dtype is None else as_dtype(dtype)
-    with graph.as_default(), graph.control_dependencies(None):
-        full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
-        if callable(initial_value) and deferred is None:
-            given = () if shape is None else (shape, wanted)
-            with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*given)
-        if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant(initial_value, wanted)
-        elif deferred is None and wanted not in (None, initial_value.dtype):
-            initial_value = initial_value.to(wanted)
-        op = graph.add(
-            full, None, kind="variable", type="VariableV2", outputs=[Output()],
-            make=GraphVariable, absolute=True,
-        )  # fmt: skip
-        variable: Any = op.outputs[0]
-        start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
-        assigning = functools.partial(_initialize, variable)
-        variable.initializer = graph.add(
-            f"{op.name}/Assign", assigning, (start,), kind="update", type="Assign", absolute=True
-        )
-    op.device = start.device
-    variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
-    variable.initial_value = start
-    variable.trainable, variable.constraint = bool(trainable), constraint
-    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
-    if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
-        keys.append(GraphKeys.TRAINABLE_VARIABLES)
-    graph.add_to_collections(keys, variable)
-    return variable
-
-
-def _constant(value: Any, dtype: Any) -> torch.Tensor:
-    tensor = to_tensor(value, dtype).detach()
-    is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-    return tensor.clone() if is_shared else tensor
-
-
-def _initial_tensor(graph: Graph, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
-    if isinstance(value, SymbolicTensor):
-        return value
-    if deferred is not None:
-        op = graph.add(name, value, outputs=[deferred], kind="update", absolute=True)
-        return op.outputs[0]
-    output = Output(value.dtype, tuple(value.shape), ())
-    op = graph.add(name, lambda: value, type="Const", outputs=[output], absolute=True)
-    op.device = value.device
-    return op.outputs[0]
-
-
-def _initialize(variable: GraphVariable, value: Any) -> None:
-    session = current_session()
-    if session is not None:
-        session.initialize(variable, value)
+def _alias(value: Any) -> Any:
+    # Not view_as(), through which no sparse gradient flows.
+    return value[...] if isinstance(value, torch.Tensor) else value

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.errors import InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
-from thalweg.variable import name_of
+from thalweg.variable import titles_of
 
 
 class Differentiation:
@@ -87,6 +89,10 @@ class Differentiation:
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        if isinstance(var_list, Module):
+            raise InvalidTypeError(
+                "var_list must hold variables, not a module; give list(module.parameters())."
+            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)
@@ -133,9 +139,10 @@ class Differentiation:
 
 
 def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:
-    for grad, var in pairs:
+    gradients, variables = zip(*pairs, strict=True)
+    for grad, title in zip(gradients, titles_of(variables), strict=True):
         if grad is None:
             raise ValueError(
-                f"Variable {name_of(var)} has `None` for gradient. Please make sure that all of"
-                " your ops have a gradient defined (i.e. are differentiable)."
+                f"Variable {title} has `None` for gradient. Please make sure that all of your ops"
+                " have a gradient defined (i.e. are differentiable)."
             )

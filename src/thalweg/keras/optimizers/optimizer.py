@@ -1,8 +1,13 @@
-"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations."""
+"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
+
+Its other parts have a file each: `hypers` (hyperparameters as attributes), `weights` (iterations,
+slots), `options` (clipping, functions, engine), `state_dict`, and `differentiation` (`minimize`).
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -10,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from thalweg.errors import warn
+from thalweg.errors import InvalidTypeError, warn
 from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
@@ -18,14 +23,14 @@ from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import Options, Transformer, as_option
-from thalweg.keras.optimizers.state import State
+from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.outcome import constrain, not_taken, raise_first, restored
 from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.pipeline import Clipping, clipped
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.step import check_pairs
-from thalweg.variable import name_of
+from thalweg.variable import name_of, titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
@@ -39,7 +44,7 @@ def _unique_name(cls: type) -> str:
     return f"{snake}_{count}" if count else snake
 
 
-class Optimizer(Hypers, Weights, Options, State, Differentiation):
+class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -47,6 +52,9 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
     place; autograd is off. Should they fail, variables and slots are put back from copies, made
     before each step. To have an optimizer fused instead, write a `thalweg.Rule` and run it with
     `RuleOptimizer`.
+
+    `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
+    many variables; it calls nothing and creates nothing.
 
     Args:
         name: Name of the optimizer, the scope of its variables' names. None makes one of the
@@ -65,10 +73,25 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     Differs from:
         TensorFlow: a callable hyperparameter is called once per `apply_gradients`, not once per
-        dtype; half precision is computed in float32 and rounded once per stored value.
+        dtype; half precision is computed in float32 and rounded once per stored value; NaN is
+        refused as a hyperparameter, and infinity as a norm, which would make all gradients NaN.
 
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
+
+    _NOT_COPIED: tuple[str, ...] = ("_lock",)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        # Steps of several threads, and looks at the state, come one after the other.
+        object.__setattr__(self, "_lock", threading.RLock())
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __init__(
         self,
@@ -85,15 +108,18 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                 )
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
+        if not isinstance(name, str | None):
+            raise InvalidTypeError(f"name must be a string, not {name!r}.")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
-        State.__init__(self)
+        StateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in Clipping().options()}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
+        self._titles: dict[int, str] = {}
 
     def apply_gradients(
         self,
@@ -121,7 +147,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
-        with self._hyper:
+        with self._lock, self._hyper:
             return self._take(as_pairs(grads_and_vars), name, experimental_aggregate_gradients)
 
     def _take(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
@@ -137,8 +163,8 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             return None
         # Slots made in inference mode could not be updated outside it.
         with torch.inference_mode(False), torch.no_grad():
-            self._check(pairs)
             with not_taken():
+                self._check(pairs)
                 variables = distinct([var for _, var in pairs])
                 self._create_all_weights(variables)
                 apply_state = self._prepare(variables)
@@ -153,10 +179,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
         check_variables([var for _, var in pairs])
-        return [(as_gradient(grad, var), var) for grad, var in self._with_gradients(pairs)]
+        given = self._with_gradients(pairs)
+        return self._converted(given)
 
     def _with_gradients(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        missing = [name_of(var) for grad, var in pairs if grad is None]
+        variables = [var for _, var in pairs]
+        self._titles = dict(zip(map(id, variables), titles_of(variables), strict=True))
+        missing = [self._title(var) for grad, var in pairs if grad is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
         if missing:
@@ -166,8 +195,19 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             )
         return [(grad, var) for grad, var in pairs if grad is not None]
 
+    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+        return [
+            (as_gradient(grad, var, self._title(var)), var)
+            for grad, var in pairs
+            if grad is not None
+        ]
+
+    def _title(self, var: Tensor) -> str:
+        """The variable's name in messages about this step."""
+        return self._titles.get(id(var)) or name_of(var)
+
     def _check(self, pairs: list[Pair]) -> None:
-        check_pairs(pairs, scatter=self._scatters())
+        check_pairs(pairs, [self._title(var) for _, var in pairs], scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -216,13 +256,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: clips gradients and calls `gradient_transformers`."""
         pairs = self._clipped(list(grads_and_vars))
         for transformer in self._transformers:
-            pairs = list(transformer(pairs))
+            pairs = as_pairs(transformer(pairs))
         return self._checked(pairs) if self._transformers else pairs
 
     def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
         listed = as_pairs(pairs)
         check_variables([var for _, var in listed])
-        converted = [(as_gradient(grad, var), var) for grad, var in listed if grad is not None]
+        converted = self._converted(listed)
         if not converted:
             raise ValueError("The aggregator or transformer returned no gradients.")
         known = {id(var) for var in self._slots.owners()}
@@ -250,7 +290,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     )
                 else:
                     call(self._resource_apply_dense, (grad, var), apply_state)
-                    errors += constrain(var)
+                    errors += constrain(var, self._title(var))
         return errors
 
     def _written(self, variables: Iterable[Tensor]) -> list[Tensor]:
@@ -274,6 +314,20 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
         summed = IndexedSlices(grad, indices).deduplicated()
         return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
+
+    def __repr__(self) -> str:
+        if "_hyper" not in vars(self):  # a subclass has yet to call __init__
+            return object.__repr__(self)
+        clipping = {key: value for key, value in self._clipping.options().items() if value}
+        options = {"engine": self._engine or "auto", **clipping}
+        parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
+        slots = [slot for _, _, slot in self._slots.items()]
+        size = sum(slot.numel() * slot.element_size() for slot in slots)
+        count = len(self._slots.owners())
+        return (
+            f"<{type(self).__name__} '{self._name}' {' '.join(parts)}:"
+            f" {size} bytes of slots for {count} variables>"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""

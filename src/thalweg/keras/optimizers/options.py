@@ -9,6 +9,7 @@ import numpy as np
 
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
+from thalweg.errors import InvalidTypeError
 from thalweg.hyperparameters import as_number
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
@@ -33,6 +34,23 @@ def as_option(key: str, value: Any) -> Any:
     return value
 
 
+def _checked_aggregator(function: Any) -> Any:
+    if function is not None and not callable(function):
+        raise InvalidTypeError(f"gradient_aggregator must be a function, not {function!r}.")
+    return function
+
+
+def _checked_transformers(functions: Any) -> list[Transformer]:
+    if functions is None:
+        return []
+    found: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
+    if not isinstance(functions, Iterable) or not all(map(callable, found)):
+        raise InvalidTypeError(
+            f"gradient_transformers must be a list of functions, not {functions!r}."
+        )
+    return found
+
+
 class Options:
     """The part of `Optimizer` that keeps clipping, aggregator, transformers and engine."""
 
@@ -43,8 +61,8 @@ class Options:
         clipping: dict[str, Any],
     ) -> None:
         self._engine: EngineName | None = None
-        self._aggregator = gradient_aggregator
-        self._transformers: list[Transformer] = list(gradient_transformers or [])
+        self._aggregator = _checked_aggregator(gradient_aggregator)
+        self._transformers = _checked_transformers(gradient_transformers)
         self._clipping = Clipping()
         self._set_clipping(**clipping)
 
@@ -91,7 +109,7 @@ class Options:
 
     @gradient_aggregator.setter
     def gradient_aggregator(self, function: Transformer | None) -> None:
-        self._aggregator = function
+        self._aggregator = _checked_aggregator(function)
 
     @property
     def gradient_transformers(self) -> list[Transformer]:
@@ -100,7 +118,7 @@ class Options:
 
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
-        before, self._transformers = self._transformers, list(functions or [])
+        before, self._transformers = self._transformers, _checked_transformers(functions)
         try:
             self._set_clipping()
         except ValueError:

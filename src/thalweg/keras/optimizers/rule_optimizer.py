@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import compute_dtype
+from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -90,16 +89,18 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
+        check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> RuleOptimizer:
+    # Plans hold addresses; a copy makes its own.
+    _NOT_COPIED = ("_lock", "_plans", "_rates")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         # Set here, so that a subclass may call Optimizer.__init__ in its own time.
         object.__setattr__(self, "_plans", Plans())
         object.__setattr__(self, "_rates", {})  # learning rates by `_prepare_local`, by dtype
-        # Plans are rewritten by every step, so two threads take their steps one after the other.
-        object.__setattr__(self, "_lock", threading.RLock())
         return self
 
     def _rule(self) -> Rule:
@@ -230,7 +231,7 @@ class RuleOptimizer(Optimizer):
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
         steppers.repeatable = plain and not constrained
-        return [error for var in constrained for error in constrain(var)]
+        return [error for var in constrained for error in constrain(var, self._title(var))]
 
     def _step(self, stepper: Stepper, clipping: Clipping, pairs: list[Pair]) -> Shared:
         rule = self._rule()
@@ -240,6 +241,7 @@ class RuleOptimizer(Optimizer):
             rule,
             clipping,
             pairs,
+            [self._title(var) for _, var in pairs],
             slots,
             self._rule_scalars,
             self._selection(),
@@ -297,14 +299,6 @@ class RuleOptimizer(Optimizer):
             raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
         return super().from_config({**config, "rule": rule}, custom_objects)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Plans hold addresses; a copy makes its own.
-        return {key: value for key, value in vars(self).items() if key not in _PLANS}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-
-_PLANS = ("_plans", "_rates", "_lock")
 _RESERVED = ("name", "lr", "decay", "rule")  # keywords of the constructor
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}

@@ -59,6 +59,7 @@ class Weights:
     """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
+    _lock: Any
 
     def __init__(self) -> None:
         self._iterations: Any = None
@@ -200,7 +201,8 @@ class Weights:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
         if any(map(is_symbolic, self._weights)):
             return _session().run(self._weights)
-        return [_as_numpy(weight) for weight in self._weights]
+        with self._lock:
+            return [_as_numpy(weight) for weight in self._weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the values of `weights`, in their order; numbers are converted to their dtypes.
@@ -229,7 +231,7 @@ class Weights:
         values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
             for weight, value in zip(self._weights, values, strict=True):
                 weight.copy_(value)
 

@@ -38,7 +38,7 @@ def minimize(
         if grad is None:
             return
         with torch.inference_mode(False), torch.no_grad():
-            check_pairs([(grad, var)], scatter=optimizer._scatters())
+            check_pairs([(grad, var)], [name_of(var)], scatter=optimizer._scatters())
             optimizer._create_slots([var])
             errors.extend(optimizer._apply_alone(grad, var))
         updated.append(var)

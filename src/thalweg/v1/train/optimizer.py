@@ -31,7 +31,7 @@ from thalweg.step import check_pairs
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.state import State
-from thalweg.variable import name_of
+from thalweg.variable import name_of, titles_of
 
 _SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
 
@@ -258,7 +258,7 @@ class Optimizer(State):
             ValueError: No variable has a gradient.
         """
         given = [(grad, var) for grad, var in as_pairs(grads_and_vars) if grad is not None]
-        pairs = [(as_gradient(grad, var), var) for grad, var in given]
+        pairs = _converted(given)
         self.apply_gradients(summed_over_replicas(pairs, distribution), global_step, name)
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
@@ -267,7 +267,7 @@ class Optimizer(State):
             if not isinstance(var, GraphVariable):
                 raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
-                as_gradient(grad, torch.empty(()))  # refuses what cannot be converted
+                as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
         _check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         for grad, var in updated:
@@ -309,12 +309,12 @@ class Optimizer(State):
 
     def _apply_eagerly(self, given: list[tuple[Any, Any]], global_step: Any, name: str) -> None:
         check_variables([var for _, var in given])
-        pairs = [(as_gradient(grad, var), var) for grad, var in given if grad is not None]
+        pairs = _converted(given)
         if not pairs:
             _check_any(given)
         _check_global_step(global_step)
         with torch.inference_mode(False), torch.no_grad():
-            check_pairs(pairs, scatter=self._scatters())
+            check_pairs(pairs, titles_of([var for _, var in pairs]), scatter=self._scatters())
             with not_taken():
                 if current_session() is None:  # in a graph they were made when it was built
                     self._create_slots(distinct([var for _, var in pairs]))
@@ -339,7 +339,7 @@ class Optimizer(State):
                 else:
                     hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
                     getattr(self, hook)(grad, var)
-                    errors += constrain(var)
+                    errors += constrain(var, name_of(var))
         return errors
 
     def _apply_alone(self, grad: Any, var: Tensor) -> list[BaseException]:
@@ -435,6 +435,16 @@ class Optimizer(State):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
+
+
+def _converted(given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    """The pairs that have a gradient, as tensors and slices."""
+    titles = titles_of([var for _, var in given])
+    return [
+        (as_gradient(grad, var, title), var)
+        for (grad, var), title in zip(given, titles, strict=True)
+        if grad is not None
+    ]
 
 
 def _title(var: Any) -> str:

@@ -19,7 +19,7 @@ from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.step import Dtype, Plans, Stepper, derived, scatters
 from thalweg.v1.train.optimizer import Optimizer, is_global_step
-from thalweg.variable import to_tensor, variable_constraint
+from thalweg.variable import name_of, titles_of, to_tensor, variable_constraint
 
 _UPDATES = (
     "_apply_dense",
@@ -161,13 +161,13 @@ class RuleOptimizer(Optimizer):
         self._step(plans.together, pairs)
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plans.repeatable = not constrained
-        return [error for var in constrained for error in constrain(var)]
+        return [error for var in constrained for error in constrain(var, name_of(var))]
 
     def _apply_alone(self, grad: Any, var: Tensor) -> list[BaseException]:
         if self._one_by_one():
             return super()._apply_pairs([(grad, var)])
         self._update(grad, var)
-        return constrain(var)
+        return constrain(var, name_of(var))
 
     def _step(self, stepper: Stepper, pairs: list[Pair]) -> None:
         rule = self._rule()
@@ -176,6 +176,7 @@ class RuleOptimizer(Optimizer):
             rule,
             _UNCLIPPED,
             pairs,
+            titles_of([var for _, var in pairs]),
             [self._slots.of(var, names) for _, var in pairs],
             self._rule_scalars,
             self._selection(),

@@ -39,10 +39,15 @@ def mismatch(
     shown = differences[:_LISTED]
     if len(differences) > _LISTED:
         shown.append(f"and {len(differences) - _LISTED} more")
+    if any("'Variable:0" in difference for difference in shown):
+        outcome = (
+            "Variables without a name are matched by their order; thalweg.named_variables(module)"
+            f" names them. {outcome}"
+        )
     return CheckpointMismatchError(f"{'; '.join(shown)}. {outcome}")
 
 
-class State:
+class StateDict:
     """The part of `Optimizer` that saves and loads.
 
     Attributes:
@@ -52,6 +57,7 @@ class State:
     EXTRA: tuple[str, ...] = ()
 
     _name: str
+    _lock: Any
     _slots: SlotStore
     _hyper: Hyperparameters
     _weights: list[Tensor]
@@ -73,6 +79,10 @@ class State:
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
             A variable whose name another had before is "name:0#1".
         """
+        with self._lock:
+            return self._state_dict()
+
+    def _state_dict(self) -> dict[str, Any]:
         owners = self._slots.owners()
         slots: dict[str, dict[str, Tensor]] = {}
         for name, var in zip(numbered(owners), owners, strict=True):
@@ -107,6 +117,10 @@ class State:
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
         """
         _check_form(state_dict, type(self).__name__)
+        with self._lock:
+            self._load(state_dict, var_list)
+
+    def _load(self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
         before = self._mark()
         try:
             owners = self._owners(var_list)
@@ -127,8 +141,10 @@ class State:
         return {**vars(self), **own, "_hyper": copy.copy(self._hyper)}
 
     def _revert(self, mark: dict[str, Any]) -> None:
-        vars(self).clear()
-        vars(self).update(mark)
+        own = vars(self)
+        own.update(mark)
+        for key in own.keys() - mark.keys():
+            del own[key]
 
     def _owners(self, var_list: Sequence[Tensor] | None) -> list[Tensor]:
         """The variables to load slots for; with `var_list` their slots are made."""
