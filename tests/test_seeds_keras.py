@@ -52,7 +52,7 @@ def test_var_list_as_callable() -> None:
     loss_fn = lambda: tf.keras.losses.mse(model(input), output)  # noqa: E731
     var_list_fn = lambda: model.trainable_weights  # noqa: E731
     before = np.inf
-    for input, output in data:
+    for input, output in data:  # noqa: B007
         now = loss_fn().sum().item()
         opt.minimize(loss_fn, var_list_fn)
         assert now < before
