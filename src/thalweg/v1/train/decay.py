@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg import schedules
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic, operation
+from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.scalars import as_scalar, exp, scalar_type
 from thalweg.variable import dtype_name
 
@@ -278,8 +278,14 @@ def _decayed(at: Callable[..., Any], global_step: Any, inputs: Sequence[Any], na
     given = (global_step, *inputs)
     if executing_eagerly() and not any(map(is_symbolic, given)):
         return lambda: at(_step(global_step), *inputs)
+    rate = inputs[0] if inputs else at.values[0]  # pyright: ignore[reportFunctionMemberAccess]
+    known = Output(getattr(torch, _kind(rate), None), (), ())
     return operation(
-        lambda step, *values: at(_step(step), *values), list(given), name, kind="pure", outputs=1
+        lambda step, *values: at(_step(step), *values),
+        list(given),
+        name,
+        kind="pure",
+        outputs=known,
     )
 
 
