@@ -386,9 +386,7 @@ def keras_model(kind: str) -> Any:
 
 @keras_needed
 @pytest.mark.parametrize("kind", ["Sequential", "Model"])
-@pytest.mark.parametrize(
-    "make", [lambda: "adam", lambda: tf.keras.optimizers.RMSprop(0.01)], ids=["name", "optimizer"]
-)
+@pytest.mark.parametrize("given", ["name", "optimizer"])
 def test_models_compile_with_optimizers_of_thalweg(kind: str, given: str, tmp_path: Path) -> None:
     model = keras_model(kind)
     optimizer = "adam" if given == "name" else tf.keras.optimizers.RMSprop(0.01)
