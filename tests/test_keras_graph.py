@@ -56,7 +56,10 @@ def test_a_session_takes_the_steps_of_eager_mode(kind: str) -> None:
         train = opt.minimize(loss(table, w), [table, w])
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            counts = [int(session.run(train)) for _ in range(4)]
+            counts = []
+            for _ in range(4):
+                session.run(train)
+                counts.append(int(session.run(opt.iterations)))
             got = [*session.run([table, w]), *opt.get_weights()]
     expected = eager(MAKERS[kind], 4)
     assert counts == [1, 2, 3, 4]
@@ -72,7 +75,7 @@ def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
         op = opt.minimize(lambda: (w * w).sum(), var_list=lambda: [w])
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            op.op.run()
+            op.run()
             assert session.run(w).tolist() == [0.0, 0.0]
 
 

@@ -20,6 +20,8 @@ LAYERS = (
     ("engines",),
     ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "step"),
     ("keras", "v1"),
+    ("integrations",),
+    ("tf",),
     ("race", "bench"),
     ("cli",),
 )

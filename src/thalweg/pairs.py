@@ -11,7 +11,7 @@ from thalweg.errors import InvalidTypeError, LayoutError
 from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
-from thalweg.variable import is_variable, name_of, to_tensor
+from thalweg.variable import is_variable, name_of, tensor_of, to_tensor
 
 Gradient = Tensor | IndexedSlices
 Pair = tuple[Gradient, Tensor]
@@ -34,7 +34,7 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
             raise InvalidTypeError(
                 f"grads_and_vars must hold pairs (gradient, variable), not {pair!r}."
             )
-    return pairs
+    return [(grad, tensor_of(var)) for grad, var in pairs]
 
 
 def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
@@ -64,6 +64,7 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
 
 def flatten(var_list: Any) -> list[Tensor]:
     """The variables of a nested list or tuple, in order; one variable alone is a list of one."""
+    var_list = tensor_of(var_list)
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, dict):

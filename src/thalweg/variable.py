@@ -306,6 +306,20 @@ def is_variable(x: Any) -> bool:
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
+def tensor_of(x: Any) -> Any:
+    """The parameter that a variable of Keras on torch keeps as its `value`, named after it;
+    anything else as it is.
+    """
+    if isinstance(x, torch.Tensor):
+        return x
+    value = getattr(x, "value", None)
+    if not isinstance(value, torch.nn.Parameter):
+        return x
+    if isinstance(path := getattr(x, "path", None), str):
+        named_variables([(path, value)])
+    return value
+
+
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
     """The name of a variable, or the one that `named_variables` gave; always like "w:0".
 

@@ -55,7 +55,7 @@ def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVar
 
 
 def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggregate: bool) -> Any:
-    """The operation that takes a step; its output is `iterations` after it."""
+    """The operation that takes a step."""
     pairs = [(grad, variable(var)) for grad, var in given]
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
@@ -67,9 +67,8 @@ def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggrega
     variables = distinct([var for _, var in pairs])
     optimizer._create_all_weights(variables)
 
-    def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> Any:
-        taken = optimizer.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
-        return None if taken is None else taken.detach().clone()
+    def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> None:
+        optimizer.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
 
     return operation(
         run,
@@ -79,7 +78,6 @@ def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggrega
             optimizer._hyper.symbolic(),
         ],
         name or optimizer._name,
-        outputs=optimizer.iterations,
     )
 
 

@@ -285,7 +285,7 @@ def _decayed(
     if executing_eagerly() and not any(map(is_symbolic, given)):
         return lambda: at(_step(global_step), *inputs)
     is_wide = any("float64" in _kind(value) for value in (inputs[:1] or values))
-    output = Output(torch.float64 if is_wide else torch.float32, ())
+    output = Output(torch.float64 if is_wide else torch.float32, (), ())
     return operation(
         lambda step, *own: at(_step(step), *own), list(given), name, kind="pure", outputs=output
     )
