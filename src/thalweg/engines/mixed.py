@@ -45,6 +45,7 @@ class MixedPlan:
         if dense is not None:
             written += [*dense.variables, *(slot for each in dense.slots for slot in each)]
         self._bounds = layout.bounds(written)
+        self._edges: list[int] = self._bounds.tolist()  # the same, for looking up one number
         computed = {index: plan.compute for index, plan in sparse}
         if dense is not None:
             for index, var in zip(members, dense.variables, strict=True):
@@ -55,9 +56,7 @@ class MixedPlan:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != self._count or Variable.changes != self._changes:
             return False
-        if not all(
-            [variables[index] is plan.var and plan.stands() for index, plan in self._sparse]
-        ):
+        if any(variables[i] is not plan.var or not plan.stands() for i, plan in self._sparse):
             return False
         return self._dense is None or self._dense.applies([variables[i] for i in self._members])
 
@@ -70,10 +69,10 @@ class MixedPlan:
             own = [gradients[index] for index in self._members]
             if not self._dense.aim(own, self._bounds):
                 return False
-        return all(plan.aim(gradients[index], self._bounds) for index, plan in self._sparse)
+        return all(plan.aim(gradients[index], self._edges) for index, plan in self._sparse)
 
     def measure(self, bound: float) -> np.ndarray:
-        """Sum of squares of each gradient, clipped to [-bound, bound]; repeats count as they are."""
+        """Sum of squares of each gradient, clipped to [-bound, bound]; repeated rows count."""
         result = np.zeros(self._count, np.float64)
         if self._dense is not None:
             result[self._members] = self._dense.measure(bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,8 +48,17 @@ class _Scratch:
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
         self.following = np.empty(room + 1, np.int32)
-        # Many places make few collisions, until clearing them costs more.
-        self.table = np.empty(max(2 * room, min(8 * room, _HASH)), np.int32)
+        self._table = np.empty(_places(room), np.int32)
+
+    def table(self, count: int) -> np.ndarray:
+        """The places of a hash table for so many entries."""
+        return self._table[: _places(count)]
+
+
+def _places(count: int) -> int:
+    # Many places make few collisions, until clearing them costs more.
+    room = 1 << max(count - 1, 0).bit_length()
+    return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan:
@@ -78,7 +88,6 @@ class SparsePlan:
             )
         self._group = cpu.jitted(rows.group_rows)
         self._width = width
-        self._item = var.element_size()
         self.written = [var, *slots]
         self._pointers = self._addresses()
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
@@ -88,10 +97,17 @@ class SparsePlan:
         self._shapes = [tensor.shape for tensor in self.written]
         self._dtypes = [tensor.dtype for tensor in self.written]
         self._storages = [tensor.untyped_storage() for tensor in self.written]
+        # What the kernel reads; entries 0 and 13 are counters that its threads share.
         self._argument = np.zeros(14, np.int64)
         self._argument[5] = width
         self._argument[9] = self._base.ctypes.data
         self._argument[10] = self._scalars.ctypes.data
+        # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
+        # then rounded to the type of the values.
+        bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
+        self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
+        self._argument[12] = self._block
+        self._address = self._argument.ctypes.data
         self._scratch = _Scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
@@ -122,7 +138,7 @@ class SparsePlan:
             and self.stands()
         )
 
-    def aim(self, grad: Any, bounds: np.ndarray) -> bool:
+    def aim(self, grad: Any, bounds: list[int]) -> bool:
         """Get ready for this gradient; False if it does not fit as it is.
 
         Nothing is written; a False return leaves the reasons to the careful path.
@@ -136,35 +152,37 @@ class SparsePlan:
             if found is None:
                 return False
             values, indices = found
-            shape = grad.shape  # of torch's sparse tensor, or the dense shape or None
+            if type(values) is not Tensor or type(indices) is not Tensor:
+                return False
+            shape = grad.shape  # of torch's sparse tensor; ours may have none
+            size = indices.shape
             if (
                 (shape is not None and shape != self._shape)
-                or type(values) is not Tensor
-                or type(indices) is not Tensor
                 or values.dtype is not self._dtypes[0]
                 or indices.dtype not in _INDICES
-                or indices.dim() != 1
-                or values.shape != (len(indices), *self._row_shape)
+                or len(size) != 1
+                or values.shape != size + self._row_shape
+                or not 0 < size[0] < ENTRIES
                 or not _readable(values)
                 or not _readable(indices)
             ):
                 return False
-            count = len(indices)
             start = values.data_ptr()
         except RuntimeError:
             return False
-        if not 0 < count < ENTRIES or not layout.apart(start, values.nbytes, bounds):
+        before = bisect_right(bounds, start)
+        if before & 1 or before != bisect_left(bounds, start + values.nbytes):
             return False
-        return self._point(values.detach(), indices) < 0
+        return self._point(values, indices) < 0
 
     def point_at(self, values: Tensor, indices: Tensor) -> None:
-        """Get ready for a gradient of the variable's dtype and row shape, in memory of its own.
+        """Get ready for a gradient of the variable's dtype and row shape, copied if need be.
 
         Raises:
             InvalidArgumentError: An index is out of range.
         """
         indices = layout.packed(indices)
-        bad = self._point(values, indices)
+        bad = self._point(layout.packed(values), indices)
         if bad >= 0:  # checked before, but a callback may have changed it since
             raise InvalidArgumentError(
                 f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
@@ -172,16 +190,16 @@ class SparsePlan:
 
     def _point(self, values: Tensor, indices: Tensor) -> int:
         """Group the entries by row; the position of an index out of range, or -1."""
-        count = len(indices)
+        count = indices.shape[0]
         if count > self._scratch.room or not self._argument[6]:
             self._scratch = _Scratch(count)
             self._argument[6] = self._scratch.row_of.ctypes.data
             self._argument[7] = self._scratch.first.ctypes.data
             self._argument[8] = self._scratch.following.ctypes.data
-        kept = self._scratch
+        kept, entries = self._scratch, indices.numpy()
         self._values = values
         self._groups, bad = self._group(
-            indices.numpy(), self._shape[0], kept.table, kept.row_of, kept.first, kept.following
+            entries, self._shape[0], kept.table(count), kept.row_of, kept.first, kept.following
         )
         return bad
 
@@ -201,7 +219,8 @@ class SparsePlan:
             flush: Whether denormals are treated as zero.
         """
         values, self._values = self.values, None
-        values = layout.packed(reference.transform(stages, values, scalars, flush))
+        if stages:
+            values = reference.transform(stages, values.detach(), scalars, flush)
         self._run_touched(values, scalars, flush)
         if self._untouched is not None:
             self._run_untouched(self._untouched, scalars, flush)
@@ -215,17 +234,14 @@ class SparsePlan:
         shares = -(-groups // share)
         elements = values.numel()
         threads = cpu.threads_for(shares, elements)
-        # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
-        # rounded to the type of the values.
-        block = -(-width * (np.dtype(self.compute).itemsize + self._item) // _BLOCK) * _BLOCK
-        if self._sums.size < threads * block + _BLOCK:
-            self._sums = np.empty(threads * block + _BLOCK, np.uint8)
-            self._argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
-        argument = self._argument
+        argument, size = self._argument, threads * self._block + _BLOCK
+        if self._sums.size < size:
+            self._sums = np.empty(size, np.uint8)
+            argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, shares, flush, groups, share
-        argument[12:] = block, 0
+        argument[13] = 0
         if elements:
-            kernel.launch(argument.__array_interface__["data"][0], threads)
+            kernel.launch(self._address, threads)
 
     def _run_untouched(self, kernel: cpu.Compiled, scalars: dict[str, Any], flush: bool) -> None:
         width, height = self._width, self._shape[0]
