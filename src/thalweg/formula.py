@@ -157,3 +157,15 @@ def log(x: Any) -> Any:
 def power(x: Any, y: Any) -> Any:
     """`x` to the power of `y`; engines evaluate float32 in float64 and round once."""
     return scalars.power(x, y) if type(x) in _SCALARS else x**y
+
+
+def wide(x: Any) -> Any:
+    """`x` in float64, for the few kernels that compute float32 in double precision."""
+    return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
+
+
+def narrow(x: Any, like: Any) -> Any:
+    """`x` rounded to the dtype of `like`, which must not be `wide`."""
+    if isinstance(like, torch.Tensor):
+        return x.to(like.dtype)
+    return np.asarray(x, np.asarray(like).dtype)[()]

@@ -87,6 +87,16 @@ def {f}log(x):
 def {f}power(x, y):
     return {literal}(c_pow(numba.float64(x), numba.float64(y)))
 
+
+@njit(**_options)
+def {f}wide(x):
+    return numba.float64(x)
+
+
+@njit(**_options)
+def {f}narrow(x, like):
+    return {literal}(x)
+
 '''
 
 _KERNEL = """

@@ -20,7 +20,7 @@ from thalweg.engines.denormals import denormals
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Rule
+from thalweg.formula import Formula, Rule, narrow, wide
 
 Scalars = Mapping[str, Any]
 _WIDE = (torch.float32, torch.float64)
@@ -66,6 +66,8 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "exp": _rounded_once(libm.exp, 1),
     "log": _rounded_once(libm.log, 1),
     "power": _rounded_once(libm.power, 2),
+    "wide": wide,
+    "narrow": narrow,
 }
 
 
@@ -89,6 +91,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "exp": _torch_rounded(torch.exp),
     "log": _torch_rounded(torch.log),
     "power": _torch_rounded(torch.pow),
+    "wide": wide,
+    "narrow": narrow,
 }
 
 

@@ -23,8 +23,9 @@ from thalweg import formula
 from thalweg.errors import RuleError
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
-_BY_FUNCTION = {id(getattr(formula, name)): name for name in FUNCTIONS}
-_ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in FUNCTIONS}
+_EVERY = (*FUNCTIONS, "wide", "narrow")
+_BY_FUNCTION = {id(getattr(formula, name)): name for name in _EVERY}
+_ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in _EVERY}
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 

@@ -1,0 +1,18 @@
+"""Adadelta of TensorFlow 1: the kernel of Keras, other names of slots and another epsilon."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Slot
+from thalweg.rules.adadelta import ADADELTA
+
+ADADELTA_V1 = replace(
+    ADADELTA,
+    name="AdadeltaV1",
+    hypers=(
+        Hyper("learning_rate", 0.001, "step size"),
+        Hyper("rho", 0.95, "share of the running averages that is kept"),
+        Hyper("epsilon", 1e-8, "added inside the roots"),
+    ),
+    slots=(Slot("accum"), Slot("accum_update")),
+    source="Zeiler 2012; tf.compat.v1.train.AdadeltaOptimizer; kernel ApplyAdadelta",
+)

@@ -1,0 +1,54 @@
+"""Adagrad with dual averaging: TensorFlow's ApplyAdagradDA kernels.
+
+The variable is computed anew from the sums of gradients, so that its initial value is lost at the
+first step. `t` is the step, 1 at the first; TensorFlow's optimizer takes it from a global step
+that someone else counts.
+"""
+
+from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide
+
+
+def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
+    """Once per element; ApplyAdagradDA."""
+    total = total + grad
+    squares = squares + grad * grad
+    sparse = learning_rate * -1 * sign(total) * maximum(absolute(total) - t * l1, 0)
+    plain = learning_rate * total * -1
+    return where(l1 > 0, sparse, plain) / (l2 * (t * learning_rate) + sqrt(squares)), total, squares
+
+
+def update_sparse(var, grad, total, squares, *, learning_rate, l1, l2, t):
+    """Once per element of a touched row; SparseApplyAdagradDA works with the mean gradient."""
+    total = total + grad
+    squares = squares + grad * grad
+    sparse = -1 * sign(total) * maximum(absolute(total) / t - l1, 0)
+    plain = -1 * (total / t)
+    var = where(l1 > 0, sparse, plain) / (l2 + sqrt(squares) / (t * learning_rate))
+    return var, total, squares
+
+
+def update_single(var, grad, total, squares, *, learning_rate, l1, l2, t):
+    """Rows of one element; SparseApplyAdagradDA computes these in double precision."""
+    total = total + grad
+    squares = narrow(wide(squares) + wide(grad) * wide(grad), squares)
+    excess = maximum(wide(absolute(total)) - wide(t) * l1, 0)
+    sparse = -sign(total) * wide(learning_rate) * excess
+    plain = -total * wide(learning_rate)
+    var = where(l1 > 0, sparse, plain) / (wide(t) * l2 * learning_rate + sqrt(squares))
+    return narrow(var, total), total, squares
+
+
+ADAGRAD_DA = Rule(
+    name="AdagradDA",
+    update=update,
+    update_sparse=update_sparse,
+    update_single=update_single,
+    hypers=(
+        Hyper("learning_rate", 0.01, "step size"),
+        Hyper("l1", 0.0, "pulls to exactly 0"),
+        Hyper("l2", 0.0, "pulls toward 0"),
+    ),
+    slots=(Slot("gradient_accumulator"), Slot("gradient_squared_accumulator", 0.1)),
+    source="Duchi et al. 2011; tf.compat.v1.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
+    differs="Not in torch.optim.",
+)

@@ -1,0 +1,26 @@
+"""Adagrad without an epsilon: TensorFlow's ApplyAdagrad kernel, older than that of Keras."""
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+
+
+def update(var, grad, accumulator, *, learning_rate):
+    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    accumulator = accumulator + grad * grad
+    return var - grad * learning_rate * (1 / sqrt(accumulator)), accumulator
+
+
+def update_single(var, grad, accumulator, *, learning_rate):
+    """Rows of one element named by a sparse gradient; here the kernel divides."""
+    accumulator = accumulator + grad * grad
+    return var - grad * learning_rate / sqrt(accumulator), accumulator
+
+
+ADAGRAD_V1 = Rule(
+    name="AdagradV1",
+    update=update,
+    update_single=update_single,
+    hypers=(Hyper("learning_rate", 0.01, "step size"),),
+    slots=(Slot("accumulator", 0.1),),
+    source="Duchi et al. 2011; tf.compat.v1.train.AdagradOptimizer; kernel ApplyAdagrad",
+    differs="torch.optim.Adagrad starts the accumulator at 0 and adds 1e-10 to the root.",
+)

@@ -1,0 +1,33 @@
+"""Adam of TensorFlow 1: the formulas of Keras, other bias corrections and another epsilon.
+
+Keras raises beta1 and beta2 to the step's number. TensorFlow 1 keeps two variables that it
+multiplies by them after each step; a caller that does so gives `prepare` their values before the
+step as `beta1_power` and `beta2_power`, cast to the compute dtype.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, sqrt
+from thalweg.rules.adam import ADAM
+
+
+def prepare(*, learning_rate, beta1_power, beta2_power):
+    """Once a step; unlike in Keras, one order of operations serves dense and sparse gradients."""
+    alpha = learning_rate * sqrt(1 - beta2_power) / (1 - beta1_power)
+    return {"alpha": alpha, "alpha_sparse": alpha}
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size"),
+    Hyper("beta1", 0.9, "share of the mean that is kept"),
+    Hyper("beta2", 0.999, "share of the mean square that is kept"),
+    Hyper("epsilon", 1e-8, "added to the root before bias correction"),
+)
+
+ADAM_V1 = replace(
+    ADAM,
+    name="AdamV1",
+    prepare=prepare,
+    hypers=HYPERS,
+    source='Kingma & Ba 2015, "epsilon hat"; tf.compat.v1.train.AdamOptimizer; kernel ApplyAdam',
+)

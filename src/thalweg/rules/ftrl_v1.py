@@ -1,0 +1,42 @@
+"""FTRL-proximal of TensorFlow 1: the kernels of Keras, other names of slots, a guarded beta.
+
+TensorFlow 1 adds beta to l2 before it casts them: in float32, unless the learning rate was given
+as a float64. A caller with float64 variables calls `adjusted_l2` on scalars of that type, and
+gives the rule the result as `l2`, with a `beta` of 0.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import Slot, maximum
+from thalweg.rules.ftrl import FTRL
+from thalweg.rules.ftrl_power import FTRL_POWER
+
+
+def adjusted_l2(learning_rate, l2, beta):
+    """l2 with beta in it; a learning rate of 0 gives no NaN, unlike in Keras."""
+    scalar = type(learning_rate)
+    return l2 + beta / (2 * maximum(learning_rate, scalar(1e-36)))
+
+
+def prepare(*, learning_rate, l2, beta):
+    """Once a step."""
+    return {"l2_adjusted": adjusted_l2(learning_rate, l2, beta)}
+
+
+SLOTS = (Slot("accum", 0.1), Slot("linear"))
+
+FTRL_V1 = replace(
+    FTRL,
+    name="FtrlV1",
+    prepare=prepare,
+    slots=SLOTS,
+    source="McMahan et al. 2013; tf.compat.v1.train.FtrlOptimizer; kernels ApplyFtrl, ApplyFtrlV2",
+)
+
+FTRL_POWER_V1 = replace(
+    FTRL_POWER,
+    name="FtrlPowerV1",
+    prepare=prepare,
+    slots=SLOTS,
+    source="tf.compat.v1.train.FtrlOptimizer(learning_rate_power=...); kernels as FtrlV1",
+)

@@ -1,0 +1,51 @@
+"""Momentum whose velocity is a sum of gradients: TensorFlow's ApplyMomentum kernel.
+
+The learning rate stands outside of the velocity, as in torch.optim.SGD; in Keras (`momentum.py`)
+it stands inside. The two part as soon as the learning rate changes.
+"""
+
+from thalweg.formula import Hyper, Rule, Slot
+
+
+def update(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element; ApplyMomentum and SparseApplyMomentum."""
+    velocity = velocity * momentum + grad
+    return var - velocity * learning_rate, velocity
+
+
+def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element; ApplyMomentum with use_nesterov."""
+    velocity = velocity * momentum + grad
+    return var - (grad * learning_rate + velocity * momentum * learning_rate), velocity
+
+
+def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element of a touched row; the sparse kernel multiplies the two scalars first."""
+    velocity = velocity * momentum + grad
+    return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.01, "step size"),
+    Hyper("momentum", 0.9, "share of the velocity that is kept"),
+)
+DIFFERS = "The formula of torch.optim.SGD with dampening 0, in another order of operations."
+
+HEAVY_BALL = Rule(
+    name="HeavyBall",
+    update=update,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="Polyak 1964; tf.compat.v1.train.MomentumOptimizer; kernel ApplyMomentum",
+    differs=DIFFERS,
+)
+
+NESTEROV_BALL = Rule(
+    name="NesterovBall",
+    update=update_nesterov,
+    update_sparse=update_nesterov_sparse,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="tf.compat.v1.train.MomentumOptimizer(use_nesterov=True); kernel ApplyMomentum",
+    differs=DIFFERS,
+)

@@ -1,0 +1,73 @@
+"""LARS: momentum with a rate for each variable, as tf.contrib.opt of TensorFlow 1.15 computes it.
+
+The caller measures the norms of variables and gradients and hands the ratio of each variable to
+the step as the separate scalar `trust_ratio`. A variable that is left out of the scaling has the
+ratio 1 and, again as a separate scalar, a `weight_decay` of 0. Sparse gradients know neither.
+
+The learning rate is inside the velocity for dense gradients and outside of it for sparse ones, so
+a variable should have one kind.
+"""
+
+from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.rules import heavy_ball
+
+
+def trust_ratio(variable_norm, gradient_norm, eeta, weight_decay, epsilon):
+    """How much of the learning rate a variable gets; 1 where a norm is 0 or NaN.
+
+    Args:
+        variable_norm, gradient_norm: L2 norms, as scalars of the variable's dtype.
+        eeta, weight_decay, epsilon: Scalars of the same dtype.
+    """
+    divisor = gradient_norm + weight_decay * variable_norm + epsilon
+    ratio = eeta * variable_norm / divisor
+    one = type(variable_norm)(1)
+    return where(variable_norm > 0, where(gradient_norm > 0, ratio, one), one)
+
+
+def scaled(var, grad, learning_rate, weight_decay, trust_ratio):
+    """The gradient with the decay of the variable, times the variable's own rate."""
+    decaying = where(weight_decay > 0, grad + weight_decay * var, grad)
+    return decaying * (learning_rate * trust_ratio)
+
+
+def update(var, grad, velocity, *, learning_rate, momentum, weight_decay, trust_ratio):
+    """Once per element; ApplyMomentum with a learning rate of 1."""
+    velocity = velocity * momentum + scaled(var, grad, learning_rate, weight_decay, trust_ratio)
+    return var - velocity, velocity
+
+
+def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_decay, trust_ratio):
+    """Once per element; the same with use_nesterov."""
+    step = scaled(var, grad, learning_rate, weight_decay, trust_ratio)
+    velocity = velocity * momentum + step
+    return var - (step + velocity * momentum), velocity
+
+
+HYPERS = (
+    Hyper("learning_rate", 0.1, "step size"),
+    Hyper("momentum", 0.9, "share of the velocity that is kept"),
+    Hyper("weight_decay", 1e-4, "decay, as a part of the gradient"),
+    Hyper("eeta", 0.001, "largest part of the variable's norm that a step may have"),
+    Hyper("epsilon", 0.0, "added to the divisor of the ratio"),
+)
+
+LARS = Rule(
+    name="LARS",
+    update=update,
+    update_sparse=heavy_ball.update,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="You et al. 2017; tf.contrib.opt.LARSOptimizer of TensorFlow 1.15; kernel ApplyMomentum",
+    differs="Not in torch.optim.",
+)
+
+NESTEROV_LARS = Rule(
+    name="NesterovLARS",
+    update=update_nesterov,
+    update_sparse=heavy_ball.update_nesterov_sparse,
+    hypers=HYPERS,
+    slots=(Slot("momentum"),),
+    source="tf.contrib.opt.LARSOptimizer(use_nesterov=True) of TensorFlow 1.15",
+    differs="Not in torch.optim.",
+)

@@ -1,0 +1,50 @@
+"""Heavy-ball momentum with decoupled weight decay, as tf.contrib.opt computes it: decay first.
+
+`weight_decay` may differ by variable; 0 leaves a variable out.
+"""
+
+from thalweg.formula import Rule, Slot
+from thalweg.rules.heavy_ball import HYPERS
+from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
+
+
+def update(var, grad, velocity, *, learning_rate, momentum, weight_decay):
+    """Once per element; the decay and ApplyMomentum."""
+    velocity = velocity * momentum + grad
+    return decayed(var, weight_decay) - velocity * learning_rate, velocity
+
+
+def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_decay):
+    """Once per element; the decay and ApplyMomentum with use_nesterov."""
+    velocity = velocity * momentum + grad
+    step = grad * learning_rate + velocity * momentum * learning_rate
+    return decayed(var, weight_decay) - step, velocity
+
+
+def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum, weight_decay):
+    """Once per element of a touched row; the decay and SparseApplyMomentum with use_nesterov."""
+    velocity = velocity * momentum + grad
+    step = grad * learning_rate + learning_rate * momentum * velocity
+    return decayed(var, weight_decay) - step, velocity
+
+
+DIFFERS = "torch.optim.SGD has no decoupled decay; its weight_decay is part of the gradient."
+
+MOMENTUM_W = Rule(
+    name="MomentumW",
+    update=update,
+    hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
+    slots=(Slot("momentum"),),
+    source="Loshchilov & Hutter 2019 (SGDW); tf.contrib.opt.MomentumWOptimizer",
+    differs=DIFFERS,
+)
+
+NESTEROV_W = Rule(
+    name="NesterovW",
+    update=update_nesterov,
+    update_sparse=update_nesterov_sparse,
+    hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
+    slots=(Slot("momentum"),),
+    source="tf.contrib.opt.MomentumWOptimizer(use_nesterov=True)",
+    differs=DIFFERS,
+)

@@ -1,0 +1,40 @@
+"""Adagrad and a proximal step: TensorFlow's ApplyProximalAdagrad kernel."""
+
+from thalweg.formula import Hyper, Rule, Slot, narrow, sqrt, where, wide
+from thalweg.rules.proximal_gradient_descent import shrunk
+
+
+def update(var, grad, accumulator, *, learning_rate, l1, l2):
+    """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
+    accumulator = accumulator + grad * grad
+    rate = learning_rate * (1 / sqrt(accumulator))
+    var = var - grad * rate
+    var = where(l1 > 0, shrunk(var, rate * l1), var)
+    return var / (1 + l2 * rate), accumulator
+
+
+def update_single(var, grad, accumulator, *, learning_rate, l1, l2):
+    """Rows of one element named by a sparse gradient; the last division is in double precision."""
+    accumulator = accumulator + grad * grad
+    rate = learning_rate / sqrt(accumulator)
+    var = var - grad * rate
+    var = where(l1 > 0, shrunk(var, rate * l1), var)
+    return narrow(var / (1 + wide(l2 * rate)), var), accumulator
+
+
+PROXIMAL_ADAGRAD = Rule(
+    name="ProximalAdagrad",
+    update=update,
+    update_single=update_single,
+    hypers=(
+        Hyper("learning_rate", 0.01, "step size"),
+        Hyper("l1", 0.0, "pulls to exactly 0"),
+        Hyper("l2", 0.0, "pulls toward 0"),
+    ),
+    slots=(Slot("accumulator", 0.1),),
+    source=(
+        "Duchi & Singer 2009; tf.compat.v1.train.ProximalAdagradOptimizer;"
+        " kernel ApplyProximalAdagrad"
+    ),
+    differs="Not in torch.optim.",
+)

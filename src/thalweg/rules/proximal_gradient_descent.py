@@ -1,0 +1,39 @@
+"""Gradient descent and a proximal step: TensorFlow's ApplyProximalGradientDescent kernel."""
+
+from thalweg.formula import Hyper, Rule, absolute, maximum, narrow, sign, where, wide
+
+
+def shrunk(value, width):
+    """The value, moved toward 0 by `width` and at most to it."""
+    return sign(value) * maximum(absolute(value) - width, 0)
+
+
+def update(var, grad, *, learning_rate, l1, l2):
+    """Once per element; ApplyProximalGradientDescent, and the same numbers in rows."""
+    var = var - grad * learning_rate
+    var = where(l1 > 0, shrunk(var, learning_rate * l1), var)
+    return (var / (1 + l2 * learning_rate),)
+
+
+def update_single(var, grad, *, learning_rate, l1, l2):
+    """Rows of one element named by a sparse gradient; the kernel divides in double precision."""
+    var = var - grad * learning_rate
+    var = where(l1 > 0, shrunk(var, learning_rate * l1), var)
+    return (narrow(var / (1 + wide(l2 * learning_rate)), var),)
+
+
+PROXIMAL_GRADIENT_DESCENT = Rule(
+    name="ProximalGradientDescent",
+    update=update,
+    update_single=update_single,
+    hypers=(
+        Hyper("learning_rate", 0.01, "step size"),
+        Hyper("l1", 0.0, "pulls to exactly 0"),
+        Hyper("l2", 0.0, "pulls toward 0"),
+    ),
+    source=(
+        "Duchi & Singer 2009; tf.compat.v1.train.ProximalGradientDescentOptimizer;"
+        " kernel ApplyProximalGradientDescent"
+    ),
+    differs="Not in torch.optim.",
+)

@@ -1,0 +1,38 @@
+"""RMSProp of TensorFlow 1: the kernels of Keras' RMSprop with momentum, started at 1 and not at 0.
+
+The `decay` of TensorFlow's optimizer is `rho` here.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Slot
+from thalweg.rules.rmsprop_momentum import CENTERED_MOMENTUM_RMSPROP, MOMENTUM_RMSPROP
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size"),
+    Hyper("rho", 0.9, "share of the running averages that is kept"),
+    Hyper("momentum", 0.0, "share of the velocity that is kept"),
+    Hyper("epsilon", 1e-10, "added inside the root"),
+)
+DIFFERS = (
+    "torch.optim.RMSprop starts the average at 0, adds epsilon outside the root and keeps lr out"
+    " of the momentum."
+)
+
+RMSPROP_V1 = replace(
+    MOMENTUM_RMSPROP,
+    name="RMSPropV1",
+    hypers=HYPERS,
+    slots=(Slot("rms", 1.0), Slot("momentum")),
+    source="tf.compat.v1.train.RMSPropOptimizer; kernel ApplyRMSProp",
+    differs=DIFFERS,
+)
+
+CENTERED_RMSPROP_V1 = replace(
+    CENTERED_MOMENTUM_RMSPROP,
+    name="CenteredRMSPropV1",
+    hypers=HYPERS,
+    slots=(Slot("rms", 1.0), Slot("momentum"), Slot("mg")),
+    source="tf.compat.v1.train.RMSPropOptimizer(centered=True); kernel ApplyCenteredRMSProp",
+    differs=DIFFERS,
+)
