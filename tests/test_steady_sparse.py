@@ -192,12 +192,12 @@ def test_a_constraint_given_later_is_refused():
 
 
 def table_rows(training: Training) -> Any:
-    return slices64([5, 6, 5], training.table[:3].detach())
+    return slices64([1, 2, 0], training.table[:3].detach())
 
 
 def slot_rows(training: Training) -> Any:
     slot = training.opt.get_slot(training.table, "accumulator")
-    return slices64([0, 1, 0], slot[:3].detach())
+    return slices64([1, 2, 0], slot[:3].detach())
 
 
 def bias_rows(training: Training) -> Any:
@@ -277,11 +277,17 @@ def transposed(training: Training) -> None:
     training.table.data = data.t().contiguous().t()
 
 
+def transposed_in_place(training: Training) -> None:
+    training.table.data = training.table.data.as_strided((ROWS, WIDTH), (1, ROWS))
+
+
 def reloaded(training: Training) -> None:
     training.opt.load_state_dict(training.opt.state_dict())
 
 
-@pytest.mark.parametrize("change", [moved, slot_moved, slot_set, transposed, reloaded])
+@pytest.mark.parametrize(
+    "change", [moved, slot_moved, slot_set, transposed, transposed_in_place, reloaded]
+)
 @pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
 def test_steps_go_on_after_memory_has_moved(change):
     trainings = [Training(Adagrad(0.1), engine, True) for engine in ("cpu", "reference")]
