@@ -15,9 +15,9 @@ from thalweg.engines.transcribe import (
     LITERAL,
     LOCAL_PREFIX,
     Transcript,
+    check_counts,
     transcribe,
 )
-from thalweg.errors import RuleError
 from thalweg.formula import Formula
 
 # How each storage type is addressed, read and written: pointer, item size, load, store.
@@ -216,18 +216,6 @@ def _indent(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
 
-def _check(formula: Formula, transcript: Transcript, grad: bool, slots: int) -> None:
-    wanted = 1 + grad + slots
-    if len(transcript.positional) != wanted or len(transcript.results) != wanted - grad:
-        name = getattr(formula, "__qualname__", formula)
-        takes = "var, grad, *slots" if grad else "var, *slots"
-        raise RuleError(
-            f"{name} takes {len(transcript.positional)} and returns {len(transcript.results)}"
-            f" values; with {slots} slots it must take {wanted} ({takes}) and return"
-            f" {wanted - grad} (var, *slots)."
-        )
-
-
 def _stage_names(stages: tuple[Formula, ...]) -> list[tuple[str, Transcript]]:
     return [(f"stage{index}", transcribe(stage)) for index, stage in enumerate(stages)]
 
@@ -252,7 +240,7 @@ def generate(
             gradient names: what happens to a row that it names several times.
     """
     transcript = transcribe(formula)
-    _check(formula, transcript, grad, len(storage) - 1 - grad)
+    check_counts(formula, transcript, grad, len(storage) - 1 - grad)
     staged = _stage_names(stages)
     names = dict.fromkeys(name for _, stage in staged for name in stage.scalars)
     scalars = (*names, *(name for name in transcript.scalars if name not in names))
