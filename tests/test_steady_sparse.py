@@ -324,7 +324,7 @@ def test_a_gradient_is_not_kept_alive():
     values = values_of(4, 1)
     for _ in range(2):
         training.opt.apply_gradients([(slices64([0, 1, 0, 2], values), training.table)])
-        (plan,) = training.opt._stepper._runner._sparse.values()  # type: ignore[attr-defined]
+        (plan,) = training.opt._plans.now().together._runner._sparse.values()  # type: ignore[attr-defined]
         with pytest.raises(RuntimeError, match="not aimed"):
             _ = plan.values
 
