@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from thalweg.engines import store
@@ -39,7 +40,7 @@ _options = dict(error_model="numpy", boundscheck=False)
 
 @njit(**_options)
 def {f}sqrt(x):
-    return math.sqrt(x)
+    return square_root(x)
 
 
 @njit(**_options)
@@ -205,7 +206,7 @@ def generate_sum(storage: str, compute: str) -> Kernel:
         load_more=load.format("more[i]"),
         narrow=_indent([] if storage == compute else narrow, 3),
     )
-    name = f"s_{store.digest(header, text, _versions())}"
+    name = f"s_{store.digest(header, text, versions())}"
     return Kernel(name, header + text.replace("KERNEL_NAME", name), ())
 
 
@@ -216,7 +217,7 @@ def generate_measure(storage: str) -> Kernel:
     text = _MEASURE.format(
         name="KERNEL_NAME", pointer=pointer, size=size, load=load.format("values[i]")
     )
-    name = f"m_{store.digest(header, text, _versions())}"
+    name = f"m_{store.digest(header, text, versions())}"
     return Kernel(name, header + text.replace("KERNEL_NAME", name), ())
 
 
@@ -236,12 +237,11 @@ class Kernel:
 
 
 @cache
-def _versions() -> str:
-    import llvmlite
-    import numba
-
+def versions() -> str:
+    """A hash of what makes machine code of a source: Numba, llvmlite and our intrinsics."""
     own = Path(__file__).with_name("intrinsics.py").read_text()
-    return store.digest(numba.__version__, llvmlite.__version__, own)
+    # Asked of the installation: importing Numba takes longer than a step.
+    return store.digest(version("numba"), version("llvmlite"), own)
 
 
 def _indent(lines: list[str], depth: int) -> str:
@@ -333,7 +333,7 @@ def generate(
         body=_indent(body, 4),
         stores=_indent(stores or ["pass"], 4),
     )
-    name = f"k_{store.digest(text, template, _versions())}"
+    name = f"k_{store.digest(text, template, versions())}"
     source = text + template.replace("KERNEL_NAME", name)
     return Kernel(name, source, scalars)
 
