@@ -1,4 +1,4 @@
-"""Plain loops over NumPy arrays, compiled like kernels: one C function for each kind of arguments."""
+"""Plain loops over NumPy arrays, compiled like kernels, anew for other kinds of arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def LOOP_NAME(argument):
 
 
 class Loop:
-    """A function of contiguous arrays and integers, which returns integers; it runs without the GIL.
+    """A function of contiguous arrays and integers that returns integers; runs without the GIL.
 
     Args:
         functions: The function, then those it calls.
