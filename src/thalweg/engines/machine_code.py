@@ -87,7 +87,11 @@ def emit(function: Any, name: str) -> bytes:
         return b""
     try:
         module = binding.parse_assembly(text)
-        module.get_function(function.native_name).name = name
+        entry = module.get_function(function.native_name)
+        for each in module.functions:
+            if not each.is_declaration:
+                each.linkage = "external" if each == entry else "internal"
+        entry.name = name
         _without_errors(module)
         for each in (*module.functions, *module.global_variables):
             known = each.name.startswith("llvm.") or each.name in libm.SYMBOLS
