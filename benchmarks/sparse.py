@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from thalweg.bench.timing import Contender, measure
 from thalweg.keras.optimizers import SGD, Adagrad, Adamax, Optimizer, RuleOptimizer
-from thalweg.rules.adam import ADAM
+from thalweg.rules.lazy_adam import LAZY_ADAM
 
 WIDTH, NAMED, REPEATED = 64, 8192, 2048
 LARGE, SMALL = 1_000_000, 100_000
@@ -64,10 +63,6 @@ def rows() -> list[Figure]:
             Figure(f"sparse_rows_{name}", value, 1.2, note=note, disturbance=timings.disturbance)
         )
     return figures
-
-
-# Adam that touches only the rows its gradient names, as torch's does.
-LAZY_ADAM = replace(ADAM, name="LazyAdam", update_untouched=None)
 
 
 def against_torch() -> list[Figure]:
