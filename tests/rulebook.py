@@ -70,6 +70,7 @@ class Row:
 
 _EXACT = {"epsilon": 0.0}
 _FTRL = {"l1": 0.01, "l2": 0.02, "beta": 0.5, "l2_shrinkage": 0.03}
+_SHRINKING = {"l1": 0.01, "l2": 0.02}
 _BETAS = {"beta1": 0.5, "beta2": 0.75, "learning_rate": 0.3}
 _DETAILS: dict[str, Any] = {
     "SGD": partial(Row, configs={"large": {"learning_rate": 3.0}}, per_rate=True),
@@ -105,8 +106,32 @@ _DETAILS: dict[str, Any] = {
         slots=(SQUARE, MEAN),
         configs={"all": {**_FTRL, "learning_rate_power": -0.6}, "flat": {"learning_rate_power": 0}},
     ),
+    "HeavyBall": partial(Row, slots=(MEAN,), configs={"half": {"momentum": 0.5}}),
+    "NesterovBall": partial(Row, slots=(MEAN,), configs={"half": {"momentum": 0.5}}),
+    "ProximalGradientDescent": partial(Row, configs={"all": _SHRINKING}, per_rate=True),
+    "AdagradV1": partial(Row, slots=(SQUARE,), scale_free={}),
+    "ProximalAdagrad": partial(Row, slots=(SQUARE,), scale_free={}, configs={"all": _SHRINKING}),
+    "AdagradDA": partial(Row, slots=(MEAN, SQUARE), scale_free={}, configs={"all": _SHRINKING}),
+    "LazyAdam": partial(Row, slots=(MEAN, SQUARE), scale_free=_EXACT),
+    "NesterovAdam": partial(Row, slots=(MEAN, SQUARE), scale_free=_EXACT, configs={"fast": _BETAS}),
+    "AdamW": partial(
+        Row, slots=(MEAN, SQUARE), scale_free=_EXACT, configs={"without": {"weight_decay": 0.0}}
+    ),
+    "MomentumW": partial(Row, slots=(MEAN,), configs={"without": {"weight_decay": 0.0}}),
+    "NesterovW": partial(Row, slots=(MEAN,), configs={"without": {"weight_decay": 0.0}}),
+    "LARS": partial(Row, slots=(SPEED,), linear={"weight_decay": 0.0}),
+    "NesterovLARS": partial(Row, slots=(SPEED,), linear={"weight_decay": 0.0}),
 }
-ROWS = {rule.name: _DETAILS[rule.name](rule) for rule in RULES}
+
+
+def _formulas(rule: Rule) -> tuple[Any, ...]:
+    return rule.update, rule.update_sparse, rule.update_single, rule.update_untouched
+
+
+_DISTINCT: dict[tuple[Any, ...], Rule] = {}
+for _rule in RULES:  # one whose formulas are those of an earlier one is that one to an engine
+    _DISTINCT.setdefault(_formulas(_rule), _rule)
+ROWS = {rule.name: _DETAILS[rule.name](rule) for rule in _DISTINCT.values()}
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,7 @@ class Case:
         for power, hyper in self.rule.powers.items():
             values[power] = scalars.power(values[hyper], dtype(step))
         values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
+        values["trust_ratio"] = dtype(0.5)
         return prepared(self.rule, values)
 
 

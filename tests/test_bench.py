@@ -8,7 +8,18 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from thalweg import rules
-from thalweg.bench import catalogue, memory, peers, problem, roofline, shapes, timing
+from thalweg.bench import (
+    catalogue,
+    compare,
+    memory,
+    peers,
+    problem,
+    roofline,
+    shapes,
+    table,
+    timing,
+)
+from thalweg.cli import options
 from thalweg.cli.bench import bench
 
 TINY = shapes.of("tiny", [(3, 4), (5,), ()])
@@ -68,7 +79,7 @@ def test_a_file_without_shapes_is_refused_by_name(tmp_path, name):
         shapes.load(str(path))
 
 
-@pytest.mark.parametrize("slots", range(4))
+@pytest.mark.parametrize("slots", range(roofline.MOST_SLOTS + 1))
 def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
     rule = roofline.RULES[slots]
     assert len(rule.slots) == slots
@@ -81,7 +92,7 @@ def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
     assert roofline.streams(slots) == 3 + 2 * slots
 
 
-@pytest.mark.parametrize("name", catalogue.ENTRIES)
+@pytest.mark.parametrize("name", catalogue.KNOWN)
 def test_every_entry_is_a_rule_with_that_many_slots(name):
     by_name = {rule.name: rule for rule in rules.RULES}
     entry = catalogue.entry(name)
@@ -89,9 +100,8 @@ def test_every_entry_is_a_rule_with_that_many_slots(name):
     assert problem.optimizer(entry)._rule() is by_name[name]
 
 
-def test_every_named_rule_of_the_library_can_be_measured():
-    # FtrlPower is Ftrl with another power: the same class and slots, bound by its pow.
-    assert {rule.name for rule in rules.RULES} - {"FtrlPower"} == set(catalogue.ENTRIES)
+def test_every_rule_of_keras_can_be_measured():
+    assert {rule.name for rule in rules.KERAS_RULES} == set(catalogue.KNOWN)
 
 
 @pytest.mark.parametrize("form", peers.TORCH_FORMS)
@@ -130,6 +140,49 @@ def test_disturbed_rounds_do_not_count():
     assert busy.disturbance == 2.0
 
 
+@pytest.mark.parametrize(
+    ("seconds", "others", "verdict"),
+    [
+        ([1.0, 1.0, 1.1, 1.0], [0.0, 0.0, 0.0, 2.0], "quiet"),
+        ([1.0], [0.0], "quiet"),
+        ([1.0, 1.0, 1.1, 1.0], [2.0, 2.0, 0.0, 0.0], "busy"),
+        ([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0], "unsteady"),
+    ],
+)
+def test_the_verdict_on_noise(seconds, others, verdict):
+    assert timing.Timings({"a": seconds}, others).verdict == verdict
+
+
+def row(verdict, others=0.0, contender="thalweg"):
+    return compare.Row("Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, others, verdict, (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row("quiet")], ""),
+        ([row("quiet"), row("unsteady")], "Times jumped from round to round"),
+        ([row("busy", 1.5), row("unsteady")], "Other processes used 1.5 cores"),
+    ],
+)
+def test_the_verdict_is_in_the_table_and_in_the_report(rows, said):
+    noise = table.report(TINY, rows)["noise"]
+    assert noise["verdict"] == rows[0].verdict if said == "" else noise["verdict"] != "quiet"
+    assert noise["message"].startswith(said)
+    assert bool(noise["message"]) is bool(said)
+    assert said in str(table.table(TINY, rows).caption)
+
+
+def test_the_plot_holds_its_title():
+    pytest.importorskip("matplotlib")
+    many = shapes.of("a_model_with_a_long_name" * 4, [(3, 4)] * 1000)
+    figure = table.figure(many, [row("quiet"), row("quiet", contender="roofline")])
+    figure.draw_without_rendering()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+
+
 def test_what_is_done_before_a_step_is_not_timed():
     order = []
     contender = timing.Contender("a", lambda: order.append("step"), lambda: order.append("before"))
@@ -142,6 +195,31 @@ def test_memory_of_a_step_counts_python_numpy_and_torch():
     assert memory.torch_peak(lambda: held.add_(1)) < 1024
     assert memory.torch_peak(lambda: torch.zeros(100_000).sum()) >= 400_000
     assert memory.python_peak(lambda: bytearray(200_000)) >= 200_000
+
+
+OWN = """
+from thalweg import Hyper, Rule, Slot
+
+def update(var, grad, m, *, learning_rate):
+    m = m + grad
+    return var - learning_rate * m, m
+
+HYPERS = (Hyper("learning_rate", 0.1),)
+SUM = Rule(name="Sum", update=update, hypers=HYPERS, slots=(Slot("m"),))
+ADAM = Rule(name="Adam", update=update, hypers=HYPERS, slots=(Slot("m"),))
+
+def wide(var, grad, a, b, c, d, e, f, g):
+    return var, a, b, c, d, e, f, g
+
+WIDE = Rule(name="Wide", update=wide, slots=[Slot(name) for name in "abcdefg"])
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return str(path)
 
 
 @pytest.fixture
@@ -170,6 +248,50 @@ def test_json_holds_every_contender(run):
         assert len(row["rounds_ms"]) >= 3
 
 
+def test_rules_of_the_user_are_measured_beside_the_others(run, own):
+    names = f"Adam,{own}:SUM,{own}:ADAM"
+    result = run("--rules", names, "--rounds", "1", "--json", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["noise"]["verdict"] in ("quiet", "busy", "unsteady")
+    found = {(row["rule"], row["contender"]) for row in report["results"]}
+    both = {(name, each) for name in ("Sum", f"{own}:ADAM") for each in ("thalweg", "roofline")}
+    assert both <= found
+    assert len(found) == 4 + len(both)
+
+
+def test_a_step_of_a_rule_of_the_user_is_its_own():
+    from thalweg.race.contestants import OTHERS
+
+    made, entry = problem.make(TINY), catalogue.own(OTHERS["Momentum"])
+    assert entry.slots == 1
+    problem.thalweg_step(entry, made)()
+    assert problem.optimizer(entry).rule is OTHERS["Momentum"]
+    for form in peers.TORCH_FORMS:
+        assert peers.torch_step(entry, made, form) is None
+    assert peers.keras_step(entry, made) is None
+
+
+def test_a_busy_machine_is_told_once(run, monkeypatch):
+    seen = iter(range(10_000))
+    monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(seen)))
+    result = run("--rules", "Adam,SGD", "--rounds", "2", "--peers", "torch-fused")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("disturbed rounds are repeated, up to 60 s a rule.") == 1
+    assert result.stderr.startswith("Other processes use ")
+    assert "do not trust these figures" in result.stdout
+    as_json = run("--rounds", "2", "--peers", "torch-fused", "--json")
+    assert not as_json.stderr
+    assert json.loads(as_json.stdout)["noise"]["verdict"] == "busy"
+
+
+def test_more_threads_than_cores_are_not_used(run, monkeypatch):
+    monkeypatch.setattr(options, "cores", lambda: 1)
+    result = run("--rounds", "1", "--threads", "99", "--json")
+    assert result.stderr == "--threads 99 is more than the 1 core here; using 1.\n"
+    assert json.loads(result.stdout)["threads"] == 1
+
+
 def test_the_table_and_the_plot(run, tmp_path):
     pytest.importorskip("matplotlib")
     before = torch.get_num_threads()
@@ -196,6 +318,15 @@ def test_a_wrong_option_is_exit_code_2(run, arguments, said):
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_a_rule_of_the_user_that_cannot_be_measured(run, own):
+    result = run("--rules", f"{own}:HYPERS")
+    assert result.exit_code == 2
+    assert "is a tuple, not a thalweg.Rule" in result.output
+    result = run("--rules", f"{own}:WIDE")
+    assert result.exit_code == 2
+    assert "has 7 slots; up to 6 can be measured" in result.output
 
 
 def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from thalweg.cli import options
 from thalweg.cli.main import main
 
 RULE = """
@@ -36,6 +38,13 @@ HYPERS = (Hyper("learning_rate", 0.01),)
 Bad = Rule(name="Bad", update=blow_up, hypers=HYPERS)
 Wrong = Rule(name="Wrong", update=wrong, hypers=HYPERS)
 Number = 3
+
+class Late(SGD):
+    def _create_slots(self, var_list):
+        raise KeyError("too late")
+
+def late():
+    return Late(0.1)
 
 class Mine(Adam):
     def __init__(self, learning_rate=0.002):
@@ -175,6 +184,22 @@ def test_one_rate_for_all_but_those_named() -> None:
     assert [rows[name]["learning_rate"] for name in ("SGD", "Nesterov")] == [0.03, 0.01]
 
 
+def test_a_file_of_the_user_may_import_its_neighbours() -> None:
+    Path("rules").mkdir()
+    Path("rules/neighbour_of_mine.py").write_text(RULE)
+    Path("rules/entry.py").write_text("from neighbour_of_mine import SIGN\n")
+    before = list(sys.path)
+    assert "SignSGD" in by_name(race("--optimizers", "rules/entry.py:SIGN"))
+    assert sys.path == before
+
+
+def test_a_file_that_changes_the_path_itself() -> None:
+    Path("own.py").write_text("import sys\nsys.path.pop(0)\n" + RULE)
+    before = list(sys.path)
+    assert "sign(grad)" in invoke("show", "own.py").stdout
+    assert sys.path == before
+
+
 def test_nan_ranks_last_and_is_null() -> None:
     result = invoke("race", *SMALL, "--optimizers", "mine.py:Bad,SGD")
     assert result.exit_code == 0, result.output
@@ -185,9 +210,86 @@ def test_nan_ranks_last_and_is_null() -> None:
     assert report["results"][1]["diverged_at"] == 2
 
 
-def test_tensorboard_events() -> None:
+def test_tensorboard_events_of_each_race_have_a_folder_of_their_own() -> None:
     race("--optimizers", "SGD", "--logdir", "runs")
-    assert list(Path("runs/digits/SGD").glob("events.out.tfevents.*"))
+    (first,) = Path("runs/digits/SGD").glob("events.out.tfevents.*")
+    result = invoke("race", *SMALL, "--optimizers", "SGD", "--logdir", "runs")
+    assert result.stdout.splitlines()[-1] == "Saved race.json, race.png, runs/digits-2"
+    assert list(Path("runs/digits/SGD").iterdir()) == [first]
+    assert len(list(Path("runs/digits-2/SGD").iterdir())) == 1
+
+
+def test_a_race_that_fails_leaves_no_folder_of_events() -> None:
+    result = invoke("race", *SMALL, "--optimizers", "mine.py:late", "--logdir", "runs")
+    assert result.exit_code == 1, result.output
+    assert not list(Path("runs").iterdir())
+
+
+def refuse_to_load(seed: int) -> None:
+    raise AssertionError("the race has begun")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "sign.py/deeper"], "--out: cannot write to 'sign.py/deeper': "),
+        (["--logdir", "sign.py/deeper"], "--logdir: cannot write to 'sign.py/deeper': "),
+        (["--out", "taken"], "'taken/race.png' is a folder"),
+    ],
+)
+def test_outputs_are_tried_before_the_race(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from thalweg.race.problems import PROBLEMS
+
+    monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
+    Path("taken/race.png").mkdir(parents=True)
+    result = invoke("race", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+
+
+def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
+    for name in ("race.json", "race.png"):
+        Path(name).write_text("old")
+        Path(name).chmod(0o400)
+    race("--optimizers", "SGD")
+    assert Path("race.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("race.json").read_text())["format"] == 1
+    assert not list(Path().glob(".race*"))
+
+
+def test_more_threads_than_cores_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "cores", lambda: 2)
+    result = invoke("race", *SMALL, "--optimizers", "SGD", "--threads", "99")
+    assert "--threads 99 is more than the 2 cores here; using 2." in result.stderr
+    assert json.loads(Path("race.json").read_text())["settings"]["threads"] == 2
+
+
+def test_the_table_says_how_it_ranks() -> None:
+    result = invoke("race", *SMALL, "--optimizers", "SGD")
+    assert "Ranked by test accuracy, then train loss." in result.stdout
+
+
+def test_the_picture_holds_its_title_and_all_names() -> None:
+    from dataclasses import replace
+
+    from thalweg.race import plot
+    from thalweg.race.contestants import line_up
+    from thalweg.race.problems import PROBLEMS
+    from thalweg.race.run import run
+
+    made = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
+    made.problem = replace(made.problem, description="many words " * 20)
+    made.lanes[0].contestant = replace(made.lanes[0].contestant, name="folder/" * 20 + "a.py:A")
+    figure = plot.figure(made)
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    for part in (figure._suptitle, figure.axes[1].get_legend()):
+        box = part.get_window_extent()
+        assert min(box.x0, box.y0) >= 0
+        assert (box.x1, box.y1) <= (width, height)
+    assert all(axes.get_position().width > 0.2 for axes in figure.axes)
 
 
 def test_live_table_on_a_terminal() -> None:
@@ -224,7 +326,7 @@ def test_live_table_on_a_terminal() -> None:
         (["--epochs", "0"], "0 is not in the range"),
         (["--problem", "mnist"], "'mnist' is not one of 'digits', 'stdlib'"),
         (["--out", "sign.py"], "'sign.py' is a file"),
-        (["--out", "sign.py/deeper"], "cannot make the folder"),
+        (["--out", "sign.py/deeper"], "cannot write to 'sign.py/deeper'"),
         (["--nonsense"], "No such option"),
     ],
 )
@@ -242,7 +344,7 @@ def test_usage_errors(arguments: list[str], message: str) -> None:
     [
         (["failing.py:RULE"], "failed while it was imported: ZeroDivisionError: division by zero"),
         (["mine.py:Broken"], "'mine.py:Broken' failed while it was made: KeyError: 'no luck'"),
-        (["mine.py:Wrong", *SMALL], "Wrong failed at step 1: "),
+        (["mine.py:late", *SMALL], "late failed at step 1: "),
     ],
 )
 def test_failures_of_the_users_file(arguments: list[str], message: str) -> None:
@@ -250,6 +352,21 @@ def test_failures_of_the_users_file(arguments: list[str], message: str) -> None:
     assert result.exit_code == 1, result.output
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["race", "--optimizers", "SGD,mine.py:Wrong"], ["show", "mine.py:Wrong"],
+     ["bench", "--rules", "mine.py:Wrong"]],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_a_rule_of_the_user_is_checked_first(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "Rule 'Wrong': wrong (" in result.stderr
+    assert "mine.py:10): a formula cannot call `open`" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not result.stdout
 
 
 @pytest.mark.parametrize(
@@ -289,14 +406,19 @@ def test_no_color() -> None:
 
 
 def test_rules_lists_every_rule() -> None:
+    from thalweg.cli.rules import sparse
     from thalweg.rules import RULES
 
     result = invoke("rules")
     assert result.exit_code == 0
     listed = json.loads(invoke("rules", "--json").stdout)
     assert [entry["name"] for entry in listed] == [rule.name for rule in RULES]
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
     for rule in RULES:
-        assert rule.name in result.stdout
+        (line,) = [line for line in lines if line.split()[:1] == [rule.name]]
+        assert all(slot.name[:20] in result.stdout for slot in rule.slots)
+        assert sparse(rule) in line
     for row in listed:
         assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
 

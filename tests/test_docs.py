@@ -43,12 +43,16 @@ def test_readme_commands_are_single_lines() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_docs(path: Path) -> None:
+    if path.name in ("keras3.md", "tensorflow.md"):
+        pytest.importorskip("keras", reason="Keras 3 is not installed")
     results = doctest.testfile(str(path), module_relative=False)
     assert results.failed == 0
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str) -> None:
+    if re.search(r"\.keras3|\.tf\.keras\.(models|lookup)", name):
+        pytest.importorskip("keras", reason="Keras 3 is not installed")
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 

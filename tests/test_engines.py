@@ -30,6 +30,7 @@ from rulebook import (
 )
 from thalweg import sign, where
 from thalweg.engines import Runner, cpu, plan, store, work
+from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
 SHAPES = st.one_of(
@@ -361,7 +362,15 @@ def with_helpers(var, grad):
     return (var - _soft(grad, 0.1) * _clamp(var) ** 2,)
 
 
-FORMULAS = [(keep_old, 2), (swap, 2), (tiny_choice, 0), (ten_slots, 10), (with_helpers, 0)]
+def in_double(var, grad, squares):
+    squares = narrow(squares + wide(grad) * wide(grad), squares)
+    step = where(grad > 0, wide(grad), -wide(grad)) / (1 + wide(sqrt(squares)))
+    return narrow(maximum(wide(var) - step, -1), grad), squares
+
+
+FORMULAS = [
+    (keep_old, 2), (swap, 2), (tiny_choice, 0), (ten_slots, 10), (with_helpers, 0), (in_double, 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("formula", "slots"), FORMULAS, ids=[f[0].__name__ for f in FORMULAS])
@@ -371,6 +380,18 @@ def test_formulas_of_every_form_agree(formula, slots, selection):
     problem = Problem.make(case.row, [300, 7], [torch.float32, torch.bfloat16], 6, 0.3)
     wanted = reference(case, problem, selection, steps=2)
     assert_same(take(case, problem, selection, steps=2).written(), wanted.written())
+
+
+def square_in_double(var, grad):
+    return (narrow(var + wide(grad) * wide(grad), var),)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_wide_rounds_only_where_it_is_narrowed(name):
+    grad = torch.tensor([1 + 2.0**-13])
+    var = -grad * grad  # rounded; what the rounding took is left
+    take(plain_rule(square_in_double), Problem([var], [[]], [grad]), KEEP._replace(name=name))
+    assert var.tolist() == [2.0**-26]
 
 
 def _half(*, learning_rate):

@@ -331,3 +331,57 @@ def test_not_finite_gradients_go_through(engine: str, value: float) -> None:
     opt.engine = engine
     opt.apply_gradients([([1.0, value, 1.0], w)])
     np.testing.assert_array_equal(w.numpy(), [0.5, -value, 0.5])
+
+
+def unnamed() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(2, size)) for size in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_variables_without_names_are_told_apart(steps: int) -> None:
+    opt, variables = SGD(0.5), unnamed()
+    for _ in range(steps):
+        opt.apply_gradients([(torch.zeros_like(var), var) for var in variables])
+    gradients = [torch.zeros(2, 1), torch.zeros(2, 2), torch.zeros(3, 3)]
+    with pytest.raises(ValueError, match="has shape") as raised:
+        opt.apply_gradients(zip(gradients, variables, strict=True))
+    assert str(raised.value) == (
+        "Gradient of 'Variable:0 (index 2, shape (2, 3))' has shape (3, 3) but the variable has"
+        " shape (2, 3)."
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_the_index_counts_variables_without_gradients() -> None:
+    gradients = [None, torch.zeros(2, 2), torch.zeros(2, 3).double()]
+    with pytest.raises(TypeError, match=r"'Variable:0 \(index 2, shape \(2, 3\)\)' is float64"):
+        SGD(0.5).apply_gradients(zip(gradients, unnamed(), strict=True))
+
+
+def test_all_without_gradients_are_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"variable: \['Variable:0 \(index 0, shape \(2, 1\)\)',"):
+        SGD(0.5).apply_gradients([(None, var) for var in unnamed()])
+
+
+def test_names_are_left_as_they_are() -> None:
+    variables = thalweg.named_variables(zip("abc", unnamed(), strict=True))
+    with pytest.raises(ValueError, match=r"^Gradient of 'c:0' has shape \(3, 3\) but the"):
+        SGD(0.5).apply_gradients([(torch.zeros(3, 3), variables[2]), (None, variables[0])][:1])
+    one = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"^Gradient of 'Variable:0' has shape"):
+        SGD(0.5).apply_gradients([(torch.zeros(3), one), (torch.zeros(2, 1), variables[0])])
+
+
+def test_what_is_no_variable_is_named_by_its_place() -> None:
+    w = thalweg.Variable([1.0])
+    with pytest.raises(NotImplementedError, match="Tensor 'Tensor:0' at index 1: it is no var"):
+        SGD(0.5).apply_gradients([([1.0], w), ([1.0], torch.ones(1))])
+
+
+def test_a_mismatch_of_unnamed_variables_says_how_to_name_them() -> None:
+    opt, other, variables = Adam(), Adam(), unnamed()
+    opt.apply_gradients([(torch.zeros_like(var), var) for var in variables])
+    with pytest.raises(thalweg.CheckpointMismatchError, match="Variable:0#2") as raised:
+        other.load_state_dict(opt.state_dict(), variables[::-1])
+    assert "matched by their order; thalweg.named_variables(module)" in str(raised.value)
+    assert str(raised.value).endswith("Nothing was loaded.")

@@ -182,3 +182,58 @@ def test_constraint_of_another_shape() -> None:
     with pytest.raises(ValueError, match=r"constraint of 'w:0' returned .*\(3,\)"):
         opt.apply_gradients([([2.0, 2.0], w)])
     assert (w.numpy().tolist(), opt.iterations.item()) == ([-1.0, -1.0], 1)
+
+
+class Weighted(Hooked):
+    """It keeps a weight of no variable, too."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__(fuse)
+        self.total = self.add_weight("total", (), initializer="ones")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+        self.total.mul_(2)
+        super()._resource_apply_dense(grad, var)
+
+
+@errors
+@afterwards
+def test_weights_of_no_variable_are_restored(steps: int, error: Any) -> None:
+    fuse, variables = Fuse(error), pair()
+    opt = Weighted(fuse)
+    train(opt, variables, steps)
+    fuse.lit = True
+    with pytest.raises(error, match="burnt"):
+        opt.apply_gradients(gradients(variables, 9))
+    assert opt.total.item() == 4**steps
+
+
+def raising(error: BaseException) -> Any:
+    def constraint(x: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return constraint
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(1.0), lambda: Hooked(Fuse(RuntimeError))])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_interruption_comes_before_other_errors(make: Any, first: bool) -> None:
+    found = [RuntimeError("ordinary"), KeyboardInterrupt("stop")]
+    variables = [
+        thalweg.Variable([1.0], name, constraint=raising(error))
+        for name, error in zip("ab", found[:: -1 if first else 1], strict=True)
+    ]
+    opt = make()
+    with pytest.raises(KeyboardInterrupt, match="stop") as raised:
+        opt.apply_gradients([([2.0], var) for var in variables])
+    assert "Also: RuntimeError: ordinary" in raised.value.__notes__
+    assert [var.item() for var in variables] == [-1.0, -1.0]
+    assert opt.iterations.item() == 1
+
+
+def test_of_several_ordinary_errors_the_first_is_raised() -> None:
+    found = [ValueError("one"), RuntimeError("two")]
+    variables = [thalweg.Variable([1.0], "w", constraint=raising(error)) for error in found]
+    with pytest.raises(ValueError, match="one") as raised:
+        SGD(1.0).apply_gradients([([2.0], var) for var in variables])
+    assert "Also: RuntimeError: two" in raised.value.__notes__

@@ -102,9 +102,15 @@ def test_set_between_fast_steps_takes_effect() -> None:
 def test_a_fraction_over_an_integer_variable_is_refused() -> None:
     opt = SGD(1)
     assert opt.learning_rate.item() == 1
-    with pytest.raises(TypeError, match="int32"):
+    with pytest.raises(TypeError) as raised:
         opt.learning_rate = 0.5
+    assert str(raised.value) == (
+        "learning_rate was given as a whole number and is an int32 variable by now, which cannot"
+        " become 0.5. Give a float to the constructor."
+    )
     assert opt.learning_rate.item() == 1
+    opt.learning_rate = 2.0
+    assert opt.learning_rate.item() == 2
 
 
 @all_rows

@@ -38,10 +38,19 @@ def test_iterations_cannot_be_replaced() -> None:
         opt.iterations = thalweg.Variable(np.int64(3))
 
 
-@pytest.mark.parametrize("value", [3, thalweg.Variable(0.5), thalweg.Variable(np.zeros(1, "i8"))])
+@pytest.mark.parametrize(
+    "value",
+    [3, *map(thalweg.Variable, [0.5, np.zeros(1, "i8"), np.bool_(True), np.int8(1), np.uint64(1)])],
+    ids=str,
+)
 def test_iterations_must_be_an_integer_scalar(value: Any) -> None:
     with pytest.raises(TypeError, match="iterations must be an integer scalar"):
         SGD().iterations = value
+
+
+def test_iterations_cannot_begin_below_zero() -> None:
+    with pytest.raises(ValueError, match="iterations must be 0 or more, not -3"):
+        SGD().iterations = thalweg.Variable(np.int64(-3))
 
 
 def test_assigned_iterations_count() -> None:
@@ -274,3 +283,57 @@ def test_slots_are_created_by_the_base_class_too() -> None:
     train(opt, variables, 3)
     assert opt.get_slot(variables[1], "count").numpy().tolist() == [3, 3, 3]
     assert len(opt.get_weights()) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (1.5, ValueError, "'Adam/iter:0' is int64 and cannot hold 1.5"),
+        (float("nan"), ValueError, "'Adam/iter:0' is int64 and cannot hold nan"),
+        (torch.tensor(0.25), ValueError, "'Adam/iter:0' is int64 and cannot hold 0.25"),
+        (-1, ValueError, "iterations must be 0 or more, not -1"),
+        (1j, TypeError, "The value for 'Adam/iter:0' is complex128, not real"),
+        ("one", TypeError, "The value for 'Adam/iter:0' is no array of numbers"),
+        (None, TypeError, "The value for 'Adam/iter:0' is no array of numbers"),
+    ],
+    ids=str,
+)
+def test_set_weights_refuses_values_that_do_not_fit(value: Any, error: Any, message: str) -> None:
+    opt, variables = Adam(), pair()
+    train(opt, variables, 1)
+    then = snapshot(opt, variables)
+    with pytest.raises(error, match=message):
+        opt.set_weights([value, *(each + 1 for each in opt.get_weights()[1:])])
+    assert_same_bits(snapshot(opt, variables), then)
+
+
+@pytest.mark.parametrize("value", [7, 7.0, np.float32(7), np.int8(7), torch.tensor(7.0), True])
+def test_set_weights_converts_whole_numbers(value: Any) -> None:
+    opt = SGD()
+    _ = opt.iterations
+    opt.set_weights([value])
+    assert (opt.iterations.item(), opt.iterations.dtype) == (int(value), torch.int64)
+
+
+def test_set_weights_rounds_to_the_dtype_of_a_slot() -> None:
+    opt, variables = RMSprop(), pair()
+    train(opt, variables, 1)
+    opt.set_weights([1, np.full(3, 0.1), torch.full((3,), 1, dtype=torch.int32)])
+    assert opt.weights[1].numpy().tolist() == [np.float32(0.1)] * 3
+    assert opt.weights[2].numpy().tolist() == [1, 1, 1]
+
+
+def test_set_weights_takes_another_optimizers_variables() -> None:
+    opt, other, variables = Adam(), Adam(), pair(dtype="bfloat16")
+    train(opt, variables, 2), train(other, variables, 1)
+    other.set_weights(opt.weights)
+    assert_same_bits(snapshot(other, []), snapshot(opt, []))
+
+
+def test_set_weights_before_the_first_step_says_what_to_do() -> None:
+    opt, other, variables = Adam(), Adam(), pair()
+    train(opt, variables, 1)
+    with pytest.raises(ValueError, match=r"appear at the first apply_gradients; .* load_state_d"):
+        other.set_weights(opt.get_weights())
+    with pytest.raises(ValueError, match=r"Provided weights: \[\]\.\.\.$"):
+        opt.set_weights([])

@@ -231,7 +231,7 @@ def test_what_is_no_arithmetic_is_refused_by_name_and_line(write, expression, wh
     text = str(caught.value)
     assert why in text
     assert "refused.py" in text
-    assert "line 10" in text or "again" in text
+    assert ":10)" in text or "again" in text
 
 
 STATEMENTS = {
@@ -272,9 +272,7 @@ def test_a_formula_of_the_wrong_shape_is_refused():
     def update(var, grad, slot):
         return var, slot
 
-    with pytest.raises(
-        RuleError, match="takes 3 and returns 2 values; with 0 slots it must take 2"
-    ):
+    with pytest.raises(RuleError, match=r"takes 3 .*returns 2.*; with 0 slots it must take 2"):
         step(update)
 
 

@@ -15,10 +15,13 @@ SOURCE = Path(thalweg.__file__).parent
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
     ("errors", "variable", "indexed_slices", "autodiff", "scalars"),
+    ("graph",),
     ("formula", "rules"),
     ("engines",),
     ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "step"),
-    ("keras",),
+    ("keras", "v1"),
+    ("integrations",),
+    ("tf",),
     ("race", "bench"),
     ("cli",),
 )
@@ -61,7 +64,10 @@ def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "keras").rglob("*.py")), ids=lambda p: p.stem)
+FACES = [path for face in ("keras", "v1") for path in sorted((SOURCE / face).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", FACES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_faces_leave_memory_to_the_step(path: Path) -> None:
     inner = re.findall(r"from thalweg\.engines\.(\w+) import", path.read_text())
     assert set(inner) <= {"selection"}

@@ -209,3 +209,15 @@ def test_backward_through_an_older_graph_is_noticed(engine: str) -> None:
     opt.apply_gradients([(torch.ones(2), w)])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_slots_of_one_block_share_a_version_counter() -> None:
+    variables, opt = [thalweg.Variable([1.0, 2.0], name) for name in "ab"], Adam()
+    opt.apply_gradients([(torch.ones(2), var) for var in variables])
+    first, second = (opt.get_slot(var, "m") for var in variables)
+    graph = (first * torch.ones(2, requires_grad=True)).sum()
+    before = first._version
+    second.assign([3.0, 4.0])
+    assert first._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        graph.backward()

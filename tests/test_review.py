@@ -105,6 +105,57 @@ def test_reserved_names_of_hyperparameters(name: str) -> None:
         RuleOptimizer(rule)
 
 
+@pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm", "t"])
+def test_reserved_names_of_powers(name: str) -> None:
+    rule = Rule(name="Plain", update=plain, powers={name: "learning_rate"})
+    with pytest.raises(RuleError, match=f"has hyperparameters or powers named {name}, which"):
+        RuleOptimizer(rule)
+
+
+def test_a_power_is_not_named_as_a_hyperparameter() -> None:
+    rule = Rule(name="Plain", update=plain, powers={"learning_rate": "learning_rate"})
+    with pytest.raises(RuleError, match="a hyperparameter and a power named learning_rate"):
+        RuleOptimizer(rule)
+
+
+def prepared_rule(**made: Any) -> Rule:
+    return Rule(name="Plain", update=plain, prepare=lambda *, learning_rate: made)
+
+
+@pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm"])
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 1.0}], ids=["plain", "clipped"])
+def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, float]) -> None:
+    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(**{name: 2.0}), **options)
+    with pytest.raises(RuleError, match=f"makes scalars named {name}, which every step") as raised:
+        opt.apply_gradients([([1.0], w)])
+    assert "The step was not taken" in raised.value.__notes__[0]
+    assert w.numpy().tolist() == [1]
+
+
+@pytest.mark.parametrize("value", ["x", None, [1.0], torch.ones(2), 1j], ids=str)
+def test_prepare_that_makes_no_number(value: Any) -> None:
+    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(learning_rate=value))
+    with pytest.raises(RuleError, match=r"made learning_rate of type .*, which is no number"):
+        opt.apply_gradients([([1.0], w)])
+    assert w.numpy().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, -1.0),
+        (2.0, -1.0),
+        (torch.tensor(2.0), -1.0),
+        (1e300, -torch.inf),
+        (torch.nan, torch.nan),
+    ],
+)
+def test_prepare_may_make_any_number(value: Any, expected: float) -> None:
+    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(learning_rate=value))
+    opt.apply_gradients([([1.0], w)])
+    torch.testing.assert_close(w.item(), expected, equal_nan=True, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

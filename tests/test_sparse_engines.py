@@ -20,7 +20,7 @@ from rulebook import (
     sparse,
     take,
 )
-from thalweg.engines import cpu, work
+from thalweg.engines import cpu
 from thalweg.engines import sparse as sparse_engine
 
 INDICES = st.integers(1, 20).flatmap(
@@ -155,7 +155,7 @@ def test_threads_and_slices_do_not_change_bits(case, count, monkeypatch):
     problem = make(case, 70, indices)
     wanted = reference(case, problem, FLUSH)
     monkeypatch.setattr(cpu, "SERIAL", 0)
-    monkeypatch.setattr(work.slices, "__defaults__", (8, None))
+    monkeypatch.setattr(sparse_engine, "SHARE", 8)
     monkeypatch.setattr(sparse_engine, "CHUNK", 12)
     before = torch.get_num_threads()
     torch.set_num_threads(count)

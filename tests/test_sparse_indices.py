@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,9 @@ def optimizer(case, engine):
     if case.rule.name == "Nadam":  # whose momentum schedule is state of the optimizer
         given = {name.replace("beta", "beta_"): value for name, value in case.hypers.items()}
         made = Nadam(**given)
+    elif "LARS" in case.rule.name:  # whose ratio is measured by its optimizer
+        rule = replace(case.rule, prepare=lambda: {"trust_ratio": 0.5})
+        made = RuleOptimizer(rule, **case.hypers)
     else:
         made = RuleOptimizer(case.rule, **case.hypers)
     made.engine = engine

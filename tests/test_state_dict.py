@@ -189,6 +189,14 @@ def test_iterations_after_loading_is_the_same_variable() -> None:
     assert steps.item() == 9
 
 
+def test_iterations_that_a_preset_counter_cannot_hold() -> None:
+    opt = Adam()
+    opt.iterations = thalweg.Variable(3, "it", trainable=False)
+    with pytest.raises(CheckpointMismatchError, match=r"iterations is 1099511627776, more than in"):
+        opt.load_state_dict({**Adam().state_dict(), "iterations": torch.tensor(2**40)})
+    assert opt.iterations.item() == 3
+
+
 def test_preset_iterations_of_another_integer_type() -> None:
     opt, again, (a, _) = Adam(), Adam(), pair()
     opt.iterations = thalweg.Variable(3, "it", trainable=False)
@@ -293,6 +301,26 @@ MUTATIONS: dict[str, tuple[Change, str]] = {
     "iterations of another type": (
         lambda state: state.update(iterations=torch.tensor(3.5)),
         r"iterations must be an integer scalar",
+    ),
+    "negative iterations": (
+        lambda state: state.update(iterations=torch.tensor(-3)),
+        r"iterations must be 0 or more, not -3. Nothing was loaded",
+    ),
+    "iterations without a value": (
+        lambda state: state.update(iterations=torch.tensor(3, device="meta")),
+        r"iterations must be an integer scalar",
+    ),
+    "slot without values": (
+        _slots(lambda slots: slots["b:0"].update(v=torch.zeros(2, 3, device="meta"))),
+        r"slot 'v' of 'b:0' is on the meta device in the state",
+    ),
+    "sparse slot": (
+        _slots(lambda slots: slots["b:0"].update(v=torch.zeros(2, 3).to_sparse())),
+        r"slot 'v' of 'b:0' is torch.sparse_coo in the state",
+    ),
+    "hyperparameter that is nan": (
+        lambda state: state["hyperparameters"].update(learning_rate=float("nan")),
+        r"hyperparameter 'learning_rate' is no number that fits it: nan",
     ),
     "other format": (lambda state: state.update(format=99), r"format 99"),
     "without slots": (lambda state: state.pop("slots"), r"has no 'slots'"),

@@ -185,7 +185,7 @@ def gradient(case: Case, name: str, step: int) -> Any:
     return IndexedSlices(_tensor(values), _tensor(indices.astype(np.int64)))
 
 
-def replay(case: Case, engine: str, resume: bool = False) -> Iterator[Value]:
+def replay(case: Case, engine: Any, resume: bool = False) -> Iterator[Value]:
     """Run a trajectory; yields every variable, slot and power after each step.
 
     With `resume` each step starts from TensorFlow's state, so that differences do not add up.

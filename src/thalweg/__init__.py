@@ -1,8 +1,11 @@
 """TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors."""
 
-from thalweg import keras
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from thalweg.autodiff import GradientTape, embedding_lookup
-from thalweg.engines.selection import engine
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -37,7 +40,15 @@ from thalweg.variable import (
     named_variables,
 )
 
+if TYPE_CHECKING:
+    from thalweg import keras, v1
+    from thalweg.engines import check_rule, engine
+
 __version__ = "0.1.0"
+
+# Imported when they are first asked for: `import thalweg` should cost little beside torch.
+_FACES = ("keras", "tf", "v1")
+_ENGINES = ("check_rule", "engine")
 
 __all__ = [
     "CheckpointMismatchError",
@@ -58,6 +69,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "absolute",
+    "check_rule",
     "embedding_lookup",
     "engine",
     "exp",
@@ -70,5 +82,18 @@ __all__ = [
     "power",
     "sign",
     "sqrt",
+    "v1",
     "where",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FACES:
+        return importlib.import_module(f"thalweg.{name}")
+    if name in _ENGINES:
+        return getattr(importlib.import_module("thalweg.engines"), name)
+    raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
-from thalweg.variable import is_variable, to_tensor
+from thalweg.variable import is_variable, tensor_of, to_tensor
 
 __all__ = [
     "Gradient",
@@ -371,7 +371,7 @@ def _leaves(structure: Any) -> Iterator[Any]:
 
 
 def _tensors(structure: Any) -> Iterator[torch.Tensor]:
-    for leaf in _leaves(structure):
+    for leaf in map(tensor_of, _leaves(structure)):
         if not isinstance(leaf, torch.Tensor):
             raise InvalidTypeError(f"Passed in object {leaf!r}, expected a tensor or variable.")
         yield leaf
@@ -379,7 +379,7 @@ def _tensors(structure: Any) -> Iterator[torch.Tensor]:
 
 def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
     """`structure` with its leaves replaced, one after the other."""
-    if isinstance(structure, torch.Tensor):
+    if isinstance(tensor_of(structure), torch.Tensor):
         return next(leaves)
     if isinstance(structure, dict):
         return {key: _pack(item, leaves) for key, item in structure.items()}

@@ -28,6 +28,12 @@ class FailedPreconditionError(ThalwegError, RuntimeError):
     """The call is legal, but not in the present state of the object."""
 
 
+class NotFoundError(ThalwegError, KeyError):
+    """What was asked for by name does not exist."""
+
+    __str__ = Exception.__str__  # that of KeyError would put the message in quotes
+
+
 class RuleError(ThalwegError, ValueError):
     """An update rule is written in a way that the library cannot compile."""
 

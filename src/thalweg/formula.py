@@ -7,8 +7,9 @@ numbers. Engines bind the same names to their own versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,31 @@ from thalweg.errors import RuleError
 
 Formula = Callable[..., Any]
 
+FORMULAS = ("update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
+
+
+def _check_named(thing: Slot | Hyper, number: str) -> None:
+    kind, value = type(thing).__name__, getattr(thing, number)
+    if not isinstance(thing.name, str) or not thing.name:
+        raise RuleError(f"The name of a {kind} must be a text, not {thing.name!r}.")
+    if not isinstance(value, Real):
+        raise RuleError(f"{number} of {kind} {thing.name!r} must be a number, not {value!r}.")
+
+
+def _several(rule: str, field_name: str, given: Any, kind: type) -> tuple[Any, ...]:
+    """What is given for a field of a rule as a tuple, if it holds nothing but `kind`."""
+    wanted = f"{field_name} of rule {rule!r} must be a tuple of thalweg.{kind.__name__}"
+    if isinstance(given, kind):
+        raise RuleError(f"{wanted}, not one alone: a comma is missing in ({given!r},).")
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise RuleError(f"{wanted}, not {given!r}.")
+    made = tuple(given)
+    for thing in made:
+        if not isinstance(thing, kind):
+            hint = f" Write {kind.__name__}({thing!r}, ...)." if isinstance(thing, str) else ""
+            raise RuleError(f"{wanted}; {thing!r} is a {type(thing).__name__}.{hint}")
+    return made
 
 
 @dataclass(frozen=True)
@@ -29,6 +54,9 @@ class Slot:
     name: str
     initial: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_named(self, "initial")
+
 
 @dataclass(frozen=True)
 class Hyper:
@@ -37,6 +65,9 @@ class Hyper:
     name: str
     default: float
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        _check_named(self, "default")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +98,8 @@ class Rule:
         differs: What a user of `torch.optim` should know.
 
     Raises:
-        RuleError: Names are not unique, or a power is of no hyperparameter.
+        RuleError: A field is of the wrong type, names are not unique, or a power is of no
+            hyperparameter. What the formulas say is checked by `check_rule`.
     """
 
     name: str
@@ -84,8 +116,18 @@ class Rule:
     differs: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hypers", tuple(self.hypers))
-        object.__setattr__(self, "slots", tuple(self.slots))
+        if not isinstance(self.name, str) or not self.name:
+            raise RuleError(f"The name of a rule must be a text, not {self.name!r}.")
+        object.__setattr__(self, "hypers", _several(self.name, "hypers", self.hypers, Hyper))
+        object.__setattr__(self, "slots", _several(self.name, "slots", self.slots, Slot))
+        for part in (*FORMULAS, "prepare"):
+            given = getattr(self, part)
+            if not callable(given) and (given is not None or part == "update"):
+                raise RuleError(f"{part} of rule {self.name!r} must be a function, not {given!r}.")
+        if not isinstance(self.powers, Mapping):
+            raise RuleError(
+                f"powers of rule {self.name!r} must be a dict of names, not {self.powers!r}."
+            )
         for kind, things in (("hyperparameter", self.hypers), ("slot", self.slots)):
             names = [thing.name for thing in things]
             twice = [name for name in names if names.count(name) > 1]

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a plain Python or NumPy number."""
-    return isinstance(value, numbers.Number | np.number)
+    """Whether the value is a plain real number of Python or NumPy."""
+    return isinstance(value, int | float | np.integer | np.floating)
+
+
+def is_function(value: object) -> bool:
+    """Whether the value is a callable or a schedule, and not a number that can be called."""
+    return callable(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
 
 
 def is_on(value: Any) -> bool:
     """Whether a momentum makes a slot: a number above 0, or any tensor or callable."""
+    if isinstance(value, np.ndarray):
+        value = value[()]
     return bool(value > 0) if is_number(value) else True
+
+
+def as_number(name: str, value: Any) -> Any:
+    """A plain number, also from a 0-d tensor or array.
+
+    Raises:
+        InvalidTypeError: It is no real number; names the argument.
+        InvalidArgumentError: It is NaN.
+    """
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if not is_number(value):
+        raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.{_hint(value)}")
+    if value != value:
+        raise InvalidArgumentError(f"{name} is nan.")
+    return value
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -33,6 +57,51 @@ def check_fraction(name: str, value: Any) -> None:
     """
     if is_number(value) and not 0 <= value <= 1:
         raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value, if a hyperparameter can be it; a number of an array of shape ()."""
+    if is_function(value):
+        return value
+    if is_symbolic(value):
+        return value
+    shape = tuple(getattr(value, "shape", ()))
+    if shape:
+        raise InvalidArgumentError(f"{name} must be a scalar, not of shape {shape}.")
+    if isinstance(value, np.ndarray):
+        value = value[()]
+    if isinstance(value, torch.Tensor):
+        if value.is_complex():
+            raise InvalidTypeError(f"{name} must be real, not {dtype_name(value.dtype)}.")
+    elif not is_number(value):
+        raise InvalidTypeError(
+            f"{name} must be a number, a tensor of shape (), a schedule or a callable without"
+            f" arguments, not {_shown(value)}.{_hint(value)}"
+        )
+    elif value != value:
+        raise InvalidArgumentError(f"{name} is nan.")
+    return value
+
+
+def _plain(value: torch.Tensor) -> Any:
+    """A NumPy scalar, which prints as few digits as tell it from its neighbours."""
+    detached = value.detach().cpu()
+    return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()[()]
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _hint(value: Any) -> str:
+    """A way out for those who come from `torch.optim`."""
+    is_list = isinstance(value, list | tuple) and any(
+        isinstance(each, torch.Tensor | dict) for each in value
+    )
+    if is_list or isinstance(value, Iterator | torch.nn.Module | dict):
+        return " Variables go to minimize() or apply_gradients(), not to the constructor."
+    return ""
 
 
 class Hyperparameters:
@@ -49,6 +118,7 @@ class Hyperparameters:
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
+        self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
         self.created = False
         self.calls = False
 
@@ -62,25 +132,34 @@ class Hyperparameters:
         """The value as it is kept now."""
         return self._values[name]
 
+    def __enter__(self) -> None:
+        """Begin a step, in which each callable and schedule is called once."""
+        self._given = {}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._given = None
+
     def set(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter.
 
         Raises:
             TypeError: A callable is set over a variable.
-            InvalidTypeError: A fraction is set over an integer variable.
-            InvalidArgumentError: The value is not a scalar.
+            InvalidTypeError: The value is none that a hyperparameter can have, or a fraction is
+                set over an integer variable.
+            InvalidArgumentError: The value is not a scalar, or NaN.
         """
-        shape = getattr(value, "shape", ())
-        if tuple(shape) != () and not callable(value):
-            raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
-        if isinstance(value, np.ndarray):
-            value = value[()]
+        value = _checked(name, value)
         old = self._values.get(name)
         if not (self.created and isinstance(old, Variable)) or isinstance(
             value, LearningRateSchedule
         ):
             self._values[name] = value
-        elif callable(value) and not isinstance(value, torch.Tensor):
+        elif is_function(value):
             raise TypeError(
                 f"{name} is a variable by now and cannot become the callable {value!r}. Give the"
                 " callable to the constructor, or set a number."
@@ -92,10 +171,12 @@ class Hyperparameters:
                     f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
                     f" by now, which cannot become {number!r}. Give a float to the constructor."
                 )
-            old.assign(number)
-        self.calls = any(
-            callable(each) and not isinstance(each, torch.Tensor) for each in self._values.values()
-        )
+            old.assign(number if old.is_floating_point() else int(number))
+        self.calls = any(map(is_function, self._values.values()))
+
+    def symbolic(self) -> list[Any]:
+        """The values that are tensors of a graph."""
+        return [value for value in self._values.values() if is_symbolic(value)]
 
     def create(self, scope: str) -> None:
         """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""
@@ -107,12 +188,50 @@ class Hyperparameters:
                 self._values[name] = Variable(value, name=f"{scope}/{name}", trainable=False)
         self.created = True
 
-    def scalar(self, name: str, dtype: ScalarType) -> Any:
-        """The value now as a scalar of `dtype`, converted as TensorFlow does; calls callables."""
+    def now(self, name: str) -> Any:
+        """The value; of a callable what it returns. A schedule is given as it is."""
+        value = resolve(self._values[name])
+        if not is_function(value) or isinstance(value, LearningRateSchedule):
+            return value
+        given = self._given
+        if given is None:
+            return value()
+        if name not in given:
+            given[name] = value()
+        return given[name]
+
+    def scalar(self, name: str, dtype: ScalarType, step: torch.Tensor) -> Any:
+        """The value now as a scalar of `dtype`, converted as TensorFlow does.
+
+        Args:
+            name: A hyperparameter.
+            dtype: numpy.float32 or numpy.float64.
+            step: What a schedule is asked for, an integer of shape ().
+
+        Raises:
+            InvalidTypeError: A callable or a schedule returned no number; names them.
+        """
         value: Any = self._values[name]
-        if callable(value) and not isinstance(value, torch.Tensor):
-            value = value()
-        return as_scalar(value, dtype)
+        if type(value) is Variable:
+            return dtype(value.item())
+        if isinstance(value, LearningRateSchedule):
+            return self._scheduled(name, value, dtype, step)
+        value = self.now(name)
+        try:
+            return as_scalar(value, dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.") from error
+
+    def _scheduled(
+        self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
+    ) -> Any:
+        given, key = self._given, (name, dtype)
+        if given is not None and key in given:
+            return given[key]
+        value = dtype(schedule.value(dtype(step.item())))
+        if given is not None:
+            given[key] = value
+        return value
 
     def numbers(self) -> dict[str, int | float]:
         """The values of hyperparameters that are plain numbers or variables made of them."""
@@ -124,9 +243,21 @@ class Hyperparameters:
                 found[name] = value.item() if isinstance(value, np.generic) else value  # pyright: ignore
         return found
 
+    def shown(self) -> dict[str, str]:
+        """What each is, in a few characters; callables and schedules are not called."""
+        found: dict[str, str] = {}
+        for name, value in self._values.items():
+            if is_function(value):
+                found[name] = getattr(value, "__name__", type(value).__name__)
+            elif isinstance(value, torch.Tensor):
+                found[name] = "meta" if value.is_meta else str(_plain(value))
+            else:
+                found[name] = str(value)
+        return found
+
     def accepts(self, name: str, value: Any) -> bool:
         """Whether `restore` can take the value."""
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or value != value:
             return False
         old = self._values[name]
         is_integer = isinstance(old, Variable) and not old.is_floating_point()
@@ -137,6 +268,9 @@ class Hyperparameters:
         if name in self.numbers():
             old = self._values[name]
             self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": None}  # a copy made within a step is in no step
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()

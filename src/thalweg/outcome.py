@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.variable import name_of, variable_constraint
+from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 
@@ -38,8 +38,12 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
         raise
 
 
-def constrain(var: Tensor) -> list[BaseException]:
+def constrain(var: Tensor, title: str) -> list[BaseException]:
     """Replace a variable's value by what its constraint, if it has one, makes of it.
+
+    Args:
+        var: The variable.
+        title: Its name for messages.
 
     Returns:
         What the constraint raised: the update is done by now, and the step goes on.
@@ -47,7 +51,6 @@ def constrain(var: Tensor) -> list[BaseException]:
     constraint = variable_constraint(var)
     if constraint is None:
         return []
-    title = name_of(var)
     try:
         value = constraint(var)
         if value.shape != var.shape or value.dtype != var.dtype:

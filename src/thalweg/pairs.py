@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import InvalidTypeError, LayoutError
+from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
-from thalweg.variable import is_variable, name_of, to_tensor
+from thalweg.variable import is_variable, name_of, tensor_of, to_tensor
 
 Gradient = Tensor | IndexedSlices
 Pair = tuple[Gradient, Tensor]
@@ -33,11 +34,16 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
             raise InvalidTypeError(
                 f"grads_and_vars must hold pairs (gradient, variable), not {pair!r}."
             )
-    return pairs
+    return [(grad, tensor_of(var)) for grad, var in pairs]
 
 
-def as_gradient(grad: Any, var: Tensor) -> Gradient:
+def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
     """A tensor or IndexedSlices from anything a caller may give as a gradient.
+
+    Args:
+        grad: The gradient.
+        var: Its variable.
+        title: The variable's name for messages.
 
     Raises:
         InvalidTypeError: It cannot be converted.
@@ -52,13 +58,14 @@ def as_gradient(grad: Any, var: Tensor) -> Gradient:
     except ValueError as error:
         raise InvalidTypeError(
             "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
-            f" {grad!r} of '{name_of(var)}' ({error})"
+            f" {grad!r} of '{title}' ({error})"
         ) from None
 
 
 def flatten(var_list: Any) -> list[Tensor]:
     """The variables of a nested list or tuple, in order; one variable alone is a list of one."""
-    if isinstance(var_list, Tensor):
+    var_list = tensor_of(var_list)
+    if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, dict):
         var_list = var_list.values()
@@ -72,7 +79,7 @@ def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
     return list({id(var): var for var in variables}.values())
 
 
-def check_variables(variables: Iterable[Any]) -> None:
+def check_variables(variables: Sequence[Any]) -> None:
     """Refuse what cannot be trained.
 
     Raises:
@@ -80,16 +87,17 @@ def check_variables(variables: Iterable[Any]) -> None:
         NotImplementedError: It is a tensor but no variable.
         LayoutError: It is a nested tensor.
     """
-    for var in variables:
+    for index, var in enumerate(variables):
+        where = f" at index {index}" if len(variables) > 1 else ""
         if not isinstance(var, Tensor):
-            raise InvalidTypeError(f"Expected a variable, received {var!r}.")
+            raise InvalidTypeError(f"Expected a variable, received {var!r}{where}.")
         if not is_variable(var):
             raise NotImplementedError(
-                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}: it is no variable. Use"
-                " thalweg.Variable or a leaf that requires a gradient."
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}: it is no variable."
+                " Use thalweg.Variable or a leaf that requires a gradient."
             )
         if var.is_nested:
             raise LayoutError(
-                f"cannot update '{name_of(var)}' in place: it is a nested tensor. Give its parts"
-                " to the optimizer one by one."
+                f"cannot update '{name_of(var)}'{where} in place: it is a nested tensor. Give its"
+                " parts to the optimizer one by one."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import Pair
 from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
+
+_STAGES: dict[str, Formula] = {
+    "clipvalue": clip_by_value,
+    "clipnorm": clip_by_norm,
+    "global_clipnorm": clip_by_global_norm,
+}
+# What stages are given beside the rule's scalars, which must have other names.
+SCALARS = frozenset(
+    name for stage in _STAGES.values() for name in list(signature(stage).parameters)[1:]
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +51,8 @@ class Clipping:
     @cached_property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas that the update applies to each gradient."""
-        chosen: list[Formula] = []
-        if self.clipvalue is not None:
-            chosen.append(clip_by_value)
-        if self.clipnorm is not None:
-            chosen.append(clip_by_norm)
-        if self.global_clipnorm is not None:
-            chosen.append(clip_by_global_norm)
-        return tuple(chosen)
+        options = self.options()
+        return tuple(stage for key, stage in _STAGES.items() if options[key] is not None)
 
     def scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         """The scalars that all variables share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.layout import dense
 from thalweg.engines.pages import block
+from thalweg.graph import GraphVariable, handle_of, make_variable, resolve
 from thalweg.variable import Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
@@ -19,8 +20,13 @@ ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 class SlotStore:
     """All slots of one optimizer.
 
+    In graph mode a variable's slots are variables of its graph; while a session runs, they are
+    given as that session's tensors, for its tensor of the variable as for the variable itself.
+
     Slots made together lie in one block of memory per dtype: small variables then cost no page
-    each, and a step checks and marks one block instead of every slot.
+    each, and a step checks and marks one block instead of every slot. They share torch's version
+    counter with it: to autograd, writing to one slot is writing to all of its block, so that
+    `backward` through a slot that was saved for it is refused after any of them has changed.
     """
 
     def __init__(self) -> None:
@@ -42,16 +48,17 @@ class SlotStore:
 
     def get(self, var: Tensor, name: str) -> Variable | None:
         """The slot, or None."""
-        return self._settled().get(id(var), {}).get(name)
+        return resolve(self._settled().get(id(handle_of(var)), {}).get(name))
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
         """The slots of a variable in the order of `names`; KeyError if one is missing."""
-        own = self._settled().get(id(var), {})
-        return [own[name] for name in names]
+        own = self._settled().get(id(handle_of(var)), {})
+        return [resolve(own[name]) for name in names]
 
     def all_of(self, var: Tensor) -> dict[str, Variable]:
         """All slots of a variable, by name."""
-        return dict(self._settled().get(id(var), {}))
+        own = self._settled().get(id(handle_of(var)), {})
+        return {name: resolve(slot) for name, slot in own.items()}
 
     def names(self) -> list[str]:
         """Names of all kinds of slot, in order of creation."""
@@ -69,9 +76,10 @@ class SlotStore:
         self._settled()
         return list(self._owners.values())
 
-    def put(self, var: Tensor, name: str, slot: Variable) -> Variable:
+    def put(self, var: Any, name: str, slot: Any) -> Any:
         """Remember a slot."""
         self._settled()
+        var = handle_of(var)
         self._owners.setdefault(id(var), var)
         self._slots.setdefault(id(var), {})[name] = slot
         if name not in self._names:
@@ -92,7 +100,8 @@ class SlotStore:
         made: list[Variable] = []
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, var in enumerate(variables):
-            kinds.setdefault((var.dtype, var.device), []).append(index)
+            if not isinstance(var, GraphVariable):
+                kinds.setdefault((var.dtype, var.device), []).append(index)
         views: dict[int, Tensor] = {}
         for (dtype, device), members in kinds.items():
             step = ALIGNMENT // dtype.itemsize
@@ -108,7 +117,11 @@ class SlotStore:
                 )
                 start += size
         for index, var in enumerate(variables):
-            made.append(self.put(var, name, over(views[index], titles[index])))
+            if isinstance(var, GraphVariable):
+                slot = make_variable(_filled(var, initial), titles[index], like=var)
+            else:
+                slot = over(views[index], titles[index])
+            made.append(self.put(var, name, slot))
         return made
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
@@ -125,3 +138,7 @@ class SlotStore:
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
         copied._copied = slots, memo
         return copied
+
+
+def _filled(var: GraphVariable, value: float) -> Callable[[], Tensor]:
+    return lambda: torch.full_like(resolve(var), value, requires_grad=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -17,24 +18,29 @@ from thalweg.engines import (
     compute_dtype,
     prepared,
 )
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
+from thalweg.graph import current_session
+from thalweg.hyperparameters import as_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import not_taken
 from thalweg.pairs import Gradient, Pair
-from thalweg.pipeline import Clipping
-from thalweg.variable import name_of, variable_constraint
+from thalweg.pipeline import SCALARS, Clipping
+from thalweg.variable import variable_constraint
 
 Dtype = type[np.floating[Any]]
 Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
 ScalarsOf = Callable[[Dtype], dict[str, Any]]
 
+_GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
-def check_pairs(pairs: Sequence[Pair], *, scatter: bool) -> None:
+
+def check_pairs(pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
     Args:
         pairs: The step, gradients converted.
+        titles: The variables' names for messages.
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
 
@@ -45,9 +51,8 @@ def check_pairs(pairs: Sequence[Pair], *, scatter: bool) -> None:
         RuntimeError: For a sparse gradient of a constrained variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    names = [name_of(var) for var in variables]
-    check_gradients(variables, gradients, names, scatter=scatter)
-    for grad, var, title in zip(gradients, variables, names, strict=True):
+    check_gradients(variables, gradients, titles, scatter=scatter)
+    for grad, var, title in zip(gradients, variables, titles, strict=True):
         if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
             raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
 
@@ -67,13 +72,57 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
         step: The number of this step, from 1.
 
     Raises:
-        RuleError: The rule's `prepare` asks for what there is not.
+        RuleError: The rule's `prepare` asks for what there is not, or makes what it must not.
     """
     for power, hyper in rule.powers.items():
         if power not in values:
             values[power] = scalars.power(values[hyper], dtype(step))
     values.setdefault("t", dtype(step))
-    return prepared(rule, values)
+    found = prepared(rule, values)
+    if not SCALARS.isdisjoint(found):
+        raise _taken(rule, "makes scalars", SCALARS & found.keys())
+    for name, value in found.items():
+        if type(value) is not dtype:
+            found[name] = _converted(rule, name, value, dtype)
+    return found
+
+
+def check_names(rule: Rule) -> None:
+    """Refuse a rule in which one name would stand for two scalars.
+
+    Raises:
+        RuleError: Names them.
+    """
+    given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
+    if not _GIVEN.isdisjoint(given):
+        raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if twice:
+        raise RuleError(
+            f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(twice)}."
+            " Rename one."
+        )
+
+
+def _taken(rule: Rule, what: str, names: Iterable[str]) -> RuleError:
+    return RuleError(
+        f"Rule {rule.name!r} {what} named {', '.join(sorted(names))}, which every step gives its"
+        " own meaning. Rename them."
+    )
+
+
+def _converted(rule: Rule, name: str, value: Any, dtype: Dtype) -> Any:
+    """What `prepare` made of the scalar `name`, in the compute dtype."""
+    try:
+        with np.errstate(over="ignore"):
+            return dtype(as_number(name, value))
+    except InvalidTypeError:
+        raise RuleError(
+            f"prepare of rule {rule.name!r} made {name} of type {type(value).__name__}, which is"
+            " no number."
+        ) from None
+    except InvalidArgumentError:
+        return dtype(np.nan)
 
 
 class Stepper:
@@ -125,6 +174,7 @@ class Stepper:
         rule: Rule,
         clipping: Clipping,
         pairs: Sequence[Pair],
+        titles: Sequence[str],
         slots: Sequence[Sequence[Tensor]],
         scalars_of: ScalarsOf,
         selection: Selection,
@@ -137,6 +187,7 @@ class Stepper:
             rule: The rule.
             clipping: What happens to the gradients first.
             pairs: Gradients and variables. A variable may come twice: it is updated twice.
+            titles: The variables' names for messages.
             slots: For each pair the variable's slots, in the rule's order.
             scalars_of: Gives the rule's scalars of a compute dtype.
             selection: The engine.
@@ -151,13 +202,12 @@ class Stepper:
         """
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
-        titles = [name_of(var) for var in variables]
         with not_taken():
             shared = {d: scalars_of(d) for d in dict.fromkeys(map(_compute, variables))}
             for values in shared.values():
                 check_scalars(rule, values)
             if calls:
-                check_pairs(pairs, scatter=scatters(rule))
+                check_pairs(pairs, titles, scatter=scatters(rule))
             _check_shapes(variables, slots, titles)
             self._runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
         self._run(shared, gradients, clipping, selection)
@@ -179,6 +229,48 @@ class Stepper:
                 lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
             )
         runner.run(shared, separate, selection.denormals == "flush")
+
+
+class Steppers:
+    """What is kept between steps.
+
+    Attributes:
+        together: For steps over all variables at once.
+        repeatable: Whether the last of those may be repeated with other gradients.
+    """
+
+    def __init__(self) -> None:
+        self.together = Stepper()
+        self.repeatable = False
+        self._alone: dict[int, Stepper] = {}
+
+    def alone(self, var: Tensor) -> Stepper:
+        """For steps over this variable only."""
+        return self._alone.setdefault(id(var), Stepper())
+
+
+class Plans:
+    """What an optimizer keeps between steps, for eager mode and for each session.
+
+    Plans hold addresses, so a copy of an optimizer makes its own.
+    """
+
+    def __init__(self) -> None:
+        self._eager = Steppers()
+        self._sessions: WeakKeyDictionary[Any, Steppers] = WeakKeyDictionary()
+
+    def now(self) -> Steppers:
+        """Those of the session that is running in this thread, or of eager mode."""
+        session = current_session()
+        if session is None:
+            return self._eager
+        return self._sessions.setdefault(session, Steppers())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
+        return Plans()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, ()
 
 
 def _compute(var: Tensor) -> Dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -306,11 +306,40 @@ def is_variable(x: Any) -> bool:
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
+def tensor_of(x: Any) -> Any:
+    """The parameter that a variable of Keras on torch keeps as its `value`, named after it;
+    anything else as it is.
+    """
+    if isinstance(x, torch.Tensor):
+        return x
+    value = getattr(x, "value", None)
+    if not isinstance(value, torch.nn.Parameter):
+        return x
+    if isinstance(path := getattr(x, "path", None), str):
+        named_variables([(path, value)])
+    return value
+
+
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
-    """The name of a variable, or the one that `named_variables` gave; always like "w:0"."""
-    if isinstance(tensor, Variable):
+    """The name of a variable, or the one that `named_variables` gave; always like "w:0".
+
+    Variables of a graph have names of their own.
+    """
+    if isinstance(tensor, Variable) or not isinstance(tensor, torch.Tensor):
         return tensor.name
     return _full_name(getattr(tensor, "_thalweg_name", default))
+
+
+def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Names for messages; where several have none of their own, their place and shape as well."""
+    names = [name_of(tensor) for tensor in tensors]
+    unnamed = _full_name("Variable")
+    if names.count(unnamed) < 2:
+        return names
+    return [
+        f"{name} (index {index}, shape {tuple(tensor.shape)})" if name == unnamed else name
+        for index, (name, tensor) in enumerate(zip(names, tensors, strict=True))
+    ]
 
 
 def variable_constraint(tensor: torch.Tensor) -> Constraint | None:

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from thalweg.bench import catalogue, memory, peers, problem, roofline
+from thalweg.bench.catalogue import Entry
 from thalweg.bench.shapes import ShapeSet
-from thalweg.bench.timing import Contender, measure
+from thalweg.bench.timing import Contender, Timings, Verdict, measure
 
 ANCHOR = "anchor"
 ROOFLINE = "roofline"
@@ -20,14 +21,15 @@ class Row:
     """One contender's figures for one rule.
 
     Attributes:
-        rule: The rule.
+        rule: The rule's name.
         contender: thalweg, a peer, or the roofline.
         ms: Milliseconds of a step.
         ratio: The same in units of torch's fused Adam in the same rounds; below 1 is faster.
         gbps: GB/s, counting each stream the rule needs once.
         of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
         extra_bytes: The most memory that a step takes beyond what lies between steps.
-        disturbance: How many cores other processes used meanwhile; above 0.1 the figures are bad.
+        disturbance: How many cores other processes used meanwhile.
+        verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
     """
 
@@ -39,6 +41,7 @@ class Row:
     of_roofline: float
     extra_bytes: int
     disturbance: float
+    verdict: Verdict
     rounds_ms: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -46,9 +49,9 @@ class Row:
         return asdict(self)
 
 
-def needed_bytes(shapes: ShapeSet, rule: str, wanted: Sequence[str]) -> int:
+def needed_bytes(shapes: ShapeSet, entry: Entry, wanted: Sequence[str]) -> int:
     """About the most memory that `compare` takes."""
-    slots = catalogue.entry(rule).slots
+    slots = entry.slots
     own = 2 + slots * 2 + 2  # variables, gradients; slots of ours and the roofline; anchor
     in_torch = sum(name.startswith("torch-") for name in wanted)
     temporaries = 2 if {"torch-foreach", "torch-forloop"} & set(wanted) else 0
@@ -58,22 +61,23 @@ def needed_bytes(shapes: ShapeSet, rule: str, wanted: Sequence[str]) -> int:
 
 def compare(
     rule: str,
+    entry: Entry,
     shapes: ShapeSet,
     wanted: Sequence[str],
     *,
     rounds: int = 7,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[[int, int, Timings], object] | None = None,
 ) -> list[Row]:
     """Measure a rule on these shapes.
 
     Args:
-        rule: A name of `catalogue.ENTRIES`.
+        rule: Its name, for the rows.
+        entry: What it is.
         shapes: The variables.
         wanted: Peers, of `peers.PEERS`.
         rounds: Interleaved rounds.
-        progress: Called after each round.
+        progress: Called after each round, as `timing.measure` does.
     """
-    entry = catalogue.entry(rule)
     made = problem.make(shapes)
     contenders = [
         Contender(OURS, problem.thalweg_step(entry, made)),
@@ -99,6 +103,7 @@ def compare(
             of_roofline=timings.ratio(ROOFLINE, each.name),
             extra_bytes=memory.extra_bytes(each.step),
             disturbance=timings.disturbance,
+            verdict=timings.verdict,
             rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
         )
         for each in contenders

@@ -62,6 +62,8 @@ def optax_step(entry: Entry, problem: Problem) -> Step | None:
 
 def keras_step(entry: Entry, problem: Problem) -> Step | None:
     """A step of Keras 3 on the backend it is configured for."""
+    if entry.keras is None:
+        return None
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")

@@ -39,7 +39,9 @@ def optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
     """The rule's optimizer from `thalweg.keras.optimizers`."""
     from thalweg.keras import optimizers
 
-    return getattr(optimizers, entry.keras)(RATE, **{**entry.options, **(options or {})})
+    if entry.rule is not None:
+        return optimizers.RuleOptimizer(entry.rule, RATE, **(options or {}))
+    return getattr(optimizers, str(entry.keras))(RATE, **{**entry.options, **(options or {})})
 
 
 def thalweg_step(

@@ -36,10 +36,28 @@ def add_3(var, grad, a, b, c):
     return var + grad, a + grad, b + grad, c + grad
 
 
-_UPDATES = (add_0, add_1, add_2, add_3)
+def add_4(var, grad, a, b, c, d):
+    """6 reads, 5 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad
+
+
+def add_5(var, grad, a, b, c, d, e):
+    """7 reads, 6 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad, e + grad
+
+
+def add_6(var, grad, a, b, c, d, e, f):
+    """8 reads, 7 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad, e + grad, f + grad
+
+
+_UPDATES = (add_0, add_1, add_2, add_3, add_4, add_5, add_6)
+MOST_SLOTS = len(_UPDATES) - 1
 
 RULES: tuple[Rule, ...] = tuple(
-    Rule(name=f"Roofline{count}", update=update, hypers=(), slots=tuple(map(Slot, "abc"[:count])))
+    Rule(
+        name=f"Roofline{count}", update=update, hypers=(), slots=tuple(map(Slot, "abcdef"[:count]))
+    )
     for count, update in enumerate(_UPDATES)
 )
 

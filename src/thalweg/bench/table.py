@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from rich.table import Table
 
 from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
-from thalweg.bench.timing import OTHERS
+from thalweg.bench.timing import BUDGET, OTHERS, Timings
 
 
 def size(count: float) -> str:
@@ -35,9 +37,9 @@ def title(shapes: ShapeSet) -> str:
 def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
     """The rows as a table, the fastest of each rule first, the roofline last."""
     caption = "ratio: to torch.optim.Adam(fused=True), same rounds"
-    others = max((row.disturbance for row in rows), default=0.0)
-    if others > OTHERS:
-        caption += f"\nOther processes used {others:.1f} cores: do not trust these figures."
+    said = noise(rows)["message"]
+    if said:
+        caption += f"\n{said}"
     made = Table(title=title(shapes), caption=caption)
     for heading in ("rule", "step by"):
         made.add_column(heading)
@@ -55,6 +57,35 @@ def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
     return made
 
 
+def noise(rows: Sequence[Row]) -> dict[str, Any]:
+    """The verdict on all rows: "quiet", "busy" or "unsteady", cores of others, and what it means.
+
+    The message is empty where the figures can be trusted.
+    """
+    others = max((row.disturbance for row in rows), default=0.0)
+    verdicts = {row.verdict for row in rows}
+    if "busy" in verdicts:
+        verdict = "busy"
+        message = f"Other processes used {others:.1f} cores: do not trust these figures."
+    elif "unsteady" in verdicts:
+        verdict = "unsteady"
+        message = "Times jumped from round to round: do not trust these figures."
+    else:
+        verdict, message = "quiet", ""
+    return {"verdict": verdict, "cores_of_others": others, "message": message}
+
+
+def delay(timings: Timings) -> str:
+    """Why a measurement takes longer than its rounds."""
+    others = median(timings.others)
+    reason = (
+        f"Other processes use {others:.1f} cores"
+        if others > OTHERS
+        else "Times jump from round to round"
+    )
+    return f"{reason}: disturbed rounds are repeated, up to {BUDGET:.0f} s a rule."
+
+
 def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
     """The rows with what is needed to judge them, as plain values."""
     return {
@@ -65,6 +96,7 @@ def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
             "bytes": shapes.bytes,
         },
         "threads": torch.get_num_threads(),
+        "noise": noise(rows),
         "anchor": "torch.optim.Adam(fused=True)",
         "machine": {
             "processor": processor(),
@@ -89,20 +121,25 @@ def processor() -> str:
 
 
 def plot(path: Path, shapes: ShapeSet, rows: Sequence[Row]) -> None:
-    """Save a bar chart of step times, a group for each rule, the roofline as a line across.
+    """Save a bar chart of step times.
 
     Raises:
         ImportError: Without matplotlib.
         ValueError: For a file name whose suffix matplotlib does not write.
     """
+    figure(shapes, rows).savefig(path, dpi=150)
+
+
+def figure(shapes: ShapeSet, rows: Sequence[Row]) -> Any:
+    """Step times as bars, a group for each rule, the roofline as a line across."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rules = list(dict.fromkeys(row.rule for row in rows))
     names = [name for name in dict.fromkeys(row.contender for row in rows) if name != ROOFLINE]
-    figure = Figure(figsize=(2.5 + 1.6 * len(rules), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    made = Figure(figsize=(max(3.5 + 1.6 * len(rules), 6.4), 4.5), layout="constrained")
+    FigureCanvasAgg(made)
+    axes = made.add_subplot()
     width = 0.8 / len(names)
     for place, name in enumerate(names):
         own = [(rules.index(row.rule), row.ms) for row in rows if row.contender == name]
@@ -114,6 +151,6 @@ def plot(path: Path, shapes: ShapeSet, rows: Sequence[Row]) -> None:
         axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
     axes.set_xticks(range(len(rules)), rules)
     axes.set_ylabel("ms per step, median")
-    axes.set_title(title(shapes), fontsize=10)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    made.suptitle(textwrap.fill(title(shapes), 70), fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return made

@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+from typing import Literal
 
 Step = Callable[[], object]
+Verdict = Literal["quiet", "busy", "unsteady"]
 
 WARM_UP = 3  # steps before anything is timed: compilation, first touch of slots, plans
 FEWEST = 3  # rounds that are run whatever the budget
 QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
+BUDGET = 60.0  # seconds after which no further round begins
 OTHERS = 0.1  # and so is one in which other processes used this many cores
 
 
@@ -64,6 +67,18 @@ class Timings:
         """The rounds that count: the quiet ones, or all if those are too few."""
         quiet = self.quiet()
         return quiet if len(quiet) >= FEWEST else list(range(len(self.others)))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the rounds that count can be trusted, and what is the matter if not.
+
+        "busy": other processes used the cores. "unsteady": times jump though none did; a shared or
+        throttled machine does that.
+        """
+        quiet = len(self.quiet())
+        if quiet >= FEWEST or quiet == len(self.others):
+            return "quiet"
+        return "busy" if self.disturbance > OTHERS else "unsteady"
 
     @property
     def disturbance(self) -> float:
@@ -135,8 +150,8 @@ def measure(
     *,
     rounds: int = 7,
     block: float = 0.1,
-    budget: float = 60.0,
-    progress: Callable[[int, int], object] | None = None,
+    budget: float = BUDGET,
+    progress: Callable[[int, int, Timings], object] | None = None,
 ) -> Timings:
     """Time the contenders in interleaved rounds.
 
@@ -149,7 +164,8 @@ def measure(
         rounds: How many quiet rounds are wanted.
         block: Seconds that a block should last.
         budget: Seconds after which no further round begins, once there are three.
-        progress: Called after each round with the number of quiet rounds and the number wanted.
+        progress: Called after each round with the number of quiet rounds, the number wanted, and
+            all that was measured.
     """
     timings = Timings({contender.name: [] for contender in contenders})
     steps = {contender.name: _steps(contender, block) for contender in contenders}
@@ -158,7 +174,7 @@ def measure(
     for done in range(3 * rounds):
         quiet = len(timings.quiet())
         if progress is not None:
-            progress(min(quiet, rounds), rounds)
+            progress(min(quiet, rounds), rounds, timings)
         if quiet >= rounds or (done >= FEWEST and perf_counter() - start > budget):
             break
         with no_collection():

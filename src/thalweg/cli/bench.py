@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from thalweg.cli import own
+from thalweg.cli.options import clamped
+
+if TYPE_CHECKING:
+    from thalweg.bench.catalogue import Entry
+    from thalweg.bench.timing import Timings
 
 
 def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
     """The comma-separated names in `value`, as `known` spells them, each once."""
     spelled = {name.lower(): name for name in known}
-    names = [name.strip() for name in value.split(",") if name.strip()]
+    names = _split(value)
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown or not names:
         bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
@@ -19,14 +27,51 @@ def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
     return list(dict.fromkeys(spelled[name.lower()] for name in names))
 
 
+def _split(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _entries(value: str) -> dict[str, Entry]:
+    """The rules in `value` by the names the table gives them."""
+    from thalweg.bench import catalogue
+    from thalweg.bench.roofline import MOST_SLOTS
+
+    found: dict[str, Entry] = {}
+    for name in dict.fromkeys(_split(value) or [value]):
+        if not own.is_own(name):
+            known = _names(name, (*catalogue.KNOWN, "file.py:NAME"), "rule")[0]
+            found[known] = catalogue.entry(known)
+            continue
+        rule = own.rule(name)
+        if len(rule.slots) > MOST_SLOTS:
+            raise click.BadParameter(
+                f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured."
+            )
+        taken = rule.name in found or rule.name in catalogue.KNOWN
+        found[name if taken else rule.name] = catalogue.own(rule)
+    return found
+
+
 @click.command()
 @click.argument("shapes", default="resnet50", metavar="[SHAPES|FILE]")
-@click.option("--rules", default="Adam", show_default=True, help="Rules, separated by commas.")
+@click.option(
+    "--rules",
+    default="Adam",
+    show_default=True,
+    metavar="A,B,...",
+    help="Rules, separated by commas: names, or file.py:NAME for one of yours.",
+)
 @click.option("--peers", default=None, help="Peers, separated by commas. Default: all installed.")
 @click.option(
     "--rounds", default=7, show_default=True, type=click.IntRange(1), help="Interleaved rounds."
 )
-@click.option("--threads", default=None, type=click.IntRange(1), help="Default: torch's choice.")
+@click.option(
+    "--threads",
+    default=None,
+    type=click.IntRange(1),
+    callback=clamped,
+    help="Default: torch's choice.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
     "--plot",
@@ -47,33 +92,34 @@ def bench(
 
     FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes matter.
     Every step runs in interleaved rounds with torch's fused Adam ("ratio") and with a kernel that
-    does one addition over the same memory ("of roofline").
+    does one addition over the same memory ("of roofline"). Rounds that other processes disturb are
+    repeated, so a busy machine takes up to a minute for each rule.
 
     \b
     Examples:
       thalweg bench
       thalweg bench gpt2 --rules Adam,Adagrad,Ftrl
       thalweg bench model.safetensors --rules Nadam --plot steps.png
+      thalweg bench --rules Adam,mine.py:MyRule
     """
     import torch
 
     from thalweg.bench import peers as others
     from thalweg.bench import shapes as sets
     from thalweg.bench import table
-    from thalweg.bench.catalogue import ENTRIES
 
     try:
         chosen = sets.load(shapes)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="SHAPES") from None
-    names = _names(rules, tuple(ENTRIES), "rule")
+    entries = _entries(rules)
     wanted = others.installed() if peers is None else _names(peers, others.installed(), "peer")
     if plot is not None:
         _check_plot(plot)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        rows = _measure(chosen, names, tuple(wanted), rounds, as_json)
+        rows = _measure(chosen, entries, tuple(wanted), rounds, as_json)
         if as_json:
             click.echo(json.dumps(table.report(chosen, rows), indent=2))
         else:
@@ -101,33 +147,40 @@ def _check_plot(path: Path) -> None:
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--plot")
 
 
-def _measure(shapes, names, wanted, rounds, quiet):  # pyright: ignore
+def _measure(
+    shapes: Any, entries: dict[str, Entry], wanted: tuple[str, ...], rounds: int, quiet: bool
+) -> list[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from thalweg.bench import compare, memory
+    from thalweg.bench import compare, memory, table
     from thalweg.bench.table import size
 
     room = memory.available()
-    needed = max(compare.needed_bytes(shapes, name, wanted) for name in names)
+    needed = max(compare.needed_bytes(shapes, entry, wanted) for entry in entries.values())
     if room is not None and needed > room:
         raise click.ClickException(
             f"{shapes.name} needs about {size(needed)} for all peers together;"
             f" {size(room)} are free. Name fewer with --peers, for example --peers torch-fused."
         )
-    rows = []
+    rows: list[Any] = []
+    told = quiet
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # On a terminal only, and never among the figures.
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=quiet or not console.is_terminal
     ) as progress:
-        for name in names:
+        for name, entry in entries.items():
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds)
 
-            def done(count: int, wanted: int, task=task) -> None:  # pyright: ignore
+            def done(count: int, wanted: int, timings: Timings, task: Any = task) -> None:
+                nonlocal told
                 progress.update(task, completed=count, total=wanted)
+                if not told and count < wanted <= len(timings.others):
+                    told = True
+                    console.print(table.delay(timings), highlight=False, soft_wrap=True)
 
-            rows += compare.compare(name, shapes, wanted, rounds=rounds, progress=done)
+            rows += compare.compare(name, entry, shapes, wanted, rounds=rounds, progress=done)
             progress.remove_task(task)
     return rows

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+
+from thalweg.cli.options import clamped
 
 
 def _rates(
@@ -51,6 +56,7 @@ def _rates(
     type=click.IntRange(1),
     default=1,
     show_default=True,
+    callback=clamped,
     help="For models this small, one is as fast as many.",
 )
 @click.option(
@@ -71,7 +77,7 @@ def _rates(
 @click.option(
     "--logdir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for TensorBoard events.",
+    help="Folder for TensorBoard events; every race gets a new folder in it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def race(
@@ -118,32 +124,56 @@ def race(
         )  # fmt: skip
     except RaceError as error:
         raise click.UsageError(str(error)) from error
-    for folder in (out, logdir):
-        if folder is not None:
-            _writable(folder)
-    console = Console(stderr=as_json)
-    with watch(console, problem) as progress:
-        loaded = PROBLEMS[problem](seed)
-        result = run(
-            loaded, contestants, epochs=epochs, seed=seed, threads=threads, progress=progress
-        )
     written = [out / "race.json", out / "race.png"]
-    report.save(result, written[0])
-    plot.save(result, written[1])
-    if logdir is not None:
-        events.save(result, logdir)
-        written.append(logdir)
+    _check_writable(out, written)
+    console = Console(stderr=as_json)
+    with _events_folder(logdir, problem) as events_folder:
+        with watch(console, problem) as progress:
+            loaded = PROBLEMS[problem](seed)
+            result = run(
+                loaded, contestants, epochs=epochs, seed=seed, threads=threads, progress=progress
+            )
+        report.save(result, written[0])
+        plot.save(result, written[1])
+        if events_folder is not None:
+            events.save(result, events_folder)
+            written.append(events_folder)
     if as_json:
         click.echo(report.text(result))
     else:
         _print(console, result, written)
 
 
-def _writable(folder: Path) -> None:
+def _check_writable(folder: Path, files: list[Path]) -> None:
+    """Found out before the race, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise click.BadParameter(f"cannot make the folder '{folder}': {error.strerror}.") from error
+        raise _unwritable("--out", folder, error) from error
+    for file in files:
+        if file.is_dir():
+            raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
+
+
+@contextmanager
+def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
+    if logdir is None:
+        yield None
+        return
+    from thalweg.race import events
+
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(events.folder(logdir, problem))
+        except OSError as error:
+            raise _unwritable("--logdir", logdir, error) from error
+        yield made
+
+
+def _unwritable(option: str, folder: Path, error: OSError) -> click.BadParameter:
+    return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)
 
 
 def _print(console: Any, result: Any, written: list[Path]) -> None:
@@ -156,9 +186,5 @@ def _print(console: Any, result: Any, written: list[Path]) -> None:
         highlight=False,
     )
     console.print(report.table(result))
-    console.print(
-        "us/step: the optimizer's own part of a step, median; no time includes the first.",
-        style="dim",
-        highlight=False,
-    )
+    console.print(report.FOOTNOTE, style="dim", highlight=False)
     console.print("Saved " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)

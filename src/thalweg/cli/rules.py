@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from thalweg.cli import own
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from thalweg.formula import Rule
 
-FORMULAS = ("prepare", "update", "update_sparse", "update_single", "update_untouched")
-
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def rules(as_json: bool) -> None:
-    """List the update rules.
+    """List the update rules, a line for each.
 
     \b
     Examples:
@@ -37,22 +37,19 @@ def rules(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    # A line per rule in 80 columns, for eyes and for grep; the rest is told by `thalweg show`.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rule", style="bold", overflow="fold")
-    for heading in ("slots", "hyperparameters", "sparse gradient", "source"):
+    for heading in ("slots", "a sparse gradient updates"):
         table.add_column(heading, overflow="fold")
     for rule in RULES:
-        table.add_row(
-            rule.name,
-            ", ".join(slot.name for slot in rule.slots) or "-",
-            ", ".join(hyper.name for hyper in rule.hypers),
-            sparse(rule),
-            rule.source,
-        )
+        table.add_row(rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse(rule))
     console = Console()
-    if not console.is_terminal:
-        console.width = 250  # a pipe has no width; grep and awk want a line per rule
     console.print(table)
+    console.print(
+        "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
+        style="dim", highlight=False,
+    )  # fmt: skip
 
 
 @click.command(short_help="Print a rule: formula, slots, defaults, differences.")
@@ -88,8 +85,10 @@ def sparse(rule: Rule) -> str:
 
 def formula(rule: Rule) -> str:
     """The source text of everything that the rule computes; for functions without, a note."""
+    from thalweg.formula import FORMULAS
+
     texts: list[str] = []
-    for part in FORMULAS:
+    for part in ("prepare", *FORMULAS):
         function = getattr(rule, part)
         if function is not None:
             try:
@@ -115,23 +114,13 @@ def _described(rule: Rule) -> dict[str, Any]:
 
 
 def _find(name: str) -> Rule:
-    from thalweg.formula import Rule
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in known:
         return known[name.lower()]
-    if ".py" in name:
-        from thalweg.race.entry import load
-        from thalweg.race.errors import RaceError
-
-        try:
-            thing = load(name)
-        except RaceError as error:
-            raise click.UsageError(str(error)) from error
-        if isinstance(thing, Rule):
-            return thing
-        raise click.UsageError(f"'{name}' is a {type(thing).__name__}, not a thalweg.Rule.")
+    if own.is_own(name):
+        return own.rule(name)
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     near += [key for key in known if name.lower() in key and key not in near]
     names = ", ".join(known[key].name for key in near or known)
@@ -148,7 +137,8 @@ def _print(console: Console, rule: Rule) -> None:
         console.print(Text(f"\n{text}", style="bold"))
 
     console.print(Text(rule.name, style="bold green"))
-    console.print(rule.source, highlight=False, soft_wrap=True)
+    if rule.source:
+        console.print(rule.source, highlight=False, soft_wrap=True)
     heading("Formula")
     text = formula(rule)
     if console.is_terminal and not console.no_color:

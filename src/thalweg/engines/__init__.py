@@ -1,5 +1,6 @@
 """The engines: they update memory by formulas, and know no algorithm's name."""
 
+from thalweg.engines.check import check_rule
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measure import sums_of_squares
 from thalweg.engines.reference import check_scalars, prepared, transform
@@ -11,6 +12,7 @@ __all__ = [
     "Selection",
     "check_gradients",
     "check_name",
+    "check_rule",
     "check_scalars",
     "compute_dtype",
     "current",

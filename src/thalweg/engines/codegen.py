@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from thalweg.engines import store
 from thalweg.engines.transcribe import (
@@ -15,9 +16,9 @@ from thalweg.engines.transcribe import (
     LITERAL,
     LOCAL_PREFIX,
     Transcript,
+    check_counts,
     transcribe,
 )
-from thalweg.errors import RuleError
 from thalweg.formula import Formula
 
 # How each storage type is addressed, read and written: pointer, item size, load, store.
@@ -107,7 +108,6 @@ def {name}(argument):
     ticket = take_ticket(work)
     while ticket < slices:
         for chunk in range(bounds[ticket], bounds[ticket + 1]):
-{prefetches}
             tensor = chunks[4 * chunk]
             offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
             length = chunks[4 * chunk + 3]
@@ -115,39 +115,31 @@ def {name}(argument):
             row = scalar_row[tensor] * {n_scalars}
 {scalars}
             for i in range(length):
-{loads}
-{body}
-{stores}
+{element}
         ticket = take_ticket(work)
     end_denormals(found)
 """
 
-
-_SUM = """
+_ROWS = """
 @cfunc("void(voidptr)", cache={{cache}}, **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
-    count, flush, width = work[1], work[2], work[3]
-    repeated, first = int64_pointer(work[4]), int64_pointer(work[5])
-    following = int64_pointer(work[6])
+    slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
+    row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
+    following, base = int32_pointer(work[8]), int64_pointer(work[9])
+    scalars = {compute}_pointer(work[10])
+    scratch = work[11] + take_ticket(int64_pointer(address_of(argument) + 104)) * work[12]
+    one = {literal}(flush | 1)
+    row = 0
+{scalars}
     found = begin_denormals(flush)
     ticket = take_ticket(work)
-    while ticket * {group} < count:
-        for k in range(ticket * {group}, min((ticket + 1) * {group}, count)):
-            entry = first[repeated[k]]
-            values = {pointer}(work[7] + entry * width * {size})
-            entry = following[entry]
-            more = {pointer}(work[7] + entry * width * {size})
-            wide = {compute}_pointer(work[9] + k * width * {wide_size})
-            for i in range(width):
-                wide[i] = {load} + {load_more}
-            entry = following[entry]
-            while entry >= 0:
-                more = {pointer}(work[7] + entry * width * {size})
-                for i in range(width):
-                    wide[i] = wide[i] + {load_more}
-                entry = following[entry]
-{narrow}
+    while ticket < slices:
+        for group in range(ticket * share, min((ticket + 1) * share, groups)):
+{prefetches}
+            offset = row_of[group] * width
+            entry = numba.int64(first[group])
+{update}
         ticket = take_ticket(work)
     end_denormals(found)
 """
@@ -176,33 +168,9 @@ def {name}(argument):
         ticket = take_ticket(work)
 """
 
-AHEAD = 8  # chunks between the one that is updated and the one that is prefetched
-SHORT = 256  # elements of a chunk that is prefetched whole
-SUM_GROUP = 256  # rows a thread sums before it asks for more
-
-
-def generate_sum(storage: str, compute: str) -> Kernel:
-    """The kernel that adds up the entries of rows named several times, in order of appearance."""
-    pointer, size, load, save = STORAGE[storage]
-    header = _HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute=compute)
-    narrow = [
-        f"scratch = {pointer}(work[8] + k * width * {size})",
-        "for i in range(width):",
-        f"    scratch[i] = {save.format('wide[i]')}",
-    ]
-    text = _SUM.format(
-        name="KERNEL_NAME",
-        pointer=pointer,
-        size=size,
-        compute=compute,
-        wide_size=STORAGE[compute][1],
-        group=SUM_GROUP,
-        load=load.format("values[i]"),
-        load_more=load.format("more[i]"),
-        narrow=_indent([] if storage == compute else narrow, 3),
-    )
-    name = f"s_{store.digest(header, text, versions())}"
-    return Kernel(name, header + text.replace("KERNEL_NAME", name), ())
+AHEAD = 8  # rows between the one that is updated and the one that is prefetched
+SHORT = 256  # elements of a row that are prefetched
+LINE = 64  # bytes of a cache line
 
 
 def generate_measure(storage: str) -> Kernel:
@@ -243,18 +211,6 @@ def _indent(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
 
-def _check(formula: Formula, transcript: Transcript, grad: bool, slots: int) -> None:
-    wanted = 1 + grad + slots
-    if len(transcript.positional) != wanted or len(transcript.results) != wanted - grad:
-        name = getattr(formula, "__qualname__", formula)
-        takes = "var, grad, *slots" if grad else "var, *slots"
-        raise RuleError(
-            f"{name} takes {len(transcript.positional)} and returns {len(transcript.results)}"
-            f" values; with {slots} slots it must take {wanted} ({takes}) and return"
-            f" {wanted - grad} (var, *slots)."
-        )
-
-
 def _stage_names(stages: tuple[Formula, ...]) -> list[tuple[str, Transcript]]:
     return [(f"stage{index}", transcribe(stage)) for index, stage in enumerate(stages)]
 
@@ -265,7 +221,7 @@ def generate(
     storage: tuple[str, ...],
     compute: str,
     grad: bool,
-    scattered: bool = False,
+    duplicates: Literal["sum", "successive"] | None = None,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
@@ -275,10 +231,11 @@ def generate(
         storage: Storage types of variable, gradient (if any) and slots.
         compute: "float32" or "float64".
         grad: Whether the formula takes a gradient.
-        scattered: Whether chunks are short and lie apart, so that memory is asked for ahead.
+        duplicates: None for a kernel over chunks of tensors. For one over rows that a sparse
+            gradient names: what happens to a row that it names several times.
     """
     transcript = transcribe(formula)
-    _check(formula, transcript, grad, len(storage) - 1 - grad)
+    check_counts(formula, transcript, grad, len(storage) - 1 - grad)
     staged = _stage_names(stages)
     names = dict.fromkeys(name for _, stage in staged for name in stage.scalars)
     scalars = (*names, *(name for name in transcript.scalars if name not in names))
@@ -293,8 +250,12 @@ def generate(
     pointers, loads, stores = [], [], []
     for index, kind in enumerate(storage):
         pointer, size, load, save = STORAGE[kind]
-        start = "grad_offset" if grad and index == 1 else "offset"
-        address = f"base[tensor * {len(storage)} + {index}] + {start} * {size}"
+        is_gradient = grad and index == 1
+        if duplicates is None:
+            start = "grad_offset" if is_gradient else "offset"
+            address = f"base[tensor * {len(storage)} + {index}] + {start} * {size}"
+        else:
+            address = "gradient" if is_gradient else f"base[{index}] + offset * {size}"
         pointers.append(f"p{index} = {pointer}({address})")
         name = LOCAL_PREFIX + transcript.positional[index]
         loads.append(f"{name} = {load.format(f'p{index}[i]')}")
@@ -316,36 +277,89 @@ def generate(
     scalar_lines += [f"{LOCAL_PREFIX}{name} = s{position[name]}" for name in transcript.scalars]
     header = _HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute=compute)
     text = header + "\n\n".join(definitions.values()) + "\n"
-    template = _KERNEL.format(
-        name="KERNEL_NAME",
-        literal=LITERAL,
-        compute=compute,
-        n_scalars=len(scalars),
-        prefetches=_indent(_prefetches(storage, grad) if scattered else [], 3),
-        pointers=_indent(pointers, 3),
-        scalars=_indent(scalar_lines or ["pass"], 3),
-        loads=_indent(loads, 4),
-        body=_indent(body, 4),
-        stores=_indent(stores or ["pass"], 4),
-    )
+    element = [*loads, *body, *(stores or ["pass"])]
+    common = {"name": "KERNEL_NAME", "literal": LITERAL, "compute": compute}
+    if duplicates is None:
+        template = _KERNEL.format(
+            **common,
+            n_scalars=len(scalars),
+            pointers=_indent(pointers, 3),
+            scalars=_indent(scalar_lines or ["pass"], 3),
+            element=_indent(element, 4),
+        )
+    else:
+        update = [*pointers, "for i in range(width):", *("    " + line for line in element)]
+        template = _ROWS.format(
+            **common,
+            scalars=_indent(scalar_lines, 1),
+            prefetches=_indent(_prefetches(storage), 3),
+            update=_indent([*_rows_gradient(storage[1], compute), *update], 3)
+            if duplicates == "sum"
+            else _indent(_one_by_one(storage[1], update), 3),
+        )
     name = f"k_{store.digest(text, template, versions())}"
     source = text + template.replace("KERNEL_NAME", name)
     return Kernel(name, source, scalars)
 
 
-def _prefetches(storage: tuple[str, ...], grad: bool) -> list[str]:
+def _entry(storage: str) -> str:
+    return f"base[1] + entry * width * {STORAGE[storage][1]}"
+
+
+_NEXT = "entry = numba.int64(following[entry])"
+
+
+def _one_by_one(storage: str, update: list[str]) -> list[str]:
+    """Update a row once for each of its entries."""
+    inner = [f"gradient = {_entry(storage)}", _NEXT, *update]
+    return ["while entry >= 0:", *("    " + line for line in inner)]
+
+
+def _rows_gradient(storage: str, compute: str) -> list[str]:
+    """The gradient of a row: that of its only entry where it lies, or a sum, in scratch.
+
+    The first two entries are added without a copy; a sum in another type is rounded once.
+    """
+    pointer, _, load, save = STORAGE[storage]
+    add = [f"more = {pointer}({_entry(storage)})", "for i in range(width):"]
     lines = [
-        f"ahead = chunk + {AHEAD}",
-        f"if ahead < bounds[slices] and chunks[4 * ahead + 3] <= {SHORT}:",
-        "    there, other = chunks[4 * ahead + 1], chunks[4 * ahead]",
-        "    for line in range(0, chunks[4 * ahead + 3], 16):",
+        f"gradient = {_entry(storage)}",
+        _NEXT,
+        "if entry >= 0:",
+        f"    values, wide = {pointer}(gradient), {compute}_pointer(scratch)",
+        *("    " + line for line in add),
+        f"        wide[i] = {load.format('values[i]')} + {load.format('more[i]')}",
+        f"    {_NEXT}",
+        "    while entry >= 0:",
+        *("        " + line for line in add),
+        f"            wide[i] = wide[i] + {load.format('more[i]')}",
+        f"        {_NEXT}",
+        "    gradient = scratch",
+    ]
+    if storage != compute:
+        lines += [
+            f"    gradient = scratch + width * {STORAGE[compute][1]}",
+            f"    narrow = {pointer}(gradient)",
+            "    for i in range(width):",
+            f"        narrow[i] = {save.format('wide[i]')}",
+        ]
+    return lines
+
+
+def _prefetches(storage: tuple[str, ...]) -> list[str]:
+    lines = [
+        f"ahead = group + {AHEAD}",
+        "if ahead < groups:",
+        "    there = row_of[ahead] * width",
     ]
     for index, kind in enumerate(storage):
-        if not (grad and index == 1):  # gradients are read in order
-            address = (
-                f"base[other * {len(storage)} + {index}] + (there + line) * {STORAGE[kind][1]}"
-            )
-            lines.append(f"        prefetch({address})")
+        if index != 1:  # gradients are read almost in order
+            size = STORAGE[kind][1]
+            lines += [
+                f"    start = base[{index}] + there * {size}",
+                f"    for line in range(0, min(width, {SHORT}) * {size}, {LINE}):",
+                "        prefetch(start + line)",
+            ]
     return lines
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from thalweg.engines import store, team
-from thalweg.engines.codegen import Kernel, generate, generate_measure, generate_sum
+from thalweg.engines.codegen import Kernel, generate, generate_measure
 from thalweg.engines.loops import Loop
 from thalweg.engines.work import SERIAL, Table
 from thalweg.formula import Formula
@@ -38,12 +38,16 @@ class Compiled:
         """
         if table.elements:
             argument = table.argument(scalars, flush)
-            self.launch(argument, len(table.bounds) - 1, table.elements)
+            self.launch(argument, threads_for(len(table.bounds) - 1, table.elements))
 
-    def launch(self, argument: int, slices: int, elements: int) -> None:
-        """Call the kernel on as many threads as the work deserves."""
-        threads = 1 if elements < SERIAL else min(team.size(), slices)
+    def launch(self, argument: int, threads: int) -> None:
+        """Call the kernel on so many threads at once."""
         team.run(self._address, argument, threads)
+
+
+def threads_for(slices: int, elements: int) -> int:
+    """How many threads the work deserves."""
+    return 1 if elements < SERIAL else min(team.size(), slices)
 
 
 @cache
@@ -53,10 +57,10 @@ def compiled(
     storage: tuple[str, ...],
     compute: type[np.floating],
     grad: bool = True,
-    scattered: bool = False,
+    duplicates: Literal["sum", "successive"] | None = None,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
-    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, scattered)
+    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, duplicates)
     return Compiled(kernel, compute)
 
 
@@ -64,12 +68,6 @@ def compiled(
 def jitted(*functions: Callable[..., Any]) -> Loop:
     """A plain function over arrays and integers, compiled; followed by the functions it calls."""
     return Loop(*functions)
-
-
-@cache
-def summing(storage: str, compute: type[np.floating]) -> Compiled:
-    """The compiled kernel that sums the entries of repeated rows."""
-    return Compiled(generate_sum(storage, np.dtype(compute).name), compute)
 
 
 @cache

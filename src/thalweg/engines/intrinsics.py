@@ -35,6 +35,7 @@ def _pointer_to(element: types.Type, llvm_type: Any, name: str) -> Any:
 
 
 int64_pointer = _pointer_to(types.int64, ir.IntType(64), "int64_pointer")
+int32_pointer = _pointer_to(types.int32, ir.IntType(32), "int32_pointer")
 uint16_pointer = _pointer_to(types.uint16, ir.IntType(16), "uint16_pointer")
 float32_pointer = _pointer_to(types.float32, ir.FloatType(), "float32_pointer")
 float64_pointer = _pointer_to(types.float64, ir.DoubleType(), "float64_pointer")

@@ -168,6 +168,26 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
+def bounds(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
+    spans = np.array([span(tensor) for tensor in tensors if tensor.numel()], np.int64)
+    # Address 0 counts as theirs: a gradient there lies on the meta device.
+    spans = np.concatenate([np.array([[-1, 1]]), spans.reshape(-1, 2)])
+    spans = spans[np.argsort(spans[:, 0])]
+    reach = np.maximum.accumulate(spans[:, 1])
+    first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
+    last = np.append(first[1:] - 1, len(spans) - 1)
+    return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
+
+
+def apart(starts: np.ndarray | int, sizes: np.ndarray | int, bounds: np.ndarray) -> bool:
+    """Whether no run of so many bytes reaches into memory with these bounds."""
+    # A run that begins inside lies after an odd number of bounds; one that ends inside, or behind,
+    # has more of them before its end than before its start.
+    before = bounds.searchsorted(starts, "right")
+    return not ((before & 1) | (before != bounds.searchsorted(starts + sizes))).any()
+
+
 def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
     """Refuse different tensors that share memory.
 

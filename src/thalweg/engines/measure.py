@@ -32,7 +32,8 @@ def table_sums(work: Table, storage: str, column: int, bound: float) -> np.ndarr
     if work.elements:
         limit = np.array([bound], np.float64)
         argument = work.measuring(limit, partial, column)
-        cpu.measuring(storage).launch(argument, len(work.bounds) - 1, work.elements)
+        threads = cpu.threads_for(len(work.bounds) - 1, work.elements)
+        cpu.measuring(storage).launch(argument, threads)
     result = np.zeros(tensors, np.float64)
     np.add.at(result, work.chunks[:, 0], partial)
     return result

@@ -149,19 +149,8 @@ class DensePlan:
             index for index, size in enumerate(map(_numel, self.variables)) if size == 1
         ]
         self._contiguous = all(map(_contiguous, self.variables))
-        self._bounds = self._memory()
-
-    def _memory(self) -> np.ndarray:
-        """Bounds of the written memory: start, end, start, end ... of disjoint runs, ascending."""
-        tensors = [*self.variables, *(slot for each in self.slots for slot in each)]
-        spans = np.array([layout.span(tensor) for tensor in tensors if tensor.numel()], np.int64)
-        # Address 0 counts as written: a gradient there lies on the meta device.
-        spans = np.concatenate([np.array([[-1, 1]]), spans.reshape(-1, 2)])
-        spans = spans[np.argsort(spans[:, 0])]
-        reach = np.maximum.accumulate(spans[:, 1])
-        first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))
-        last = np.append(first[1:] - 1, len(spans) - 1)
-        return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
+        slots_apart = [slot for each in self.slots for slot in each]
+        self._bounds = layout.bounds([*self.variables, *slots_apart])
 
     def applies(self, variables: Sequence[Tensor]) -> bool:
         """Whether this plan was made for these very variables, and they lie where they lay."""
@@ -198,10 +187,14 @@ class DensePlan:
             and all(all(map(is_, a, b)) for a, b in zip(slots, self.slots, strict=True))
         )
 
-    def aim(self, gradients: Sequence[Tensor]) -> bool:
+    def aim(self, gradients: Sequence[Any], bounds: np.ndarray | None = None) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.
 
         Nothing is written; a False return leaves the reasons to the careful path.
+
+        Args:
+            gradients: Anything.
+            bounds: Of the memory that the step writes, if that is more than the plan does.
         """
         try:
             if (
@@ -221,7 +214,7 @@ class DensePlan:
             addresses = _addresses(gradients)
         except RuntimeError:
             return False
-        return self._point(addresses)
+        return self._point(addresses, self._bounds if bounds is None else bounds)
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""
@@ -229,13 +222,11 @@ class DensePlan:
         for group in self.groups:
             group.point_at(addresses[group.members])
 
-    def _point(self, addresses: np.ndarray) -> bool:
+    def _point(self, addresses: np.ndarray, bounds: np.ndarray) -> bool:
         for group in self.groups:
             own = addresses if group.whole else addresses[group.members]
-            # A gradient inside memory that the step writes must be copied first: its first byte
-            # lies after an odd number of bounds then, or its end after more of them.
-            before = self._bounds.searchsorted(own, "right")
-            if (before & 1).any() or (before != self._bounds.searchsorted(own + group.bytes)).any():
+            # A gradient inside memory that the step writes must be copied first.
+            if not layout.apart(own, group.bytes, bounds):
                 return False
             group.point_at(own)
         return True

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thalweg.engines import layout, reference
 from thalweg.engines.measure import sums_of_squares
+from thalweg.engines.mixed import MixedPlan, own_scalars
 from thalweg.engines.plan import DensePlan, Scalars
 from thalweg.engines.selection import Selection
-from thalweg.engines.sparse import SparsePlan
+from thalweg.engines.sparse import ENTRIES, SparsePlan
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
 
@@ -62,10 +63,10 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self._dense: DensePlan | None = None  # the plan that `aim` may use again
+        self._steady: DensePlan | MixedPlan | None = None  # what `aim` may use again
+        self._selection: Selection | None = None
         self._kept: DensePlan | None = None  # the last one, for steps with other gradients, too
-        self._dense_selection: Selection | None = None
-        self._sparse: dict[int, SparsePlan] = {}
+        self._sparse: dict[tuple[int, int], SparsePlan] = {}  # by variable and round
         self._warned: set[int] = set()
         self._steps: list[Step] = []
         self._aimed = False
@@ -80,12 +81,12 @@ class Runner:
         selection: Selection,
     ) -> bool:
         """Whether the step is the one before with other gradients; if so it is ready to run."""
-        plan = self._dense
+        plan = self._steady
         if (
             plan is None
             or plan.rule is not rule
             or plan.stages != stages
-            or selection != self._dense_selection
+            or selection != self._selection
             or not plan.applies(variables)
             or not plan.aim(gradients)
         ):
@@ -110,7 +111,7 @@ class Runner:
         Raises:
             InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
         """
-        self._dense = None
+        self._steady = None
         self._aimed = False
         self._steps = []
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
@@ -124,38 +125,59 @@ class Runner:
             rounds[number].append(index)
         _check_memory(variables, slots, names)
         gradients = _apart(variables, gradients, slots)
-        for indices in rounds:
-            self._plan_round(rule, stages, indices, variables, gradients, slots, names, selection)
-        if len(self._steps) == 1 and self._dense is not None:
-            self._dense_selection = selection
-        else:
-            self._dense = None
+        for number, indices in enumerate(rounds):
+            plan = self._plan_round(
+                rule, stages, number, indices, variables, gradients, slots, names, selection
+            )
+            if len(rounds) == 1:
+                self._steady, self._selection = plan, selection
 
     def _plan_round(
         self,
         rule: Rule,
         stages: Stages,
+        number: int,
         indices: list[int],
         variables: Sequence[Tensor],
         gradients: Sequence[Gradient],
         slots: Sequence[Sequence[Tensor]],
         names: Sequence[str],
         selection: Selection,
-    ) -> None:
+    ) -> DensePlan | MixedPlan | None:
+        """Add the steps of distinct variables; returns a plan that takes them again, if any can."""
         dense: list[int] = []
+        sparse: list[tuple[int, SparsePlan]] = []
         for index in indices:
-            grad, var = gradients[index], variables[index]
-            raw = self._raw(var, slots[index], names[index], selection)
+            grad, var, own = gradients[index], variables[index], slots[index]
+            raw = self._raw(var, own, names[index], selection)
             if isinstance(grad, IndexedSlices):
-                step = self._sparse_step(rule, stages, index, var, grad, list(slots[index]), raw)
-                self._steps.append(step)
+                if raw and var.is_contiguous() and len(grad.indices) < ENTRIES:
+                    plan = self._sparse_plan(rule, number, var, own)
+                    plan.point_at(grad.values.detach(), grad.indices)
+                    sparse.append((index, plan))
+                else:
+                    self._steps.append(_reference_rows(rule, stages, index, var, grad, list(own)))
             elif raw:
                 dense.append(index)
             else:
-                step = _reference_step(rule, stages, index, var, grad, list(slots[index]))
-                self._steps.append(step)
+                self._steps.append(_reference_step(rule, stages, index, var, grad, list(own)))
+        made = None
         if dense:
-            self._steps.append(self._dense_step(rule, stages, dense, variables, gradients, slots))
+            made, step = self._dense_step(rule, stages, dense, variables, gradients, slots)
+            self._steps.append(step)
+        self._steps += [_sparse_step(stages, index, plan) for index, plan in sparse]
+        if len(dense) + len(sparse) < len(indices):
+            return None
+        return MixedPlan(rule, stages, made, dense, sparse) if sparse else made
+
+    def _sparse_plan(
+        self, rule: Rule, number: int, var: Tensor, slots: Sequence[Tensor]
+    ) -> SparsePlan:
+        # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
+        plan = self._sparse.get((id(var), number))
+        if plan is None or not plan.serves(rule, var, slots):
+            plan = self._sparse[id(var), number] = SparsePlan(rule, var, slots)
+        return plan
 
     def _raw(self, var: Tensor, slots: Sequence[Tensor], name: str, selection: Selection) -> bool:
         if selection.name == "reference" or var.device.type != "cpu":
@@ -178,7 +200,7 @@ class Runner:
         variables: Sequence[Tensor],
         gradients: Sequence[Gradient],
         slots: Sequence[Sequence[Tensor]],
-    ) -> Step:
+    ) -> tuple[DensePlan, Step]:
         own = [variables[i] for i in indices]
         own_slots = [slots[i] for i in indices]
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
@@ -188,8 +210,6 @@ class Runner:
         fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
         plan.point_at(fitting)
         whole = len(indices) == len(variables)
-        if whole:
-            self._dense = plan
 
         def step(
             scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
@@ -199,35 +219,7 @@ class Runner:
             fitting.clear()
             self._kept = plan
 
-        return step
-
-    def _sparse_step(
-        self,
-        rule: Rule,
-        stages: Stages,
-        index: int,
-        var: Tensor,
-        grad: IndexedSlices,
-        slots: list[Tensor],
-        raw: bool,
-    ) -> Step:
-        values, indices = grad.values.detach(), grad.indices
-
-        def step(
-            scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
-        ) -> None:
-            own = _own(scalars[layout.compute_dtype(var.dtype)], separate, index)
-            changed = reference.transform(stages, values, own, flush)
-            if not raw or not var.is_contiguous():
-                reference.update_sparse(rule, var, changed, indices, slots, own, flush)
-                _written(var, slots)
-                return
-            plan = self._sparse.get(id(var))
-            if plan is None or not plan.applies(rule, var, slots):
-                plan = self._sparse[id(var)] = SparsePlan(rule, var, slots)
-            plan.run(changed.contiguous(), indices.contiguous(), own, flush)
-
-        return step
+        return plan, step
 
     def measure(self, gradients: Sequence[Gradient], bound: float = np.inf) -> np.ndarray:
         """Sum of squares of each gradient of the step that was made ready, in float64.
@@ -235,8 +227,8 @@ class Runner:
         The values of a sparse gradient count as they are, repeated rows and all. Elements count as
         if clipped to [-bound, bound].
         """
-        if self._aimed and self._dense is not None:
-            return self._dense.measure(bound)
+        if self._aimed and self._steady is not None:
+            return self._steady.measure(bound)
         tensors = [grad.values if isinstance(grad, IndexedSlices) else grad for grad in gradients]
         return sums_of_squares(tensors, bound)
 
@@ -255,22 +247,32 @@ class Runner:
             step(scalars, separate, flush)
 
 
-def _own(shared: Scalars, separate: dict[str, np.ndarray], index: int) -> Scalars:
-    if not separate:
-        return shared
-    dtype = type(next(iter(shared.values())))
-    return {**shared, **{name: dtype(values[index]) for name, values in separate.items()}}
+def _sparse_step(stages: Stages, index: int, plan: SparsePlan) -> Step:
+    def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+        plan.run(stages, own_scalars(scalars[plan.compute], separate, index), flush)
+
+    return step
 
 
-def _written(var: Tensor, slots: list[Tensor]) -> None:
-    torch.autograd.graph.increment_version([var, *slots])
+def _reference_rows(
+    rule: Rule, stages: Stages, index: int, var: Tensor, grad: IndexedSlices, slots: list[Tensor]
+) -> Step:
+    values, indices = grad.values.detach(), grad.indices
+
+    def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
+        own = own_scalars(scalars[layout.compute_dtype(var.dtype)], separate, index)
+        changed = reference.transform(stages, values, own, flush)
+        reference.update_sparse(rule, var, changed, indices, slots, own, flush)
+        torch.autograd.graph.increment_version([var, *slots])
+
+    return step
 
 
 def _reference_step(
     rule: Rule, stages: Stages, index: int, var: Tensor, grad: Tensor, slots: list[Tensor]
 ) -> Step:
     def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
-        own = _own(scalars[layout.compute_dtype(var.dtype)], separate, index)
+        own = own_scalars(scalars[layout.compute_dtype(var.dtype)], separate, index)
         reference.update_dense(rule, stages, var, grad.detach(), slots, own, flush)
 
     return step

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import cpu, layout, rows
-from thalweg.engines.codegen import SUM_GROUP
-from thalweg.engines.work import CHUNK, Int64, slices, table
+from thalweg.engines import cpu, layout, reference, rows
+from thalweg.engines.work import CHUNK, slices, table
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula, Rule
+from thalweg.indexed_slices import IndexedSlices
+
+ENTRIES = 2**31 - 1  # more entries than fit this plan's 32-bit numbers are left to the reference
+SHARE = 1 << 14  # elements of the rows that a thread takes at a time
+_HASH = 1 << 16  # places of a hash table that stays in a core's cache
+_BLOCK = 64  # bytes; what two threads write lies in blocks of its own
+
+_CPU = -1
+_INDICES = (torch.int64, torch.int32)
 
 
 def from_zero(grad):  # pyright: ignore
@@ -20,156 +30,238 @@ def from_zero(grad):  # pyright: ignore
     return grad + 0
 
 
+def parts(grad: Any) -> tuple[Tensor, Tensor] | None:
+    """Values and indices of a sparse gradient, torch's or ours; None if it is neither."""
+    if type(grad) is IndexedSlices:
+        return grad.values, grad.indices
+    if type(grad) is Tensor and grad.layout is torch.sparse_coo and grad.sparse_dim() == 1:
+        return grad._values(), grad._indices()[0]
+    return None
+
+
 class _Scratch:
-    """Arrays that grow and are never given back while their variable is trained."""
+    """Arrays for the entries of a gradient; they grow, and are never given back."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
+    def __init__(self, count: int) -> None:
+        room = 1 << max(count - 1, 0).bit_length()
+        self.room = room
+        self.row_of = np.empty(room, np.int64)
+        self.first = np.empty(room, np.int32)
+        self.following = np.empty(room + 1, np.int32)
+        self._table = np.empty(_places(room), np.int32)
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> np.ndarray:
-        size = int(np.prod(shape))
-        found = self._arrays.get(name)
-        if found is None or found.size < size or found.dtype != dtype:
-            room = 1 << max(size - 1, 0).bit_length()
-            found = self._arrays[name] = np.empty(room, dtype)
-        return found[:size].reshape(shape)
+    def table(self, count: int) -> np.ndarray:
+        """The places of a hash table for so many entries."""
+        return self._table[: _places(count)]
+
+
+def _places(count: int) -> int:
+    # Many places make few collisions, until clearing them costs more.
+    room = 1 << max(count - 1, 0).bit_length()
+    return max(2 * room, min(8 * room, _HASH))
 
 
 class SparsePlan:
-    """Updates of one variable by sparse gradients."""
+    """Updates of one variable by sparse gradients.
 
-    def __init__(self, rule: Rule, var: Tensor, slots: list[Tensor]) -> None:
+    A step calls `aim` or `point_at`, then `run`. The plan owns references to what it writes.
+    """
+
+    def __init__(self, rule: Rule, var: Tensor, slots: Sequence[Tensor]) -> None:
         self.rule = rule
         self.var = var
-        self.slots = slots
-        self._scratch = _Scratch()
+        self.slots = list(slots)
         self.compute = layout.compute_dtype(var.dtype)
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in (var, *slots)]
-        self._storage = names[0]
         width = var.numel() // var.shape[0] if var.shape[0] else 0
         formula: Formula = rule.update_sparse or rule.update
         if width == 1 and rule.update_single is not None:
             formula = rule.update_single
         stages = (from_zero,) if rule.duplicates == "sum" else ()
         self._touched = cpu.compiled(
-            formula, stages, (names[0], *names), self.compute, scattered=True
+            formula, stages, (names[0], *names), self.compute, duplicates=rule.duplicates
         )
         self._untouched = None
         if rule.update_untouched is not None:
             self._untouched = cpu.compiled(
                 rule.update_untouched, (), tuple(names), self.compute, False
             )
-        self._sums = cpu.summing(names[0], self.compute)
+        self._group = cpu.jitted(rows.group_rows)
         self._width = width
-        self._base = np.zeros((1, len(names) + 1), np.int64)
+        self.written = [var, *slots]
         self._pointers = self._addresses()
-        self._base[0, 0] = self._pointers[0]
-        self._base[0, 2:] = self._pointers[1:]
-        self._zero = np.zeros(1, np.int64)
-        self._written = [var, *slots]
-        self._shapes = [tensor.shape for tensor in self._written]
-        self._dtypes = [tensor.dtype for tensor in self._written]
-        self._storages = [tensor.untyped_storage() for tensor in self._written]
+        self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
+        self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
+        self._shape = var.shape
+        self._row_shape = var.shape[1:]
+        self._shapes = [tensor.shape for tensor in self.written]
+        self._dtypes = [tensor.dtype for tensor in self.written]
+        self._storages = [tensor.untyped_storage() for tensor in self.written]
+        # What the kernel reads; entries 0 and 13 are counters that its threads share.
+        self._argument = np.zeros(14, np.int64)
+        self._argument[5] = width
+        self._argument[9] = self._base.ctypes.data
+        self._argument[10] = self._scalars.ctypes.data
+        # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
+        # then rounded to the type of the values.
+        bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
+        self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
+        self._argument[12] = self._block
+        self._address = self._argument.ctypes.data
+        self._scratch = _Scratch(0)
+        self._sums = np.empty(0, np.uint8)
+        self._groups = 0
+        self._values: Tensor | None = None
 
     def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (self.var, *self.slots)]
+        return [tensor.data_ptr() for tensor in self.written]
 
-    def applies(self, rule: Rule, var: Tensor, slots: list[Tensor]) -> bool:
-        """Whether this plan was made for these tensors, and they lie where they lay."""
+    def stands(self) -> bool:
+        """Whether the written tensors lie where they lay, as they were."""
+        try:
+            return (
+                self._addresses() == self._pointers
+                and [tensor.shape for tensor in self.written] == self._shapes
+                and [tensor.dtype for tensor in self.written] == self._dtypes
+                and all(tensor.is_contiguous() for tensor in self.written)
+            )
+        except RuntimeError:
+            return False
+
+    def serves(self, rule: Rule, var: Tensor, slots: Sequence[Tensor]) -> bool:
+        """Whether a plan made of these arguments would be this one."""
         return (
             rule is self.rule
             and var is self.var
             and len(slots) == len(self.slots)
             and all(a is b for a, b in zip(slots, self.slots, strict=True))
-            and self._addresses() == self._pointers
-            and [tensor.shape for tensor in self._written] == self._shapes
-            and [tensor.dtype for tensor in self._written] == self._dtypes
+            and self.stands()
         )
 
-    def run(self, values: Tensor, indices: Tensor, scalars: dict[str, Any], flush: bool) -> None:
-        """Update the rows named by `indices` (in range), and the others where the rule says so."""
-        values, indices = layout.packed(values), layout.packed(indices)
-        take = self._scratch.take
-        count, height, width = len(indices), self.var.shape[0], self._width
-        entries = indices.numpy()
-        row_of, first, last = take("row", (count,)), take("first", (count,)), take("last", (count,))
-        following = take("following", (count,))
-        hashed = take("hash", (1 << max(2 * count - 1, 1).bit_length(),))
-        groups, bad = cpu.jitted(rows.group_rows)(
-            entries, height, hashed, row_of, first, last, following
-        )
+    def aim(self, grad: Any, bounds: list[int]) -> bool:
+        """Get ready for this gradient; False if it does not fit as it is.
+
+        Nothing is written; a False return leaves the reasons to the careful path.
+
+        Args:
+            grad: Anything.
+            bounds: Of the memory that the step writes, as `layout.bounds` gives them.
+        """
+        try:
+            found = parts(grad)
+            if found is None:
+                return False
+            values, indices = found
+            if type(values) is not Tensor or type(indices) is not Tensor:
+                return False
+            shape = grad.shape  # of torch's sparse tensor; ours may have none
+            size = indices.shape
+            if (
+                (shape is not None and shape != self._shape)
+                or values.dtype is not self._dtypes[0]
+                or indices.dtype not in _INDICES
+                or len(size) != 1
+                or values.shape != size + self._row_shape
+                or not 0 < size[0] < ENTRIES
+                or not _readable(values)
+                or not _readable(indices)
+            ):
+                return False
+            start = values.data_ptr()
+        except RuntimeError:
+            return False
+        before = bisect_right(bounds, start)
+        if before & 1 or before != bisect_left(bounds, start + values.nbytes):
+            return False
+        return self._point(values, indices) < 0
+
+    def point_at(self, values: Tensor, indices: Tensor) -> None:
+        """Get ready for a gradient of the variable's dtype and row shape, copied if need be.
+
+        Raises:
+            InvalidArgumentError: An index is out of range.
+        """
+        indices = layout.packed(indices)
+        bad = self._point(layout.packed(values), indices)
         if bad >= 0:  # checked before, but a callback may have changed it since
-            raise InvalidArgumentError(f"indices[{bad}] = {entries[bad]} is not in [0, {height})")
-        self._run_touched(values, groups, row_of, first, following, scalars, flush)
+            raise InvalidArgumentError(
+                f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
+            )
+
+    def _point(self, values: Tensor, indices: Tensor) -> int:
+        """Group the entries by row; the position of an index out of range, or -1."""
+        count = indices.shape[0]
+        if count > self._scratch.room or not self._argument[6]:
+            self._scratch = _Scratch(count)
+            self._argument[6] = self._scratch.row_of.ctypes.data
+            self._argument[7] = self._scratch.first.ctypes.data
+            self._argument[8] = self._scratch.following.ctypes.data
+        kept, entries = self._scratch, indices.numpy()
+        self._values = values
+        self._groups, bad = self._group(
+            entries, self._shape[0], kept.table(count), kept.row_of, kept.first, kept.following
+        )
+        return bad
+
+    @property
+    def values(self) -> Tensor:
+        """The values of the gradient that the plan is ready for."""
+        if self._values is None:
+            raise RuntimeError("the plan is not aimed at a gradient")
+        return self._values
+
+    def run(self, stages: tuple[Formula, ...], scalars: dict[str, Any], flush: bool) -> None:
+        """Update the rows that the gradient names, and the others where the rule says so.
+
+        Args:
+            stages: What happens to the values first.
+            scalars: The step's scalars in the variable's compute dtype.
+            flush: Whether denormals are treated as zero.
+        """
+        values, self._values = self.values, None
+        if stages:
+            values = reference.transform(stages, values.detach(), scalars, flush)
+        self._run_touched(values, scalars, flush)
         if self._untouched is not None:
-            ordered = np.sort(row_of[:groups])
-            limit = max(CHUNK // max(width, 1), 1)
-            chunks = take("gaps", (groups + 1 + height // limit, 4))
-            found = cpu.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)
-            base = np.delete(self._base, 1, axis=1)
-            self._launch(
-                self._untouched, base, chunks[:found], slices(chunks[:found]), scalars, flush
-            )
-        torch.autograd.graph.increment_version(self._written)
+            self._run_untouched(self._untouched, scalars, flush)
+        torch.autograd.graph.increment_version(self.written)
 
-    def _run_touched(
-        self,
-        values: Tensor,
-        groups: int,
-        row_of: Int64,
-        first: Int64,
-        following: Int64,
-        scalars: dict[str, Any],
-        flush: bool,
-    ) -> None:
-        take, width, count = self._scratch.take, self._width, len(first)
-        self._base[0, 1] = values.data_ptr()
-        if self.rule.duplicates == "successive":
-            chunks, together = take("chunks", (count, 4)), take("together", (count,), np.bool_)
-            cpu.jitted(rows.successive_chunks)(
-                row_of, first, following, groups, width, chunks, together
-            )
-            bounds = slices(chunks, together=together)
-        else:
-            item = values.element_size()
-            sums = take(
-                "sums", ((count - groups) * width,), np.uint16 if item == 2 else self.compute
-            )
-            shift = (sums.ctypes.data - values.data_ptr()) // item
-            chunks, repeated = take("chunks", (groups, 4)), take("repeated", (groups,))
-            several = cpu.jitted(rows.summed_chunks)(
-                row_of, first, following, groups, width, shift, chunks, repeated
-            )
-            if several:
-                wide = take("wide", sums.shape, self.compute) if item == 2 else sums
-                argument = np.array(
-                    [
-                        0,
-                        several,
-                        flush,
-                        width,
-                        repeated.ctypes.data,
-                        first.ctypes.data,
-                        following.ctypes.data,
-                        values.data_ptr(),
-                        sums.ctypes.data,
-                        wide.ctypes.data,
-                    ],
-                    np.int64,
-                )
-                work = (count - groups + several) * width
-                self._sums.launch(argument.ctypes.data, several // SUM_GROUP + 1, work)
-            bounds = slices(chunks)
-        self._launch(self._touched, self._base, chunks, bounds, scalars, flush)
+    def _run_touched(self, values: Tensor, scalars: dict[str, Any], flush: bool) -> None:
+        width, groups, kernel = self._width, self._groups, self._touched
+        self._base[1] = values.data_ptr()
+        self._scalars[0] = [scalars[name] for name in kernel.scalars]
+        share = max(SHARE // max(width, 1), 1)
+        shares = -(-groups // share)
+        elements = values.numel()
+        threads = cpu.threads_for(shares, elements)
+        argument, size = self._argument, threads * self._block + _BLOCK
+        if self._sums.size < size:
+            self._sums = np.empty(size, np.uint8)
+            argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
+        argument[:5] = 0, shares, flush, groups, share
+        argument[13] = 0
+        if elements:
+            kernel.launch(self._address, threads)
 
-    def _launch(
-        self,
-        kernel: cpu.Compiled,
-        base: Int64,
-        chunks: Int64,
-        bounds: Int64,
-        scalars: dict[str, Any],
-        flush: bool,
-    ) -> None:
+    def _run_untouched(self, kernel: cpu.Compiled, scalars: dict[str, Any], flush: bool) -> None:
+        width, height = self._width, self._shape[0]
+        limit = max(CHUNK // max(width, 1), 1)
+        ordered = np.sort(self._scratch.row_of[: self._groups])
+        chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
+        found = chunks[: cpu.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
-        kernel.run(table(base, chunks, bounds, self._zero), row, flush)
+        base = np.array([self._pointers], np.int64)
+        kernel.run(table(base, found, slices(found), np.zeros(1, np.int64)), row, flush)
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory as they read, one after the other."""
+    return (
+        tensor.get_device() == _CPU
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and layout.aligned(tensor)
+        and tensor.untyped_storage().nbytes()
+        >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        and (tensor.data_ptr() != 0)
+    )

@@ -26,6 +26,9 @@ FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "
 _EVERY = (*FUNCTIONS, "wide", "narrow")
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in _EVERY}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in _EVERY}
+# What other libraries call them, where the name is another.
+_ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "minimum",
+            "fmax": "maximum", "fmin": "minimum", "pow": "power"}  # fmt: skip
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
@@ -81,10 +84,45 @@ class Transcript:
         return isinstance(expression, ast.BinOp)
 
 
-def _where(function: Any) -> str:
+def place(function: Any, line: int | None = None) -> str:
+    """A function's name with its file and line, or the line given."""
+    name = f"{getattr(function, '__qualname__', function)!s}"
     code = getattr(function, "__code__", None)
-    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    return f"{getattr(function, '__qualname__', function)!s}{place}"
+    return f"{name} ({code.co_filename}:{line or code.co_firstlineno})" if code else name
+
+
+def _advice(node: ast.AST) -> str:
+    """What to write instead of what a formula cannot contain."""
+    if isinstance(node, ast.IfExp):
+        parts = ", ".join(map(ast.unparse, (node.test, node.body, node.orelse)))
+        return f"; write `where({parts})`"
+    if isinstance(node, ast.If | ast.Match):
+        return "; choose with where(condition, a, b)"
+    if isinstance(node, ast.BoolOp):
+        sign = "&" if isinstance(node.op, ast.And) else "|"
+        return f"; combine comparisons with `{sign}` and choose with where(condition, a, b)"
+    if isinstance(node, ast.UnaryOp):
+        return "; write the opposite comparison"
+    if isinstance(node, ast.For | ast.While):
+        return "; write its steps one below the other"
+    if isinstance(node, ast.Return):
+        return "; it returns once, at its end"
+    if isinstance(node, ast.AnnAssign):
+        return "; assign without a type"
+    if isinstance(node, ast.Tuple):
+        return "; the return of a formula alone holds several values"
+    if isinstance(node, ast.List):
+        return "; return several results as `return var, slot`"
+    return ""
+
+
+def _instead(called: str) -> str:
+    """The function of `thalweg.formula` that one of another library stands for."""
+    last = called.rpartition(".")[2]
+    name = _ALIASES.get(last, last)
+    if name not in FUNCTIONS:
+        return f"; it may call {', '.join(FUNCTIONS)} and plain helper functions, by position"
+    return f"; write `{name}(...)`, from thalweg import {name}"
 
 
 def _definition(function: Any) -> ast.FunctionDef:
@@ -96,12 +134,12 @@ def _definition(function: Any) -> ast.FunctionDef:
         _check_current(function)
     except (OSError, TypeError, SyntaxError, IndentationError) as error:
         raise RuleError(
-            f"Cannot read the source of {_where(function)}: {error}."
+            f"Cannot read the source of {place(function)}: {error}."
             " Define the formula with def in a file."
         ) from None
     node = tree.body[0] if tree.body else None
     if not isinstance(node, ast.FunctionDef):
-        raise RuleError(f"{_where(function)} must be written with def, not as a lambda.")
+        raise RuleError(f"{place(function)} must be written with def, not as a lambda.")
     ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
     return node
 
@@ -117,7 +155,7 @@ def _check_current(function: types.FunctionType) -> None:
             return
         found += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     raise RuleError(
-        f"The source of {_where(function)} changed after it was imported; import it again."
+        f"The source of {place(function)} changed after it was imported; import it again."
     )
 
 
@@ -138,11 +176,11 @@ class _Writer(ast.NodeTransformer):
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
     def refuse(self, node: ast.AST, why: str) -> RuleError:
-        line = getattr(node, "lineno", "?")
-        return RuleError(f"{_where(self.function)}, line {line}: {why}")
+        return RuleError(f"{place(self.function, getattr(node, 'lineno', None))}: {why}")
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+        what = ast.unparse(node).splitlines()[0]
+        raise self.refuse(node, f"a formula cannot contain `{what}`{_advice(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
@@ -157,6 +195,17 @@ class _Writer(ast.NodeTransformer):
             f"a formula cannot use `{node.id}`, a {type(value).__name__};"
             " it may use its parameters, numbers, helper functions and thalweg's functions.",
         )
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        owner = node.value
+        if isinstance(owner, ast.Name) and isinstance(self.outer.get(owner.id), types.ModuleType):
+            text = ast.unparse(node)
+            raise self.refuse(
+                node,
+                f"a formula cannot contain `{text}`; give the number a name outside the formula,"
+                f" `{node.attr} = {text}`.",
+            )
+        return self.generic_visit(node)
 
     def literal(self, node: ast.expr, value: float) -> ast.expr:
         written: ast.expr = ast.Constant(value)
@@ -173,12 +222,12 @@ class _Writer(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if not isinstance(node.op, ast.USub | ast.UAdd):
-            raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+            return self.generic_visit(node)
         return ast.copy_location(ast.UnaryOp(node.op, self.number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not isinstance(node.op, _OPERATORS):
-            raise self.refuse(node, f"a formula cannot contain `{ast.unparse(node)}`.")
+            return self.generic_visit(node)
         operand = self.condition if isinstance(node.op, _LOGICAL) else self.number
         left = operand(node.left)
         if isinstance(node.op, ast.Pow):
@@ -199,22 +248,18 @@ class _Writer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
-            raise self.refuse(
-                node,
-                f"a formula cannot call `{ast.unparse(node)}`; it may call"
-                f" {', '.join(FUNCTIONS)} and plain helper functions, by position.",
-            )
+            instead = _instead(ast.unparse(node.func))
+            if node.keywords:
+                instead = "; give the arguments by position"
+            raise self.refuse(node, f"a formula cannot call `{ast.unparse(node)}`{instead}.")
         function = self.outer.get(node.func.id)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
         if name is None:
             if not isinstance(function, types.FunctionType):
-                raise self.refuse(
-                    node,
-                    f"a formula cannot call `{node.func.id}`;"
-                    f" it may call {', '.join(FUNCTIONS)} and plain helper functions.",
-                )
+                instead = _instead(node.func.id)
+                raise self.refuse(node, f"a formula cannot call `{node.func.id}`{instead}.")
             name = self.helpers.name(function)
             self.count(node, function.__code__.co_argcount)
             return self.call(node, name, [self.visit(arg) for arg in node.args])
@@ -228,7 +273,8 @@ class _Writer(ast.NodeTransformer):
 
     def count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
-            raise self.refuse(node, f"`{ast.unparse(node)}` needs {wanted} arguments.")
+            needs = counted(wanted, "argument")
+            raise self.refuse(node, f"`{ast.unparse(node)}` needs {needs}.")
 
     def is_condition(self, node: ast.expr) -> bool | None:
         """Whether an expression is a condition and not a number; None if only its caller knows."""
@@ -268,9 +314,11 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, "assign one name at a time.")
         value = self.visit(node.value)
         kind = self.is_condition(node.value)
-        if target.id in self.locals and kind != self.conditions.get(target.id):
+        before = self.conditions.get(target.id)
+        if target.id in self.locals and None not in (kind, before) and kind != before:
             raise self.refuse(node, f"`{target.id}` cannot be a number here and a condition there.")
         self.locals.add(target.id)
+        self.conditions.pop(target.id, None)
         if kind is not None:
             self.conditions[target.id] = kind
         return ast.copy_location(ast.Assign([self.visit(target)], value), node)
@@ -296,8 +344,7 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, "a formula ends with a return of its results.")
         for statement in body[:-1]:
             if not isinstance(statement, ast.Assign | ast.AugAssign):
-                what = ast.unparse(statement).splitlines()[0]
-                raise self.refuse(statement, f"a formula cannot contain `{what}`; use where().")
+                self.generic_visit(statement)
         return [self.visit(statement) for statement in body[:-1]], body[-1].value
 
 
@@ -313,7 +360,7 @@ class _Helpers:
     def name(self, function: types.FunctionType) -> str:
         """The name under which a helper is called; writes its definition at the first call."""
         if function in self._open:
-            raise RuleError(f"{_where(function)} calls itself, which a formula cannot.")
+            raise RuleError(f"{place(function)} calls itself, which a formula cannot.")
         if function not in self._names:
             self._names[function] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
             self._open.add(function)
@@ -355,6 +402,34 @@ def _transcribe(function: Any) -> Transcript:
         results=tuple(writer.number(element) for element in elements),
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
+    )
+
+
+def counted(count: int, what: str) -> str:
+    """`1 slot`, `2 slots`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) -> None:
+    """Refuse a formula that takes or returns another number of values than its rule has.
+
+    Args:
+        function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `grad`.
+        transcript: Its transcript.
+        grad: Whether it takes a gradient.
+        slots: How many slots the rule has.
+
+    Raises:
+        RuleError: Names the formula, its place and both numbers.
+    """
+    wanted = 1 + grad + slots
+    if (len(transcript.positional), len(transcript.results)) == (wanted, 1 + slots):
+        return
+    raise RuleError(
+        f"{place(function)} takes {counted(len(transcript.positional), 'value')} and returns"
+        f" {len(transcript.results)}; with {counted(slots, 'slot')} it must take {wanted}"
+        f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
+        " (var, *slots)."
     )
 
 

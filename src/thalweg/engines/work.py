@@ -1,8 +1,7 @@
 """The work table: a step over any set of tensors as a list of chunks with raw addresses.
 
-A chunk is a run of elements of one tensor. Dense tensors are cut into chunks of about 64k elements;
-a sparse gradient gives one chunk per row it names, so rows are updated in place. Chunks are shared
-out in slices, which threads take one at a time.
+A chunk is a run of elements of one tensor, of about 64k elements. Chunks are shared out in slices,
+which threads take one at a time.
 """
 
 from __future__ import annotations
@@ -86,15 +85,12 @@ def chunk_of(elements: int) -> int:
     return min(CHUNK, max(elements // 32, CHUNK // 8))
 
 
-def slices(
-    chunks: Int64, chunk: int = CHUNK, together: npt.NDArray[np.bool_] | None = None
-) -> Int64:
+def slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     """Bounds of slices of about `chunk` elements.
 
     Args:
         chunks: (n, 4) chunks.
         chunk: Elements of a slice.
-        together: (n,) True where a chunk must stay in the slice of the one before it.
     """
     count = len(chunks)
     if not count:
@@ -104,12 +100,6 @@ def slices(
     starts = np.empty(count, bool)
     starts[0] = True
     np.not_equal(number[1:], number[:-1], out=starts[1:])
-    if together is not None and together.any():
-        wanted = np.flatnonzero(starts)
-        free = np.flatnonzero(~together)
-        # A slice that would begin inside a group begins with the group instead.
-        starts = np.zeros(count, bool)
-        starts[free[np.searchsorted(free, wanted, side="right") - 1]] = True
     return np.append(np.flatnonzero(starts), count).astype(np.int64)
 
 

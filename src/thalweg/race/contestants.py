@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thalweg.engines.check import check_rule
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
 from thalweg.race.entry import load
@@ -95,6 +96,7 @@ def line_up(
     Raises:
         RaceError: For a name or a rate that means nothing.
         EntryError: For a user's file that fails.
+        RuleError: For a user's rule that could not take a step.
     """
     contestants: list[Contestant] = []
     left = {name.lower(): (name, value) for name, value in rates.items()}
@@ -158,6 +160,7 @@ def _entered(text: str, thing: Any) -> Contestant:
     """A contestant of the user's."""
     name = text.rpartition(":")[2]
     if isinstance(thing, Rule):
+        check_rule(thing)
         return Contestant(thing.name, _by_rule(thing), None, text)
     if isinstance(thing, optimizers.Optimizer):
         return Contestant(name, lambda rate: _rated(thing, rate), None, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
@@ -43,7 +44,8 @@ def _import(path: Path) -> ModuleType:
         raise RaceError(f"'{path}' is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles of the file look it up there
-    sys.path.insert(0, str(path.parent))  # as `python file.py` would, for its own imports
+    folder = str(path.parent)
+    sys.path.insert(0, folder)  # as `python file.py` would, for its own imports
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -52,5 +54,6 @@ def _import(path: Path) -> ModuleType:
             f"'{path}' failed while it was imported: {type(error).__name__}: {error}"
         ) from error
     finally:
-        sys.path.remove(str(path.parent))
+        with contextlib.suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
     return module

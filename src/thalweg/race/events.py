@@ -1,20 +1,49 @@
-"""A race as TensorBoard events: one run per contestant."""
+"""A race as TensorBoard events: a folder for each race, and one run in it per contestant."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from thalweg.race.run import Race
 
 
-def save(race: Race, logdir: Path) -> None:
-    """Write `logdir/<problem>/<optimizer>` for every contestant."""
+@contextmanager
+def folder(logdir: Path, problem: str) -> Iterator[Path]:
+    """A new folder for one race: `logdir/<problem>`, or `<problem>-2`, `-3` ... after others.
+
+    It is made before the race, so that a folder that cannot be made is found out then, and no other
+    race takes it. A race that fails leaves none.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    logdir.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        made = logdir / (problem if number == 1 else f"{problem}-{number}")
+        try:
+            made.mkdir()
+            break
+        except FileExistsError:
+            continue
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):  # not empty: all went well
+            made.rmdir()
+
+
+def save(race: Race, folder: Path) -> None:
+    """Write the run `folder/<optimizer>` for every contestant."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     for lane in race.lanes:
-        folder = lane.name.replace("/", "_").replace(":", "_")
-        with SummaryWriter(str(logdir / race.problem.name / folder)) as writer:
+        run = lane.name.replace("/", "_").replace(":", "_")
+        with SummaryWriter(str(folder / run)) as writer:
             for step, loss in enumerate(lane.losses, 1):
                 writer.add_scalar("loss/batch", loss, step)
             for step, scores in lane.evaluations:

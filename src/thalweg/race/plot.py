@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,24 @@ from thalweg.race.run import Lane, Race
 # Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 SMOOTHING = 25
+TITLE = 110  # characters of a line of the title
+NAME = 30  # and of a name in the legend, which would leave the curves no room
 
 
 def save(race: Race, path: Path) -> None:
     """Draw the race into a PNG file."""
+    made = figure(race)
+    with report.whole(path) as file:
+        made.savefig(file, format="png")
+
+
+def figure(race: Race) -> Any:
+    """The picture, as matplotlib's `Figure`."""
     # Figure instead of pyplot: no global state, no backend, no window.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    made = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
+    left, right = made.subplots(1, 2, width_ratios=(3, 2))
     for number, lane in enumerate(race.ranked()):
         style = {
             "color": COLORS[number % len(COLORS)],
@@ -49,10 +59,9 @@ def save(race: Race, path: Path) -> None:
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
         alignment="left",
     )  # fmt: skip
-    figure.suptitle(
-        f"{race.problem.description}, {report.epochs(race)}, seed {race.seed}", fontsize=11
-    )
-    figure.savefig(path, format="png")
+    title = f"{race.problem.description}, {report.epochs(race)}, seed {race.seed}"
+    made.suptitle(textwrap.fill(title, TITLE), fontsize=11)
+    return made
 
 
 def _lane(left: Any, right: Any, lane: Lane, style: dict[str, Any]) -> None:
@@ -66,7 +75,8 @@ def _lane(left: Any, right: Any, lane: Lane, style: dict[str, Any]) -> None:
     steps = [evaluation.step for evaluation in lane.evaluations]
     accuracy = [evaluation.scores.test_accuracy for evaluation in lane.evaluations]
     end = "NaN" if lane.diverged_at is not None else f"{accuracy[-1]:.1%}" if accuracy else ""
-    right.plot(steps, accuracy, marker="o", markersize=3, label=f"{lane.name}{rate} {end}", **style)
+    name = lane.name if len(lane.name) <= NAME else f"...{lane.name[3 - NAME :]}"
+    right.plot(steps, accuracy, marker="o", markersize=3, label=f"{name}{rate} {end}", **style)
 
 
 def smoothed(losses: np.ndarray, window: int) -> np.ndarray:

@@ -14,5 +14,5 @@ ADADELTA_V1 = replace(
         Hyper("epsilon", 1e-8, "added inside the roots"),
     ),
     slots=(Slot("accum"), Slot("accum_update")),
-    source="Zeiler 2012; tf.compat.v1.train.AdadeltaOptimizer; kernel ApplyAdadelta",
+    source="Zeiler 2012; tf.train.AdadeltaOptimizer; kernel ApplyAdadelta",
 )

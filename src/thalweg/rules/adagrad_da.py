@@ -31,8 +31,8 @@ def update_single(var, grad, total, squares, *, learning_rate, l1, l2, t):
     """Rows of one element; SparseApplyAdagradDA computes these in double precision."""
     total = total + grad
     squares = narrow(wide(squares) + wide(grad) * wide(grad), squares)
-    excess = maximum(wide(absolute(total)) - wide(t) * l1, 0)
-    sparse = -sign(total) * wide(learning_rate) * excess
+    size = wide(learning_rate) * maximum(wide(absolute(total)) - wide(t) * l1, 0)
+    sparse = where(total > 0, -size, size)
     plain = -total * wide(learning_rate)
     var = where(l1 > 0, sparse, plain) / (wide(t) * l2 * learning_rate + sqrt(squares))
     return narrow(var, total), total, squares
@@ -49,6 +49,6 @@ ADAGRAD_DA = Rule(
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
     slots=(Slot("gradient_accumulator"), Slot("gradient_squared_accumulator", 0.1)),
-    source="Duchi et al. 2011; tf.compat.v1.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
+    source="Duchi et al. 2011; tf.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
     differs="Not in torch.optim.",
 )

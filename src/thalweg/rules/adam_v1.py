@@ -29,5 +29,5 @@ ADAM_V1 = replace(
     name="AdamV1",
     prepare=prepare,
     hypers=HYPERS,
-    source='Kingma & Ba 2015, "epsilon hat"; tf.compat.v1.train.AdamOptimizer; kernel ApplyAdam',
+    source='Kingma & Ba 2015, "epsilon hat"; tf.train.AdamOptimizer; kernel ApplyAdam',
 )

@@ -30,7 +30,7 @@ FTRL_V1 = replace(
     name="FtrlV1",
     prepare=prepare,
     slots=SLOTS,
-    source="McMahan et al. 2013; tf.compat.v1.train.FtrlOptimizer; kernels ApplyFtrl, ApplyFtrlV2",
+    source="McMahan et al. 2013; tf.train.FtrlOptimizer; kernels ApplyFtrl, ApplyFtrlV2",
 )
 
 FTRL_POWER_V1 = replace(
@@ -38,5 +38,5 @@ FTRL_POWER_V1 = replace(
     name="FtrlPowerV1",
     prepare=prepare,
     slots=SLOTS,
-    source="tf.compat.v1.train.FtrlOptimizer(learning_rate_power=...); kernels as FtrlV1",
+    source="tf.train.FtrlOptimizer(learning_rate_power=...); kernels as FtrlV1",
 )

@@ -36,7 +36,7 @@ HEAVY_BALL = Rule(
     update=update,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
-    source="Polyak 1964; tf.compat.v1.train.MomentumOptimizer; kernel ApplyMomentum",
+    source="Polyak 1964; tf.train.MomentumOptimizer; kernel ApplyMomentum",
     differs=DIFFERS,
 )
 
@@ -46,6 +46,6 @@ NESTEROV_BALL = Rule(
     update_sparse=update_nesterov_sparse,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
-    source="tf.compat.v1.train.MomentumOptimizer(use_nesterov=True); kernel ApplyMomentum",
+    source="tf.train.MomentumOptimizer(use_nesterov=True); kernel ApplyMomentum",
     differs=DIFFERS,
 )

@@ -9,7 +9,6 @@ a variable should have one kind.
 """
 
 from thalweg.formula import Hyper, Rule, Slot, where
-from thalweg.rules import heavy_ball
 
 
 def trust_ratio(variable_norm, gradient_norm, eeta, weight_decay, epsilon):
@@ -44,6 +43,18 @@ def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_deca
     return var - (step + velocity * momentum), velocity
 
 
+def update_sparse(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element of a touched row; SparseApplyMomentum, as in `heavy_ball.py`."""
+    velocity = velocity * momentum + grad
+    return var - velocity * learning_rate, velocity
+
+
+def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):
+    """Once per element of a touched row; the same with use_nesterov."""
+    velocity = velocity * momentum + grad
+    return var - (grad * learning_rate + learning_rate * momentum * velocity), velocity
+
+
 HYPERS = (
     Hyper("learning_rate", 0.1, "step size"),
     Hyper("momentum", 0.9, "share of the velocity that is kept"),
@@ -55,7 +66,7 @@ HYPERS = (
 LARS = Rule(
     name="LARS",
     update=update,
-    update_sparse=heavy_ball.update,
+    update_sparse=update_sparse,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
     source="You et al. 2017; tf.contrib.opt.LARSOptimizer of TensorFlow 1.15; kernel ApplyMomentum",
@@ -65,7 +76,7 @@ LARS = Rule(
 NESTEROV_LARS = Rule(
     name="NesterovLARS",
     update=update_nesterov,
-    update_sparse=heavy_ball.update_nesterov_sparse,
+    update_sparse=update_nesterov_sparse,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
     source="tf.contrib.opt.LARSOptimizer(use_nesterov=True) of TensorFlow 1.15",

@@ -32,9 +32,6 @@ PROXIMAL_ADAGRAD = Rule(
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
     slots=(Slot("accumulator", 0.1),),
-    source=(
-        "Duchi & Singer 2009; tf.compat.v1.train.ProximalAdagradOptimizer;"
-        " kernel ApplyProximalAdagrad"
-    ),
+    source="Duchi & Singer 2009; tf.train.ProximalAdagradOptimizer; kernel ApplyProximalAdagrad",
     differs="Not in torch.optim.",
 )

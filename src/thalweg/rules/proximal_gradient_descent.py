@@ -1,11 +1,12 @@
 """Gradient descent and a proximal step: TensorFlow's ApplyProximalGradientDescent kernel."""
 
-from thalweg.formula import Hyper, Rule, absolute, maximum, narrow, sign, where, wide
+from thalweg.formula import Hyper, Rule, absolute, maximum, narrow, where, wide
 
 
 def shrunk(value, width):
-    """The value, moved toward 0 by `width` and at most to it."""
-    return sign(value) * maximum(absolute(value) - width, 0)
+    """The value, moved toward 0 by `width` and at most to it; -0 becomes 0."""
+    size = maximum(absolute(value) - width, 0)
+    return where(value < 0, -size, size)
 
 
 def update(var, grad, *, learning_rate, l1, l2):
@@ -32,7 +33,7 @@ PROXIMAL_GRADIENT_DESCENT = Rule(
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
     source=(
-        "Duchi & Singer 2009; tf.compat.v1.train.ProximalGradientDescentOptimizer;"
+        "Duchi & Singer 2009; tf.train.ProximalGradientDescentOptimizer;"
         " kernel ApplyProximalGradientDescent"
     ),
     differs="Not in torch.optim.",

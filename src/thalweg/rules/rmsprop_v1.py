@@ -24,7 +24,7 @@ RMSPROP_V1 = replace(
     name="RMSPropV1",
     hypers=HYPERS,
     slots=(Slot("rms", 1.0), Slot("momentum")),
-    source="tf.compat.v1.train.RMSPropOptimizer; kernel ApplyRMSProp",
+    source="tf.train.RMSPropOptimizer; kernel ApplyRMSProp",
     differs=DIFFERS,
 )
 
@@ -33,6 +33,6 @@ CENTERED_RMSPROP_V1 = replace(
     name="CenteredRMSPropV1",
     hypers=HYPERS,
     slots=(Slot("rms", 1.0), Slot("momentum"), Slot("mg")),
-    source="tf.compat.v1.train.RMSPropOptimizer(centered=True); kernel ApplyCenteredRMSProp",
+    source="tf.train.RMSPropOptimizer(centered=True); kernel ApplyCenteredRMSProp",
     differs=DIFFERS,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from thalweg.errors import InvalidTypeError
 from thalweg.scalars import Number, Scalar, as_operand, scalar_type
 
 if TYPE_CHECKING:
@@ -48,9 +49,18 @@ class LearningRateSchedule:
         """The learning rate at `step` as a NumPy scalar; what an optimizer asks for.
 
         `__call__` is given a tensor with the step, and may return a number or a tensor.
+
+        Raises:
+            InvalidTypeError: It returned something else.
         """
         result = self(_as_tensor(step))
-        return as_operand(result, scalar_type(result))
+        try:
+            return as_operand(result, scalar_type(result))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(
+                f"{type(self).__name__} must return a number or a tensor of shape (), not"
+                f" {result!r}."
+            ) from error
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, by name."""

@@ -32,8 +32,6 @@ class ExponentialDecay(FormulaSchedule):
         tensor(0.0500)
 
     Differs from:
-        TensorFlow's float32 `pow` is one unit in the last place off in about 2 % of its results;
-        here it is rounded correctly. Results below the normal numbers are 0 in both.
         `torch.optim.lr_scheduler.ExponentialLR` multiplies the last rate, so it accumulates
         rounding and must be stepped; this is a function of the step.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADADELTA
 
 
@@ -44,7 +44,7 @@ class Adadelta(BuiltIn):
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("rho", rho)
-        self.epsilon = epsilon or 1e-7
+        self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.hyperparameters import as_number
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAGRAD
 
 
@@ -42,14 +43,13 @@ class Adagrad(BuiltIn):
         name: str | None = "Adagrad",
         **kwargs: Any,
     ) -> None:
-        if initial_accumulator_value < 0.0:
-            raise ValueError(
-                f"initial_accumulator_value must be non-negative: {initial_accumulator_value}"
-            )
+        start = as_number("initial_accumulator_value", initial_accumulator_value)
+        if start < 0.0:
+            raise ValueError(f"initial_accumulator_value must be non-negative: {start}")
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
-        self._initial_accumulator_value = initial_accumulator_value
-        self.epsilon = epsilon or 1e-7
+        self._initial_accumulator_value = start
+        self.epsilon = as_epsilon(epsilon)
         self.rule = ADAGRAD
 
     def _slot_initial(self, name: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.formula import Rule
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAM, AMSGRAD
 
 
@@ -59,7 +59,7 @@ class Adam(BuiltIn):
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("beta_1", beta_1)
         self._set_hyper("beta_2", beta_2)
-        self.epsilon = epsilon or 1e-7
+        self.epsilon = as_epsilon(epsilon)
         self.amsgrad = amsgrad
 
     def _rule(self) -> Rule:

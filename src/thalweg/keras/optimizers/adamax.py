@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAMAX
 
 
@@ -45,7 +45,7 @@ class Adamax(BuiltIn):
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("beta_1", beta_1)
         self._set_hyper("beta_2", beta_2)
-        self.epsilon = epsilon or 1e-7
+        self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
 
     def get_config(self) -> dict[str, Any]:

@@ -6,8 +6,19 @@ from typing import Any, Self
 
 import numpy as np
 
+from thalweg.hyperparameters import as_number
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
+
+
+def as_epsilon(value: Any) -> Any:
+    """The number given for epsilon; None and 0 mean 1e-7.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is NaN.
+    """
+    return 1e-7 if value is None else as_number("epsilon", value) or 1e-7
 
 
 class BuiltIn(RuleOptimizer):
@@ -33,9 +44,9 @@ class BuiltIn(RuleOptimizer):
         for hyper in self._rule().hypers:
             name = hyper.name
             if name in self.EXACT:
-                values[name] = dtype(getattr(self, self.EXACT[name]))
+                values[name] = dtype(as_number(name, getattr(self, self.EXACT[name])))
             elif name == "learning_rate":
-                values[name] = self._learning_rate(dtype)
+                values[name] = self._fused_rate(dtype)
             else:
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import is_symbolic
+from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten
 from thalweg.pipeline import Clipping
-from thalweg.variable import name_of
+from thalweg.variable import titles_of
 
 
 class Differentiation:
@@ -78,9 +82,17 @@ class Differentiation:
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
         """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
+        if in_graph.is_deferred(loss):
+            value = self._transform_loss(loss if is_symbolic(loss) else loss())  # pyright: ignore
+            chosen = flatten(var_list() if callable(var_list) else var_list)
+            return in_graph.computed(value, chosen, grad_loss) if chosen else []
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        if isinstance(var_list, Module):
+            raise InvalidTypeError(
+                "var_list must hold variables, not a module; give list(module.parameters())."
+            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)
@@ -108,13 +120,12 @@ class Differentiation:
             will do.
         """
         variables = flatten(params)
+        if in_graph.is_deferred(loss):
+            pairs = in_graph.computed(loss, variables, None)
+            _check_all(pairs)
+            return in_graph.clipped(self, pairs)  # pyright: ignore[reportArgumentType]
         gradients = gradients_of(loss, variables)
-        for grad, var in zip(gradients, variables, strict=True):
-            if grad is None:
-                raise ValueError(
-                    f"Variable {name_of(var)} has `None` for gradient. Please make sure that all"
-                    " of your ops have a gradient defined (i.e. are differentiable)."
-                )
+        _check_all(zip(gradients, variables, strict=True))
         return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
 
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
@@ -125,3 +136,13 @@ class Differentiation:
             return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
         finally:
             self._clipping = clipping
+
+
+def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:
+    gradients, variables = zip(*pairs, strict=True)
+    for grad, title in zip(gradients, titles_of(variables), strict=True):
+        if grad is None:
+            raise ValueError(
+                f"Variable {title} has `None` for gradient. Please make sure that all of your ops"
+                " have a gradient defined (i.e. are differentiable)."
+            )

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.formula import Rule
+from thalweg.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import FTRL, FTRL_POWER
 
@@ -59,28 +60,31 @@ class Ftrl(BuiltIn):
         **kwargs: Any,
     ) -> None:
         super().__init__(name, **kwargs)
-        if learning_rate_power > 0.0:
-            raise ValueError(
-                f"learning_rate_power {learning_rate_power:f} needs to be negative or zero"
-            )
-        for key, value in (
-            ("initial_accumulator_value", initial_accumulator_value),
-            ("l1_regularization_strength", l1_regularization_strength),
-            ("l2_regularization_strength", l2_regularization_strength),
-            ("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength),
-        ):
+        power = as_number("learning_rate_power", learning_rate_power)
+        if power > 0.0:
+            raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
+        given = {
+            "initial_accumulator_value": initial_accumulator_value,
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
+        }
+        numbers = {key: as_number(key, value) for key, value in given.items()}
+        for key, value in numbers.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
+        self._initial_accumulator_value = numbers.pop("initial_accumulator_value")
+        self._l2_shrinkage_regularization_strength = numbers.pop(
+            "l2_shrinkage_regularization_strength"
+        )
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("learning_rate_power", learning_rate_power)
         self._set_hyper("l1_regularization_strength", l1_regularization_strength)
         self._set_hyper("l2_regularization_strength", l2_regularization_strength)
         self._set_hyper("beta", beta)
-        self._initial_accumulator_value = initial_accumulator_value
-        self._l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
 
     def _rule(self) -> Rule:
-        power = self._hyper.raw("learning_rate_power")
+        power = self._hyper.now("learning_rate_power")
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:

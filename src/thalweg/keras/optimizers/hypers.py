@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.engines import compute_dtype
-from thalweg.errors import NumericsWarning, warn
+from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.schedules import LearningRateSchedule, serialize
 
@@ -24,7 +24,6 @@ class Hypers:
 
     def __init__(self) -> None:
         self._hyper = Hyperparameters()
-        self._called: dict[str, Any] = {}
 
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule."""
@@ -33,12 +32,8 @@ class Hypers:
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
         """The hyperparameter as its attribute gives it; as a `dtype` tensor if given."""
         self._create_hypers()
-        value: Any = self._hyper.raw(name)
-        if isinstance(value, LearningRateSchedule):
-            return value
-        if callable(value) and not isinstance(value, Tensor):
-            value = value()
-        if dtype is None:
+        value: Any = self._hyper.now(name)
+        if dtype is None or isinstance(value, LearningRateSchedule):
             return value
         return torch.tensor(scalars.as_scalar(value, compute_dtype(dtype)), dtype=dtype)
 
@@ -47,11 +42,9 @@ class Hypers:
 
     def _serialize_hyperparameter(self, name: str) -> Any:
         """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule."""
-        value: Any = self._hyper.raw(name)
+        value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):
             return serialize(value)
-        if callable(value) and not isinstance(value, Tensor):
-            return value()
         if isinstance(value, Tensor):
             return value.detach().cpu().numpy()[()]
         return value
@@ -82,24 +75,19 @@ class Hypers:
 
     def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
         """A hyperparameter as a scalar of a compute dtype; a callable is called once per step."""
-        raw = self._hyper.raw(name)
-        if callable(raw) and not isinstance(raw, Tensor):
-            if name not in self._called:
-                self._called[name] = raw()
-            raw = self._called[name]
-        return scalars.as_scalar(raw, dtype)  # pyright: ignore[reportArgumentType]
+        if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
+            raise InvalidTypeError(
+                f"{name} cannot be a schedule; only learning_rate can. Give a callable without"
+                " arguments."
+            )
+        return self._hyper.scalar(name, dtype, self.iterations)
 
     def _learning_rate(self, dtype: type[np.floating]) -> Any:
         """The learning rate of this step, after schedule and decay."""
-        raw = self._hyper.raw("learning_rate")
-        step = dtype(self.iterations.item())
-        if isinstance(raw, LearningRateSchedule):
-            rate = dtype(raw.value(step))  # pyright: ignore[reportArgumentType]
-        else:
-            rate = self._scalar("learning_rate", dtype)
+        rate = self._scalar("learning_rate", dtype)
         if self._initial_decay > 0:
             decay = scalars.as_scalar(self._initial_decay, dtype)  # pyright: ignore
-            rate = rate / (1 + decay * step)
+            rate = rate / (1 + decay * dtype(self.iterations.item()))
         return rate
 
     def _decayed_lr(self, var_dtype: torch.dtype) -> Tensor:

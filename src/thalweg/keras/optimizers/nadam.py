@@ -10,7 +10,9 @@ from torch import Tensor
 
 from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.graph import resolve
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
+from thalweg.keras.optimizers.options import as_option
 from thalweg.rules import NADAM
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable
@@ -62,14 +64,14 @@ class Nadam(BuiltIn):
                 " its momentum schedule.",
                 NumericsWarning,
             )
-        kwargs["decay"] = kwargs.pop("schedule_decay", 0.004)
+        kwargs["decay"] = as_option("schedule_decay", kwargs.pop("schedule_decay", 0.004))
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("beta_1", beta_1)
         self._set_hyper("beta_2", beta_2)
-        self.epsilon = epsilon or 1e-7
+        self.epsilon = as_epsilon(epsilon)
         self.rule = NADAM
-        self._cache: Variable | None = None
+        self._cache: Any = None
 
     def _set_hyper(self, name: str, value: Any) -> None:
         if isinstance(value, LearningRateSchedule):
@@ -83,21 +85,22 @@ class Nadam(BuiltIn):
         return self._scalar("learning_rate", dtype)  # `decay` is psi, not the learning rate's
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
-        cache = 1.0 if self._cache is None else self._cache.item()
+        cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
         if self._cache is None:
             one = torch.ones((), dtype=var_list[0].dtype)
-            self._cache = Variable(one, f"{self._name}/momentum_cache", trainable=False)
+            self._cache = self._own(one, f"{self._name}/momentum_cache")
             self._weights.append(self._cache)
         super()._create_slots(var_list)
 
     def _finish(self, shared: dict[type[np.floating], dict[str, Any]]) -> None:
-        if self._cache is not None:
-            own = shared.get(compute_dtype(self._cache.dtype))
+        cache = resolve(self._cache)
+        if cache is not None:
+            own = shared.get(compute_dtype(cache.dtype))
             if own is not None:
-                self._cache.data.fill_(own["momentum_cache"].item())
+                cache.data.fill_(own["momentum_cache"].item())
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}

@@ -1,8 +1,13 @@
-"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations."""
+"""`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
+
+Its other parts have a file each: `hypers` (hyperparameters as attributes), `weights` (iterations,
+slots), `options` (clipping, functions, engine), `state_dict`, and `differentiation` (`minimize`).
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -10,20 +15,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from thalweg.errors import warn
+from thalweg.errors import InvalidTypeError, warn
+from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import ApplyState, call
 from thalweg.keras.optimizers.hypers import Hypers
-from thalweg.keras.optimizers.options import Options, Transformer, check_not_negative
-from thalweg.keras.optimizers.state import State
+from thalweg.keras.optimizers.options import Options, Transformer, as_option
+from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.outcome import constrain, not_taken, raise_first, restored
 from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.pipeline import Clipping, clipped
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.step import check_pairs
-from thalweg.variable import name_of
+from thalweg.variable import name_of, titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
@@ -37,7 +44,7 @@ def _unique_name(cls: type) -> str:
     return f"{snake}_{count}" if count else snake
 
 
-class Optimizer(Hypers, Weights, Options, State, Differentiation):
+class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -45,6 +52,9 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
     place; autograd is off. Should they fail, variables and slots are put back from copies, made
     before each step. To have an optimizer fused instead, write a `thalweg.Rule` and run it with
     `RuleOptimizer`.
+
+    `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
+    many variables; it calls nothing and creates nothing.
 
     Args:
         name: Name of the optimizer, the scope of its variables' names. None makes one of the
@@ -58,15 +68,30 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
             name of learning_rate).
 
     Raises:
-        TypeError: An unknown keyword.
+        TypeError: An unknown keyword, or one that is no number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
 
     Differs from:
         TensorFlow: a callable hyperparameter is called once per `apply_gradients`, not once per
-        dtype; half precision is computed in float32 and rounded once per stored value.
+        dtype; half precision is computed in float32 and rounded once per stored value; NaN is
+        refused as a hyperparameter, and infinity as a norm, which would make all gradients NaN.
 
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
+
+    _NOT_COPIED: tuple[str, ...] = ("_lock",)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        # Steps of several threads, and looks at the state, come one after the other.
+        object.__setattr__(self, "_lock", threading.RLock())
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __init__(
         self,
@@ -81,16 +106,20 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}."
                 )
-            check_not_negative(key, value)
+            if key != "lr" or is_number(value):
+                kwargs[key] = as_option(key, value)
+        if not isinstance(name, str | None):
+            raise InvalidTypeError(f"name must be a string, not {name!r}.")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
-        State.__init__(self)
+        StateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in Clipping().options()}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
+        self._titles: dict[int, str] = {}
 
     def apply_gradients(
         self,
@@ -103,11 +132,12 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
-            name: Accepted for compatibility; eager steps have no name.
+            name: Name of the operation in graph mode; eager steps have none.
             experimental_aggregate_gradients: Whether `gradient_aggregator` is called.
 
         Returns:
-            `iterations`, raised by 1, or None if there were no pairs.
+            `iterations`, raised by 1, or None if there were no pairs. In graph mode the operation
+            that takes the step.
 
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
@@ -117,17 +147,24 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         transformer or a hook fails. A constraint that fails is the only part of its step that is
         not done. A note on the exception says which.
         """
-        self._called.clear()
-        return self._apply_pairs(grads_and_vars, experimental_aggregate_gradients)
+        with self._lock, self._hyper:
+            return self._take(as_pairs(grads_and_vars), name, experimental_aggregate_gradients)
 
-    def _apply_pairs(self, grads_and_vars: Any, aggregate: bool) -> Any:
-        pairs = self._filtered(as_pairs(grads_and_vars))
+    def _take(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
+        """Take the step, or in graph mode make the operation that takes it."""
+        if in_graph.is_deferred(*(part for pair in given for part in pair)):
+            pairs = self._with_gradients(given)
+            return in_graph.applied(self, pairs, name, aggregate) if pairs else None
+        return self._apply_pairs(given, aggregate)
+
+    def _apply_pairs(self, given: list[tuple[Any, Any]], aggregate: bool) -> Any:
+        pairs = self._filtered(given)
         if not pairs:
             return None
         # Slots made in inference mode could not be updated outside it.
         with torch.inference_mode(False), torch.no_grad():
-            self._check(pairs)
             with not_taken():
+                self._check(pairs)
                 variables = distinct([var for _, var in pairs])
                 self._create_all_weights(variables)
                 apply_state = self._prepare(variables)
@@ -142,7 +179,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
 
     def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
         check_variables([var for _, var in pairs])
-        missing = [name_of(var) for grad, var in pairs if grad is None]
+        given = self._with_gradients(pairs)
+        return self._converted(given)
+
+    def _with_gradients(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        variables = [var for _, var in pairs]
+        self._titles = dict(zip(map(id, variables), titles_of(variables), strict=True))
+        missing = [self._title(var) for grad, var in pairs if grad is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable: {missing}.")
         if missing:
@@ -150,10 +193,21 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                 f"Gradients do not exist for variables {missing} when minimizing the loss.",
                 UserWarning,
             )
-        return [(as_gradient(grad, var), var) for grad, var in pairs if grad is not None]
+        return [(grad, var) for grad, var in pairs if grad is not None]
+
+    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+        return [
+            (as_gradient(grad, var, self._title(var)), var)
+            for grad, var in pairs
+            if grad is not None
+        ]
+
+    def _title(self, var: Tensor) -> str:
+        """The variable's name in messages about this step."""
+        return self._titles.get(id(var)) or name_of(var)
 
     def _check(self, pairs: list[Pair]) -> None:
-        check_pairs(pairs, scatter=self._scatters())
+        check_pairs(pairs, [self._title(var) for _, var in pairs], scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -202,13 +256,13 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: clips gradients and calls `gradient_transformers`."""
         pairs = self._clipped(list(grads_and_vars))
         for transformer in self._transformers:
-            pairs = list(transformer(pairs))
+            pairs = as_pairs(transformer(pairs))
         return self._checked(pairs) if self._transformers else pairs
 
     def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
         listed = as_pairs(pairs)
         check_variables([var for _, var in listed])
-        converted = [(as_gradient(grad, var), var) for grad, var in listed if grad is not None]
+        converted = self._converted(listed)
         if not converted:
             raise ValueError("The aggregator or transformer returned no gradients.")
         known = {id(var) for var in self._slots.owners()}
@@ -236,7 +290,7 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
                     )
                 else:
                     call(self._resource_apply_dense, (grad, var), apply_state)
-                    errors += constrain(var)
+                    errors += constrain(var, self._title(var))
         return errors
 
     def _written(self, variables: Iterable[Tensor]) -> list[Tensor]:
@@ -260,6 +314,20 @@ class Optimizer(Hypers, Weights, Options, State, Differentiation):
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
         summed = IndexedSlices(grad, indices).deduplicated()
         return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
+
+    def __repr__(self) -> str:
+        if "_hyper" not in vars(self):  # a subclass has yet to call __init__
+            return object.__repr__(self)
+        clipping = {key: value for key, value in self._clipping.options().items() if value}
+        options = {"engine": self._engine or "auto", **clipping}
+        parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
+        slots = [slot for _, _, slot in self._slots.items()]
+        size = sum(slot.numel() * slot.element_size() for slot in slots)
+        count = len(self._slots.owners())
+        return (
+            f"<{type(self).__name__} '{self._name}' {' '.join(parts)}:"
+            f" {size} bytes of slots for {count} variables>"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""

@@ -1,4 +1,4 @@
-"""The options of an optimizer that are not hyperparameters, and its count of steps."""
+"""The options of an optimizer that are not hyperparameters: clipping, functions, engine."""
 
 from __future__ import annotations
 
@@ -6,46 +6,69 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
+from thalweg.hyperparameters import as_number
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
-from thalweg.variable import Variable
 
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
 
-def check_not_negative(key: str, value: Any) -> None:
-    if isinstance(value, int | float | np.number) and value < 0:
+def as_option(key: str, value: Any) -> Any:
+    """A number that is 0 or more, or None where None was given.
+
+    Raises:
+        TypeError: It is no number; names the argument.
+        ValueError: It is negative or NaN, or a norm that is not finite.
+    """
+    if value is None:
+        return None
+    value = as_number(key, value)
+    if value < 0:
         raise ValueError(f"Expected {key} >= 0, received: {value}")
+    if key.endswith("norm") and value == np.inf:
+        raise ValueError(f"{key} must be finite; None does not clip. Received: {value}")
+    return value
+
+
+def _checked_aggregator(function: Any) -> Any:
+    if function is not None and not callable(function):
+        raise InvalidTypeError(f"gradient_aggregator must be a function, not {function!r}.")
+    return function
+
+
+def _checked_transformers(functions: Any) -> list[Transformer]:
+    if functions is None:
+        return []
+    found: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
+    if not isinstance(functions, Iterable) or not all(map(callable, found)):
+        raise InvalidTypeError(
+            f"gradient_transformers must be a list of functions, not {functions!r}."
+        )
+    return found
 
 
 class Options:
-    """The part of `Optimizer` that keeps clipping, transformers, engine and iterations."""
-
-    _name: str
-    _weights: list[Tensor]
+    """The part of `Optimizer` that keeps clipping, aggregator, transformers and engine."""
 
     def __init__(
         self,
         gradient_aggregator: Transformer | None,
         gradient_transformers: Sequence[Transformer] | None,
-        clipping: dict[str, float | None],
+        clipping: dict[str, Any],
     ) -> None:
-        self._iterations: Tensor | None = None
         self._engine: EngineName | None = None
-        self._aggregator = gradient_aggregator
-        self._transformers: list[Transformer] = list(gradient_transformers or [])
+        self._aggregator = _checked_aggregator(gradient_aggregator)
+        self._transformers = _checked_transformers(gradient_transformers)
         self._clipping = Clipping()
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: Any) -> None:
-        for key, value in changes.items():
-            check_not_negative(key, value)
-        clipping = Clipping(**{**self._clipping.options(), **changes})
+        given = {key: as_option(key, value) for key, value in changes.items()}
+        clipping = Clipping(**{**self._clipping.options(), **given})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:
@@ -86,7 +109,7 @@ class Options:
 
     @gradient_aggregator.setter
     def gradient_aggregator(self, function: Transformer | None) -> None:
-        self._aggregator = function
+        self._aggregator = _checked_aggregator(function)
 
     @property
     def gradient_transformers(self) -> list[Transformer]:
@@ -95,7 +118,7 @@ class Options:
 
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
-        before, self._transformers = self._transformers, list(functions or [])
+        before, self._transformers = self._transformers, _checked_transformers(functions)
         try:
             self._set_clipping()
         except ValueError:
@@ -114,23 +137,3 @@ class Options:
     def _selection(self) -> Selection:
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
-
-    @property
-    def iterations(self) -> Tensor:
-        """Variable. The number of training steps this optimizer has run."""
-        if self._iterations is None:
-            self._iterations = Variable(np.int64(0), f"{self._name}/iter", trainable=False)
-            self._weights.insert(0, self._iterations)
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, variable: Tensor) -> None:
-        if self._iterations is not None:
-            raise RuntimeError(
-                "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
-                f" created. Here it is attempting to set `iterations` to {variable!r}."
-            )
-        if not isinstance(variable, Tensor) or variable.dim() or variable.is_floating_point():
-            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
-        self._iterations = variable
-        self._weights.insert(0, variable)

@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.hyperparameters import check_fraction, is_on
-from thalweg.keras.optimizers.builtin import BuiltIn
+from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import CENTERED_MOMENTUM_RMSPROP, CENTERED_RMSPROP, MOMENTUM_RMSPROP, RMSPROP
 
 
@@ -55,10 +55,10 @@ class RMSprop(BuiltIn):
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
         self._set_hyper("rho", rho)
-        self._momentum = is_on(momentum)
-        check_fraction("momentum", momentum)
         self._set_hyper("momentum", momentum)
-        self.epsilon = epsilon or 1e-7
+        check_fraction("momentum", momentum)
+        self._momentum = is_on(momentum)
+        self.epsilon = as_epsilon(epsilon)
         self.centered = centered
 
     def _rule(self) -> Rule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -10,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import compute_dtype
+from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hooks import ApplyState
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.outcome import constrain
-from thalweg.pairs import Pair
+from thalweg.pairs import Pair, as_pairs
 from thalweg.pipeline import Clipping
 from thalweg.rules import RULES
-from thalweg.step import Shared, Stepper, derived, scatters
+from thalweg.step import Plans, Shared, Stepper, check_names, derived, scatters
 from thalweg.variable import variable_constraint
 
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.
@@ -54,6 +53,7 @@ class RuleOptimizer(Optimizer):
 
     Raises:
         TypeError: A keyword that is neither.
+        RuleError: Names of the rule's scalars mean something else to every optimizer.
 
     Example:
         >>> from thalweg import Hyper, Rule, Variable, sign
@@ -75,6 +75,7 @@ class RuleOptimizer(Optimizer):
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be a thalweg.Rule, not {rule!r}.")
+        check_names(rule)
         own = {hyper.name: hyper.default for hyper in rule.hypers}
         reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
         if reserved:
@@ -88,17 +89,18 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
+        check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> RuleOptimizer:
+    # Plans hold addresses; a copy makes its own.
+    _NOT_COPIED = ("_lock", "_plans", "_rates")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         # Set here, so that a subclass may call Optimizer.__init__ in its own time.
-        object.__setattr__(self, "_stepper", Stepper())
-        object.__setattr__(self, "_steppers", {})  # for updates of one variable, by its id
+        object.__setattr__(self, "_plans", Plans())
         object.__setattr__(self, "_rates", {})  # learning rates by `_prepare_local`, by dtype
-        # Plans are rewritten by every step, so two threads take their steps one after the other.
-        object.__setattr__(self, "_lock", threading.RLock())
         return self
 
     def _rule(self) -> Rule:
@@ -113,7 +115,7 @@ class RuleOptimizer(Optimizer):
             if hyper.name != "learning_rate"
         }
         if "learning_rate" in self._hyper:
-            values["learning_rate"] = self._learning_rate(dtype)
+            values["learning_rate"] = self._fused_rate(dtype)
         return values
 
     def _rule_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
@@ -122,13 +124,14 @@ class RuleOptimizer(Optimizer):
             self._rule(), self._hyper_scalars(dtype), dtype, int(self.iterations.item()) + 1
         )
 
-    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+    def _fused_rate(self, dtype: type[np.floating]) -> Any:
+        """The learning rate of this step, as a subclass's hooks would have it."""
         if dtype in self._rates:
             return dtype(self._rates[dtype])
-        if type(self)._decayed_lr is not Optimizer._decayed_lr:  # a subclass has its own idea
+        if type(self)._decayed_lr is not Optimizer._decayed_lr:
             kind = torch.float64 if dtype is np.float64 else torch.float32
             return dtype(float(self._decayed_lr(kind)))
-        return super()._learning_rate(dtype)
+        return self._learning_rate(dtype)
 
     def _slot_initial(self, name: str) -> float:
         """What new slots of this name are filled with."""
@@ -150,17 +153,17 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        with self._lock:
-            self._called.clear()
+        with self._lock, self._hyper:
             try:
                 pairs: Any = grads_and_vars if type(grads_and_vars) is list else [*grads_and_vars]
             except TypeError:
                 pairs = grads_and_vars  # refused below
-            if self._fast and pairs and self._aggregator is None and not self._transformers:
+            repeatable = self._plans.now().repeatable
+            if repeatable and pairs and self._aggregator is None and not self._transformers:
                 iterations = self._repeat(pairs)
                 if iterations is not None:
                     return iterations
-            return self._apply_pairs(pairs, experimental_aggregate_gradients)
+            return self._take(as_pairs(pairs), name, experimental_aggregate_gradients)
 
     def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
         """Take the step if it is the last one with other gradients; None leaves it to be taken."""
@@ -168,7 +171,7 @@ class RuleOptimizer(Optimizer):
             gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):
             return None
-        shared = self._stepper.repeat(
+        shared = self._plans.now().together.repeat(
             self._rule(),
             self._clipping,
             variables,
@@ -189,10 +192,17 @@ class RuleOptimizer(Optimizer):
             return {}
         state = super()._prepare(var_list)
         if self._overrides(("_prepare_local",)):
-            for (_, dtype), coefficients in state.items():
-                if "lr_t" in coefficients:
-                    self._rates[compute_dtype(dtype)] = float(coefficients["lr_t"])
+            self._rates.update(self._changed_rates(state))
         return state
+
+    def _changed_rates(self, state: ApplyState) -> dict[type[np.floating], float]:
+        """Learning rates that a subclass's `_prepare_local` put in place of the usual ones."""
+        found: dict[type[np.floating], float] = {}
+        # Of the dtypes that are computed alike, the widest has the least rounded rate.
+        for (_, dtype), own in sorted(state.items(), key=lambda item: item[0][1].itemsize):
+            if "lr_t" in own and float(own["lr_t"]) != float(self._decayed_lr(dtype)):
+                found[compute_dtype(dtype)] = float(own["lr_t"])
+        return found
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         # Clipping is part of the fused pass, unless hooks want to see clipped gradients.
@@ -216,11 +226,12 @@ class RuleOptimizer(Optimizer):
             return errors
         clipped = self._transformers or self._overrides(("_transform_gradients",))
         clipping = Clipping() if clipped else self._clipping
-        self._finish(self._step(self._stepper, clipping, pairs))
+        steppers = self._plans.now()
+        self._finish(self._step(steppers.together, clipping, pairs))
         constrained = [var for _, var in pairs if variable_constraint(var) is not None]
         plain = not self._overrides((*_UPDATES, *_TRANSFORMS))
-        self._fast = plain and not constrained
-        return [error for var in constrained for error in constrain(var)]
+        steppers.repeatable = plain and not constrained
+        return [error for var in constrained for error in constrain(var, self._title(var))]
 
     def _step(self, stepper: Stepper, clipping: Clipping, pairs: list[Pair]) -> Shared:
         rule = self._rule()
@@ -230,6 +241,7 @@ class RuleOptimizer(Optimizer):
             rule,
             clipping,
             pairs,
+            [self._title(var) for _, var in pairs],
             slots,
             self._rule_scalars,
             self._selection(),
@@ -256,11 +268,8 @@ class RuleOptimizer(Optimizer):
             self._apply_one(IndexedSlices(grad, indices), var)
 
     def _apply_one(self, grad: Any, var: Tensor) -> None:
-        stepper = self._steppers.setdefault(id(var), Stepper())
         with torch.no_grad():
-            self._step(stepper, Clipping(), [(grad, var)])
-
-    _fast = False
+            self._step(self._plans.now().alone(var), Clipping(), [(grad, var)])
 
     def get_config(self) -> dict[str, Any]:
         """The configuration; it holds the name of the rule, not the rule."""
@@ -290,24 +299,6 @@ class RuleOptimizer(Optimizer):
             raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
         return super().from_config({**config, "rule": rule}, custom_objects)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Plans hold addresses; a copy makes its own.
-        return {key: value for key, value in vars(self).items() if key not in _PLANS}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-
-_PLANS = ("_stepper", "_steppers", "_rates", "_fast", "_lock")
-_RESERVED = (
-    "name",
-    "lr",
-    "decay",
-    "t",
-    "clipvalue",
-    "clipnorm",
-    "clip_divisor",
-    "clip_scale",
-    "rule",
-)
+_RESERVED = ("name", "lr", "decay", "rule")  # keywords of the constructor
 _BUILT_IN = {name: getattr(RuleOptimizer, name) for name in (*_UPDATES, *_TRANSFORMS)}

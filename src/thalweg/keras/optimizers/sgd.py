@@ -55,9 +55,9 @@ class SGD(BuiltIn):
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
-        self._momentum = is_on(momentum)
-        check_fraction("momentum", momentum)
         self._set_hyper("momentum", momentum)
+        check_fraction("momentum", momentum)
+        self._momentum = is_on(momentum)
         self.nesterov = nesterov
 
     def _rule(self) -> Rule:

@@ -1,4 +1,4 @@
-"""The state of an optimizer: slots and weights, their values and their names."""
+"""The variables of an optimizer: `iterations`, slots and weights, and their values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph import (
+    GraphVariable,
+    executing_eagerly,
+    get_default_session,
+    is_symbolic,
+    make_variable,
+    resolve,
+)
 from thalweg.slots import SlotStore
 from thalweg.variable import (
     Variable,
     VariableAggregation,
     VariableSynchronization,
     as_dtype,
+    dtype_name,
     name_of,
     over,
     to_tensor,
 )
 
+COUNTERS = (torch.int64, torch.int32)  # what `iterations` may be
 _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
@@ -46,15 +56,44 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
 
 
 class Weights:
-    """The part of `Optimizer` that keeps state."""
+    """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
-    iterations: Tensor
+    _lock: Any
 
     def __init__(self) -> None:
+        self._iterations: Any = None
         self._slots = SlotStore()
         self._weights: list[Tensor] = []
         self._added: list[Tensor] = []
+
+    @property
+    def iterations(self) -> Tensor:
+        """Variable. The number of training steps this optimizer has run."""
+        if self._iterations is None:
+            self._iterations = self._own(np.int64(0), f"{self._name}/iter")
+            self._weights.insert(0, self._iterations)
+        return resolve(self._iterations)
+
+    def _own(self, initial_value: Any, name: str) -> Any:
+        """A variable of the optimizer's that is not trained; of the graph that is being built."""
+        if executing_eagerly():
+            return Variable(initial_value, name, trainable=False)
+        return make_variable(initial_value, name)
+
+    @iterations.setter
+    def iterations(self, variable: Tensor) -> None:
+        if self._iterations is not None:
+            raise RuntimeError(
+                "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
+                f" created. Here it is attempting to set `iterations` to {variable!r}."
+            )
+        if not isinstance(variable, Tensor) or variable.dim() or variable.dtype not in COUNTERS:
+            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
+        if variable < 0:
+            raise InvalidArgumentError(f"iterations must be 0 or more, not {variable.item()}.")
+        self._iterations = variable
+        self._weights.insert(0, variable)
 
     def add_slot(
         self,
@@ -77,13 +116,17 @@ class Weights:
         found = self._slots.get(var, slot_name)
         if found is not None:
             return found
-        if not isinstance(var, Tensor):
+        if not isinstance(var, Tensor | GraphVariable):
             raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
         own = shape is None or tuple(shape) == tuple(var.shape)
         if own and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
         value = initial_value(initializer, var.shape if shape is None else shape, var.dtype)
-        slot = over(value.to(var.device), self._slot_title(var, slot_name))
+        title = self._slot_title(var, slot_name)
+        if isinstance(var, GraphVariable):
+            slot: Any = make_variable(value, title, like=var)
+        else:
+            slot = over(value.to(var.device), title)
         self._weights.append(self._slots.put(var, slot_name, slot))
         return slot
 
@@ -138,9 +181,12 @@ class Weights:
                 )
             trainable = False
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
-        weight = Variable(value, name=name, trainable=trainable is not False)
+        if executing_eagerly():
+            weight: Any = Variable(value, name=name, trainable=trainable is not False)
+        else:
+            weight = make_variable(value, name, trainable=trainable is not False)
         self._added.append(weight)
-        return weight
+        return resolve(weight)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -153,29 +199,39 @@ class Weights:
 
     def get_weights(self) -> list[Any]:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
-        return [_as_numpy(weight) for weight in self._weights]
+        if any(map(is_symbolic, self._weights)):
+            return _session().run(self._weights)
+        with self._lock:
+            return [_as_numpy(weight) for weight in self._weights]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set the values of `weights`, in their order.
+        """Set the values of `weights`, in their order; numbers are converted to their dtypes.
 
         Raises:
-            ValueError: The list has another length, or an array another shape. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a value is no
+                number that its weight can hold, or iterations is negative. Nothing is set then.
         """
         weights = self._adapted_weights(list(weights))
         if len(weights) != len(self._weights):
+            hint = (
+                " Slots appear at the first apply_gradients; before it, use"
+                " load_state_dict(state, var_list=variables)."
+            )
             raise ValueError(
                 f"You called `set_weights(weights)` on optimizer {self._name} with a  weight list"
                 f" of length {len(weights)}, but the optimizer was expecting {len(self._weights)}"
                 f" weights. Provided weights: {str(weights)[:50]}..."
+                f"{'' if self._slots.names() else hint}"
             )
-        values = [torch.as_tensor(np.asarray(value)) for value in weights]
-        for weight, value in zip(self._weights, values, strict=True):
-            if weight.shape != value.shape:
-                raise ValueError(
-                    f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"
-                    f" weight shape {tuple(value.shape)}."
-                )
-        with torch.no_grad():
+        if any(map(is_symbolic, self._weights)):
+            own: list[Any] = self._weights
+            for weight, value in zip(own, weights, strict=True):
+                weight.load(value, _session())
+            return
+        values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
+        if self._iterations is not None and values[0] < 0:
+            raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
+        with self._lock, torch.no_grad():
             for weight, value in zip(self._weights, values, strict=True):
                 weight.copy_(value)
 
@@ -184,8 +240,46 @@ class Weights:
         return weights
 
 
+def _fitting(weight: Tensor, value: Any) -> Tensor:
+    """A value given for a weight, in its dtype.
+
+    Raises:
+        ValueError: The shapes differ.
+        InvalidTypeError: It is not numeric, or complex.
+        InvalidArgumentError: The weight holds integers, and the value is none of them.
+    """
+    title = name_of(weight)
+    try:
+        given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except TypeError:
+        raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
+    if weight.shape != given.shape:
+        raise ValueError(
+            f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"
+            f" weight shape {tuple(given.shape)}."
+        )
+    if given.is_complex():
+        raise InvalidTypeError(f"The value for '{title}' is {dtype_name(given.dtype)}, not real.")
+    converted = given.detach().to(weight.dtype)
+    if not weight.is_floating_point() and not torch.equal(converted.to(given.dtype), given):
+        raise InvalidArgumentError(
+            f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {given.tolist()!r}."
+        )
+    return converted
+
+
 def _as_numpy(weight: Tensor) -> Any:
     detached = weight.detach().cpu()
     if detached.dtype == torch.bfloat16:
         detached = detached.float()
     return detached.numpy().copy()[()]
+
+
+def _session() -> Any:
+    """The session whose values a graph's weights have."""
+    session = get_default_session()
+    if session is None:
+        raise FailedPreconditionError(
+            "The optimizer's weights are variables of a graph: call this inside `with session:`."
+        )
+    return session

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thalweg.errors import CheckpointMismatchError
 from thalweg.hyperparameters import Hyperparameters
+from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.slots import SlotStore
 from thalweg.variable import Variable, dtype_name, name_of
 
 FORMAT = 1
 _LISTED = 10  # differences that an error names
-_COUNTERS = (torch.int64, torch.int32)  # a variable given for `iterations` may be either
 _PARTS = ("hyperparameters", "weights", "slots")
 
 
@@ -39,10 +39,15 @@ def mismatch(
     shown = differences[:_LISTED]
     if len(differences) > _LISTED:
         shown.append(f"and {len(differences) - _LISTED} more")
+    if any("'Variable:0" in difference for difference in shown):
+        outcome = (
+            "Variables without a name are matched by their order; thalweg.named_variables(module)"
+            f" names them. {outcome}"
+        )
     return CheckpointMismatchError(f"{'; '.join(shown)}. {outcome}")
 
 
-class State:
+class StateDict:
     """The part of `Optimizer` that saves and loads.
 
     Attributes:
@@ -52,6 +57,7 @@ class State:
     EXTRA: tuple[str, ...] = ()
 
     _name: str
+    _lock: Any
     _slots: SlotStore
     _hyper: Hyperparameters
     _weights: list[Tensor]
@@ -73,6 +79,10 @@ class State:
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
             A variable whose name another had before is "name:0#1".
         """
+        with self._lock:
+            return self._state_dict()
+
+    def _state_dict(self) -> dict[str, Any]:
         owners = self._slots.owners()
         slots: dict[str, dict[str, Tensor]] = {}
         for name, var in zip(numbered(owners), owners, strict=True):
@@ -107,6 +117,10 @@ class State:
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
         """
         _check_form(state_dict, type(self).__name__)
+        with self._lock:
+            self._load(state_dict, var_list)
+
+    def _load(self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
         before = self._mark()
         try:
             owners = self._owners(var_list)
@@ -127,8 +141,10 @@ class State:
         return {**vars(self), **own, "_hyper": copy.copy(self._hyper)}
 
     def _revert(self, mark: dict[str, Any]) -> None:
-        vars(self).clear()
-        vars(self).update(mark)
+        own = vars(self)
+        own.update(mark)
+        for key in own.keys() - mark.keys():
+            del own[key]
 
     def _owners(self, var_list: Sequence[Tensor] | None) -> list[Tensor]:
         """The variables to load slots for; with `var_list` their slots are made."""
@@ -145,6 +161,9 @@ class State:
         self, state_dict: dict[str, Any], owners: Sequence[Tensor], is_complete: bool
     ) -> list[str]:
         found: list[str] = []
+        steps, counter = state_dict["iterations"].item(), self.iterations
+        if steps > torch.iinfo(counter.dtype).max:
+            found.append(f"iterations is {steps}, more than {dtype_name(counter.dtype)}")
         for name, value in state_dict["hyperparameters"].items():
             if name not in self._hyper:
                 found.append(f"there is no hyperparameter '{name}'")
@@ -231,8 +250,10 @@ def _check_form(state_dict: Any, class_name: str) -> None:
     if missing:
         raise mismatch([f"the state has no '{key}'" for key in missing])
     steps, slots = state_dict["iterations"], state_dict["slots"]
-    if not isinstance(steps, Tensor) or steps.dim() or steps.dtype not in _COUNTERS:
+    if not isinstance(steps, Tensor) or steps.is_meta or steps.dim() or steps.dtype not in COUNTERS:
         raise mismatch([f"iterations must be an integer scalar, not {steps!r}"])
+    if steps < 0:
+        raise mismatch([f"iterations must be 0 or more, not {steps.item()}"])
     parts = [state_dict[key] for key in _PARTS]
     parts += slots.values() if isinstance(slots, dict) else []
     if not all(isinstance(part, dict) for part in parts):
@@ -251,6 +272,9 @@ def _slot_differences(name: str, own: dict[str, Variable], saved: dict[str, Any]
 def _tensor_differences(what: str, saved: Any, own: Tensor) -> list[str]:
     if not isinstance(saved, Tensor):
         return [f"{what} is no tensor in the state"]
+    if saved.is_meta or saved.layout != torch.strided:
+        kind = "on the meta device" if saved.is_meta else saved.layout
+        return [f"{what} is {kind} in the state"]
     if saved.shape != own.shape:
         return [f"{what} has shape {tuple(saved.shape)} in the state but {tuple(own.shape)} here"]
     if saved.dtype != own.dtype:

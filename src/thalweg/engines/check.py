@@ -1,0 +1,136 @@
+"""Check a whole rule before its first step: its formulas, what they take, what `prepare` makes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from thalweg import scalars
+from thalweg.engines.transcribe import Transcript, check_counts, place, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import FORMULAS, Rule
+
+_FIRST_STEP = np.float32(1)
+
+
+def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
+    """Refuse a rule that could not take a step; compiles nothing and changes nothing.
+
+    `prepare` is called once, with scalars of the first step.
+
+    Args:
+        rule: The rule.
+        hypers: Values for `prepare`, by name; the defaults stand for those left out and for what
+            is no plain number, as a schedule or a callable.
+
+    Raises:
+        RuleError: A formula holds anything but straight arithmetic, takes or returns another
+            number of values than the rule has slots, or asks for a scalar that nobody gives;
+            `prepare` fails or returns no dict of numbers. Names the rule, and the file and line.
+    """
+    try:
+        known = _scalars(rule, hypers or {})
+        for part in FORMULAS:
+            formula = getattr(rule, part)
+            if formula is not None:
+                _check_formula(rule, formula, part != "update_untouched", known)
+    except RuleError as error:
+        raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
+
+
+def _scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What formulas may ask for at the first step, as float32."""
+    own = {hyper.name: hyper.default for hyper in rule.hypers}
+    own |= {name: value for name, value in given.items() if name not in own or _plain(value)}
+    known: dict[str, Any] = {
+        name: np.float32(value) if _plain(value) else _FIRST_STEP for name, value in own.items()
+    }
+    for power, hyper in rule.powers.items():
+        known[power] = scalars.power(known[hyper], _FIRST_STEP)
+    known.setdefault("t", _FIRST_STEP)
+    return known if rule.prepare is None else {**known, **_prepared(rule, known)}
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def _prepared(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
+    prepare: Any = rule.prepare
+    where = place(prepare)
+    if not where.startswith("prepare"):
+        where = f"prepare, {where},"
+    try:
+        wanted = list(inspect.signature(prepare).parameters)
+    except (TypeError, ValueError) as error:
+        raise RuleError(f"{where} has no signature: {error}") from error
+    _check_given(where, wanted, known, rule)
+    try:
+        with np.errstate(all="ignore"):
+            made = prepare(**{name: known[name] for name in wanted})
+    except Exception as error:
+        raise RuleError(
+            f"{where} fails at the first step: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, dict):
+        raise RuleError(f"{where} must return a dict of scalars by name, not {made!r}.")
+    return made
+
+
+def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any]) -> None:
+    transcript = transcribe(formula)
+    _check_sides(rule, formula, transcript, 1 + grad, known)
+    check_counts(formula, transcript, grad, len(rule.slots))
+    _check_given(place(formula), transcript.scalars, known, rule)
+    for name in transcript.scalars:
+        try:
+            float(known[name])
+        except (TypeError, ValueError):
+            raise RuleError(
+                f"{place(formula)} asks for the scalar {name}, of which prepare makes"
+                f" {known[name]!r}; that is no number."
+            ) from None
+
+
+def _check_sides(
+    rule: Rule, formula: Any, transcript: Transcript, first: int, known: Mapping[str, Any]
+) -> None:
+    """Refuse a scalar before the `*` and a slot after it."""
+    slots = [slot.name for slot in rule.slots]
+    if len(transcript.positional) > first + len(slots):
+        early = [name for name in transcript.positional[first:] if name in known.keys() - {*slots}]
+        if early:
+            raise RuleError(
+                f"{place(formula)} takes {_listed(early)} by position; scalars come after *:"
+                f" {_signature(formula, transcript, early, [])}."
+            )
+    late = [name for name in transcript.scalars if name in slots and name not in known]
+    if late:
+        raise RuleError(
+            f"{place(formula)} takes {_listed(late)} after the *; slots come before it:"
+            f" {_signature(formula, transcript, [], late)}."
+        )
+
+
+def _signature(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:
+    before = [name for name in transcript.positional if name not in early] + late
+    after = early + [name for name in transcript.scalars if name not in late]
+    return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"
+
+
+def _check_given(where: str, wanted: Iterable[str], known: Mapping[str, Any], rule: Rule) -> None:
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        made = ", and not made by prepare" if rule.prepare is not None else ""
+        raise RuleError(
+            f"{where} asks for {_listed(missing)}, which is neither a hyperparameter nor a power"
+            f" of one{made}. There are {_listed(known)}."
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,100 @@
+"""The arguments of a node: nests in which symbols stand for what a run puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph.nest import leaves_of, mapped
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg.graph.frame import Frame
+    from thalweg.graph.graph import Graph
+    from thalweg.graph.variables import GraphVariable
+
+
+class Reference:
+    """A variable that arrives as the session's own leaf, to be written in place."""
+
+    def __init__(self, variable: GraphVariable) -> None:
+        self.symbol = variable
+
+    def get(self, frame: Frame) -> Any:
+        return frame.session.leaf(self.symbol)
+
+
+class Dense:
+    """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
+
+    def __init__(self, tensor: SymbolicTensor) -> None:
+        self.symbol = tensor
+
+    def get(self, frame: Frame) -> Any:
+        value = frame[self.symbol]
+        return value.to_dense() if isinstance(value, IndexedSlices) else value
+
+
+def whole(leaf: Any) -> Any:
+    """`leaf`, as functions of torch's need it: never rows alone."""
+    return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
+
+
+def by_reference(variable: GraphVariable) -> Reference:
+    """Hand a variable to `operation` as the session's own leaf tensor, which it may write to."""
+    return Reference(variable)
+
+
+def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
+    """The symbolic tensors whose values the arguments need, each once.
+
+    Raises:
+        InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
+    """
+    inputs: dict[SymbolicTensor, None] = {}
+    for leaf in leaves_of(arguments):
+        symbol = leaf.symbol if isinstance(leaf, (Reference, Dense)) else leaf
+        if not isinstance(symbol, SymbolicTensor):
+            continue
+        if symbol.graph is not graph:
+            raise InvalidArgumentError(
+                f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
+            )
+        if not isinstance(leaf, Reference):
+            inputs[symbol] = None
+    return tuple(inputs)
+
+
+def filler(arguments: Sequence[Any]) -> Callable[[Frame], Sequence[Any]]:
+    """A function that gives the arguments of one run."""
+    if all(isinstance(argument, SymbolicTensor) for argument in arguments):
+        return lambda frame: [frame[tensor] for tensor in arguments]
+    direct: list[tuple[int, Any]] = []
+    nested: list[tuple[int, Any]] = []
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, SymbolicTensor):
+            direct.append((place, argument))
+        elif any(isinstance(leaf, _MOVING) for leaf in leaves_of(argument)):
+            nested.append((place, argument))
+    template = list(arguments)
+
+    def fill(frame: Frame) -> list[Any]:
+        filled = template.copy()
+        for place, tensor in direct:
+            filled[place] = frame[tensor]
+        for place, nest in nested:
+            filled[place] = mapped(lambda leaf: _value(leaf, frame), nest)
+        return filled
+
+    return fill
+
+
+_MOVING = (SymbolicTensor, Reference, Dense)
+
+
+def _value(leaf: Any, frame: Frame) -> Any:
+    if isinstance(leaf, SymbolicTensor):
+        return frame[leaf]
+    return leaf.get(frame) if isinstance(leaf, (Reference, Dense)) else leaf

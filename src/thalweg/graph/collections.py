@@ -1,0 +1,91 @@
+"""Collections: lists that a graph keeps under names."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from thalweg.graph.running import get_default_graph
+
+
+class GraphKeys:
+    """The names of the collections that the library itself fills or reads."""
+
+    GLOBAL_VARIABLES = "variables"
+    VARIABLES = "variables"
+    LOCAL_VARIABLES = "local_variables"
+    MODEL_VARIABLES = "model_variables"
+    TRAINABLE_VARIABLES = "trainable_variables"
+    TRAINABLE_RESOURCE_VARIABLES = "trainable_resource_variables"
+    MOVING_AVERAGE_VARIABLES = "moving_average_variables"
+    WEIGHTS = "weights"
+    BIASES = "biases"
+    ACTIVATIONS = "activations"
+    LOSSES = "losses"
+    REGULARIZATION_LOSSES = "regularization_losses"
+    UPDATE_OPS = "update_ops"
+    TRAIN_OP = "train_op"
+    GLOBAL_STEP = "global_step"
+    SUMMARIES = "summaries"
+    INIT_OP = "init_op"
+    LOCAL_INIT_OP = "local_init_op"
+    READY_OP = "ready_op"
+    SAVERS = "savers"
+    QUEUE_RUNNERS = "queue_runners"
+
+
+class Collections:
+    """The part of a graph that keeps collections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._collections: dict[Any, list[Any]] = {}
+
+    def add_to_collection(self, name: Any, value: Any) -> None:
+        """Append a value to the collection `name`."""
+        self._collections.setdefault(name, []).append(value)
+
+    def add_to_collections(self, names: Any, value: Any) -> None:
+        """Append a value to each collection, once."""
+        for name in [names] if isinstance(names, str) else dict.fromkeys(names):
+            self.add_to_collection(name, value)
+
+    def get_collection_ref(self, name: Any) -> list[Any]:
+        """The collection's own list, which may be changed."""
+        return self._collections.setdefault(name, [])
+
+    def get_collection(self, name: Any, scope: str | None = None) -> list[Any]:
+        """A copy of the collection.
+
+        Args:
+            name: Which collection.
+            scope: Optional. A regular expression; items whose name does not begin like it, or that
+                have no name, are left out.
+        """
+        values = self._collections.get(name, [])
+        if not scope:
+            return list(values)
+        return [x for x in values if re.match(scope, getattr(x, "name", None) or "\n")]
+
+    def get_all_collection_keys(self) -> list[Any]:
+        """The names of the collections that hold something."""
+        return [name for name, values in self._collections.items() if values]
+
+    def clear_collection(self, name: Any) -> None:
+        """Empty a collection."""
+        self._collections.pop(name, None)
+
+
+def add_to_collection(name: Any, value: Any) -> None:
+    """Append a value to a collection of the default graph."""
+    get_default_graph().add_to_collection(name, value)
+
+
+def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+    """A copy of a collection of the default graph; see `Collections.get_collection`."""
+    return get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: Any) -> list[Any]:
+    """The own list of a collection of the default graph."""
+    return get_default_graph().get_collection_ref(key)

@@ -1,0 +1,121 @@
+"""Operations that only order others, and those that initialize variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.graph.collections import GraphKeys
+from thalweg.graph.nest import leaves_of
+from thalweg.graph.operation import Operation
+from thalweg.graph.running import current_session, get_default_graph
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.variables import GraphVariable, aliased
+
+
+def no_op(name: str = "NoOp") -> Operation:
+    """An operation that does nothing, after its control dependencies."""
+    return get_default_graph().add(name, None, type="NoOp")
+
+
+def group(*inputs: Any, name: str | None = None) -> Operation:
+    """An operation that is done when all of `inputs`, in nested lists, are; None is left out.
+
+    Raises:
+        InvalidTypeError: An input is neither an operation nor symbolic.
+    """
+    items = [item for item in leaves_of(inputs) if item is not None]
+    graph = next((x.graph for x in items if hasattr(x, "graph")), None) or get_default_graph()
+    controls = [graph.as_operation(item) for item in items]
+    return graph.add(name or "group_deps", None, type="NoOp", control_inputs=controls)
+
+
+def tuple_(
+    tensors: Sequence[Any], name: str = "tuple", control_inputs: Iterable[Any] = ()
+) -> list[Any]:
+    """The same tensors, none of which is available before all are; None stays None.
+
+    Args:
+        tensors: Symbolic tensors, slices, or None.
+        name: The name of the scope of the new tensors.
+        control_inputs: Operations that come before as well.
+    """
+    graph = get_default_graph()
+    with graph.name_scope(name):
+        barrier = group(*tensors, *control_inputs)
+        with graph.control_dependencies([barrier]):
+            return [_gated(tensor) for tensor in tensors]
+
+
+def _gated(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    if isinstance(tensor, SymbolicSlices):
+        return SymbolicSlices.of(aliased(tensor.source, "control_dependency"))
+    return aliased(tensor, "control_dependency")
+
+
+def global_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that all of its users share."""
+    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
+
+
+def local_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph in LOCAL_VARIABLES."""
+    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
+
+
+def trainable_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that `minimize` trains by default."""
+    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+
+
+def variables_initializer(var_list: Iterable[GraphVariable], name: str = "init") -> Operation:
+    """An operation that gives variables their initial values."""
+    return group([variable.initializer for variable in var_list], name=name)
+
+
+def global_variables_initializer() -> Operation:
+    """An operation that initializes the global variables there are so far."""
+    return variables_initializer(global_variables())
+
+
+initialize_all_variables = global_variables_initializer
+
+
+def local_variables_initializer() -> Operation:
+    """An operation that initializes the local variables there are so far."""
+    return variables_initializer(local_variables())
+
+
+def is_variable_initialized(
+    ref: GraphVariable, name: str = "IsVariableInitialized"
+) -> SymbolicTensor:
+    """A bool: whether the session has initialized the variable."""
+    outputs = [Output(torch.bool, (), ())]
+    return ref.graph.add(name, lambda: torch.tensor(_is_known(ref)), outputs=outputs).outputs[0]
+
+
+def report_uninitialized_variables(
+    var_list: Sequence[GraphVariable] | None = None, name: str = "report_uninitialized_variables"
+) -> SymbolicTensor:
+    """The names of the variables that the session has not initialized, as an array of strings.
+
+    By default of the global and local variables there are so far.
+    """
+    asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
+
+    def names() -> Any:
+        return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
+
+    return get_default_graph().add(name, names, outputs=[Output(None, (None,), ())]).outputs[0]
+
+
+def _is_known(variable: GraphVariable) -> bool:
+    session = current_session()
+    return session is not None and session.is_initialized(variable)

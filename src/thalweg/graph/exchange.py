@@ -1,0 +1,107 @@
+"""What goes into a run and what comes out of it: feeds, fetches, and their conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
+from thalweg.graph.operation import Operation
+from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import dtype_name, to_tensor
+
+if TYPE_CHECKING:
+    from thalweg.graph.graph import Graph
+
+
+def fetched_element(graph: Graph, fetch: Any) -> Operation | SymbolicTensor:
+    """What `fetch` asks for.
+
+    Raises:
+        InvalidTypeError: It is nothing of a graph.
+        InvalidArgumentError: It is of another graph, or has a name that is not in this one.
+    """
+    try:
+        return graph.as_graph_element(fetch)
+    except NotFoundError as error:
+        raise InvalidArgumentError(f"Fetch argument {fetch!r} cannot be found: {error}") from error
+    except InvalidTypeError as error:
+        raise InvalidTypeError(
+            f"Fetch argument {fetch!r} has invalid type {type(fetch)}, must be a string or Tensor. "
+            f"({error})"
+        ) from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"Fetch argument {fetch!r} cannot be interpreted as a Tensor. ({error})"
+        ) from error
+
+
+def converted_feeds(graph: Graph, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
+    """The tensors to feed, and their values as torch tensors of their dtypes.
+
+    Raises:
+        InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
+        InvalidArgumentError: A key is of another graph, or a value has another shape.
+    """
+    return dict(_feed(graph, key, value) for key, value in feeds.items())
+
+
+def _feed(graph: Graph, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
+    tensor = key
+    if not isinstance(key, SymbolicTensor) or key.graph is not graph:
+        tensor = _fed_tensor(graph, key)
+    if isinstance(value, (SymbolicTensor, SymbolicSlices)):
+        raise InvalidTypeError(
+            f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
+            "numbers, lists, arrays or torch tensors."
+        )
+    if isinstance(value, IndexedSlices):
+        return tensor, value
+    try:
+        fed = to_tensor(value, tensor.dtype).detach()
+    except InvalidTypeError as error:
+        what = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
+        raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{what}: {error}") from error
+    if tensor.shape is not None and not tensor.shape.accepts(fed.shape):
+        raise InvalidArgumentError(
+            f"Cannot feed value of shape {tuple(fed.shape)} for Tensor '{tensor.name}', which has "
+            f"shape {tuple(tensor.shape)}"
+        )
+    return tensor, fed
+
+
+def _fed_tensor(graph: Graph, key: Any) -> SymbolicTensor:
+    try:
+        element = graph.as_graph_element(key)
+    except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:
+        kind = InvalidTypeError if isinstance(error, InvalidTypeError) else InvalidArgumentError
+        raise kind(f"Cannot interpret feed_dict key {key!r} as Tensor: {error}") from error
+    if isinstance(element, Operation):
+        raise InvalidTypeError(
+            f"Cannot interpret feed_dict key {key!r} as Tensor: it is an operation."
+        )
+    return element
+
+
+def exported(value: Any) -> Any:
+    """A copy of a value as sessions return it: a NumPy array or scalar.
+
+    A dtype that NumPy lacks remains a torch tensor; what is no tensor is returned as it is.
+    """
+    if isinstance(value, IndexedSlices):
+        shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)
+        return IndexedSlicesValue(exported(value.values), exported(value.indices), shape)
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if value.layout != torch.strided:
+        return value.clone()
+    try:
+        return np.array(value.cpu().resolve_conj().resolve_neg().numpy())[()]
+    except TypeError:
+        return torch.Tensor.clone(value)

@@ -1,0 +1,85 @@
+"""`Frame`: one run and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thalweg.graph.gradients import differentiable
+from thalweg.graph.nest import leaves_of
+from thalweg.graph.plan import Step
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.variables import GraphVariable
+
+if TYPE_CHECKING:
+    from thalweg.graph.session import Session
+
+
+class Frame(dict[SymbolicTensor, Any]):
+    """What one run has been fed and has computed; variables are read from the session."""
+
+    __slots__ = ("feeds", "lock", "session")
+
+    def __init__(self, session: Session, feeds: Mapping[SymbolicTensor, Any]) -> None:
+        super().__init__(feeds)
+        self.session = session
+        self.feeds = feeds
+        self.lock: str | None = None  # which lock of the session this thread holds
+
+    def __missing__(self, tensor: SymbolicTensor) -> Any:
+        if isinstance(tensor, GraphVariable):
+            return self.session.leaf(tensor)
+        value = self.session.evaluate(tensor, self)
+        self[tensor] = value
+        return value
+
+    def resolve(self, x: Any) -> Any:
+        """What `x` stands for in this run; see `running.resolve`."""
+        if isinstance(x, GraphVariable):
+            return self.session.leaf(x)
+        if isinstance(x, SymbolicSlices):
+            return self[x.source]
+        return self[x] if isinstance(x, SymbolicTensor) else x
+
+    def run(self, steps: Sequence[Step], results: list[Any], export: Callable[[Any], Any]) -> None:
+        """Run steps in order; what is fetched is exported into its places among the results.
+
+        An error gets a note that names the operation, and nothing after it runs.
+        """
+        records = None
+        step = steps[0]
+        try:
+            for step in steps:
+                if step.grad is not records:
+                    records = step.grad
+                    torch.set_grad_enabled(records)
+                value = step.function(*step.fill(self))
+                if step.plain is not None:
+                    self[step.plain] = value
+                elif step.results:
+                    self._settle(step, value, results, export)
+                for tensor in step.dropped:
+                    self.pop(tensor, None)
+        except Exception as error:
+            op = step.operation
+            error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
+            raise
+
+    def _settle(
+        self, step: Step, value: Any, results: list[Any], export: Callable[[Any], Any]
+    ) -> None:
+        """Store the outputs of a step that later steps need, and export what is fetched."""
+        values = [value] if step.is_whole else list(leaves_of(value))
+        for made in step.results:
+            output = values[made.pick]
+            if made.watched:
+                output = differentiable(output)
+            if made.carried:
+                output = self.session.kept(output)
+            if made.kept:
+                self[made.tensor] = output
+            for place in made.fetched:
+                results[place] = export(output)

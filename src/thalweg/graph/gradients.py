@@ -1,0 +1,232 @@
+"""`gradients`: symbolic derivatives, computed in a run by torch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.autodiff import UnconnectedGradients
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.arguments import whole
+from thalweg.graph.nest import mapped
+from thalweg.graph.operation import Operation
+from thalweg.graph.running import executing_eagerly, get_default_graph
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
+from thalweg.variable import to_tensor
+
+
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool = False,
+    gate_gradients: bool = False,
+    aggregation_method: Any = None,
+    stop_gradients: Any = None,
+    unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+) -> list[Any]:
+    """The derivative of the sum of all elements of `ys` by each of `xs`.
+
+    Args:
+        ys: A symbolic tensor or a list of them.
+        xs: Symbolic tensors, variables, or torch parameters that stand for variables.
+        grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
+        name: The name of the operation; one computes all of the gradients.
+        colocate_gradients_with_ops: Ignored, as are `gate_gradients` and `aggregation_method`:
+            all gradients are computed before any is used.
+        stop_gradients: Optional. Tensors that count as constants, whatever they depend on.
+        unconnected_gradients: "none" or "zero": what stands for the gradient of an x of which
+            `ys` do not depend.
+
+    Returns:
+        For each x a symbolic tensor, `SymbolicSlices` if x is only ever looked up by rows, or
+        None. Where a module uses a parameter in some runs only, the value in the others is None.
+
+    Raises:
+        InvalidTypeError: Something is not symbolic.
+        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do.
+        FailedPreconditionError: Called in eager mode.
+    """
+    if executing_eagerly():
+        raise FailedPreconditionError("gradients() needs a graph. Use GradientTape in eager mode.")
+    zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
+    weights = _weights(targets, grad_ys)
+    for other in (*targets, *sources, *stops):
+        if other.graph is not targets[0].graph:
+            raise InvalidArgumentError(
+                f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
+            )
+    uses = _uses(targets, frozenset(stops))
+    connected = list(dict.fromkeys(x for x in sources if x in uses))
+    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    if connected:
+        graph = connected[0].graph
+        op = graph.add(
+            name,
+            Backward([*connected, *stops]),
+            mapped(whole, (targets, weights, connected, stops, by_rows, zero)),
+            outputs=[Output(x.dtype, x.shape) for x in connected],
+            picks=tuple(range(len(connected))),
+            type="Gradients",
+        )
+        found = dict(zip(connected, map(_wrapped, op.outputs, by_rows), strict=True))
+    else:
+        found = {}
+    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
+    return [found[x] if x in found else absent(x) for x in sources]
+
+
+class Backward:
+    """What computes gradients in a run.
+
+    Attributes:
+        watched: The tensors that must stand apart from all others in torch's graph.
+    """
+
+    __name__ = "gradients"
+
+    def __init__(self, watched: Iterable[SymbolicTensor]) -> None:
+        self.watched = tuple(watched)
+
+    def __call__(
+        self,
+        ys: Sequence[Any],
+        weights: Sequence[Any],
+        xs: Sequence[Any],
+        stops: Sequence[Any],
+        by_rows: Sequence[bool],
+        zero: bool,
+        *,
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> list[Gradient]:
+        """The gradient of each x, or None where this run does not connect it."""
+        starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
+        ends = [x for x in xs if x.requires_grad]
+        found: Iterable[torch.Tensor | None] = [None] * len(ends)
+        if starts and ends:
+            hooks = [_cut(stop) for stop in stops if stop.grad_fn is not None]
+            try:
+                found = torch.autograd.grad(
+                    [y for y, _ in starts],
+                    ends,
+                    [_weight(y, w) for y, w in starts],
+                    retain_graph=retain_graph or create_graph,
+                    create_graph=create_graph,
+                    allow_unused=True,
+                )
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        remaining = iter(found)
+        results = [as_gradient(next(remaining)) if x.requires_grad else None for x in xs]
+        triples = zip(results, xs, by_rows, strict=True)
+        return [_finished(gradient, x, rows, zero) for gradient, x, rows in triples]
+
+
+def differentiable(value: Any) -> Any:
+    """`value` as a node of torch's graph that no other value shares."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value[...] if value.requires_grad else value.detach().requires_grad_()
+
+
+def _cut(stop: torch.Tensor) -> Any:
+    """Let no gradient pass from `stop` to what it was computed from."""
+    place = stop.output_nr
+
+    def cut(incoming: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
+
+    node: Any = stop.grad_fn
+    return node.register_prehook(cut)
+
+
+def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
+    if weight is None:
+        return torch.ones_like(y)
+    if weight.shape != y.shape:
+        raise InvalidArgumentError(
+            f"an output gradient has shape {tuple(weight.shape)} but its target has shape "
+            f"{tuple(y.shape)}."
+        )
+    return weight.to(y.device)
+
+
+def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+    if gradient is None:
+        return torch.zeros_like(x) if zero else None
+    if by_rows and isinstance(gradient, torch.Tensor):
+        # A module reached its embedding's weights in a second way: every row has a gradient.
+        rows = torch.arange(len(gradient), device=gradient.device)
+        return IndexedSlices(gradient, rows, gradient.shape)
+    return gradient
+
+
+def _uses(
+    targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
+) -> dict[SymbolicTensor, list[Operation | None]]:
+    """What a gradient of the targets reaches, and the operations that take it there."""
+    uses: dict[SymbolicTensor, list[Operation | None]] = {}
+    pending: list[tuple[SymbolicTensor, Operation | None]] = [
+        (target, None) for target in targets if target.is_differentiable()
+    ]
+    while pending:
+        tensor, user = pending.pop()
+        is_new = tensor not in uses
+        uses.setdefault(tensor, []).append(user)
+        if is_new and tensor not in stops:
+            pending += [(x, tensor.op) for x in tensor.op.flows_to(tensor)]
+    return uses
+
+
+def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
+    return all(user is not None and x in user.sparse_flows for user in users)
+
+
+def _wrapped(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
+    output.may_be_sparse = True
+    return SymbolicSlices.of(output) if by_rows else output
+
+
+def _symbols(nest: Any) -> list[SymbolicTensor]:
+    items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
+    return [_symbol(item) for item in items]
+
+
+def _symbol(item: Any) -> SymbolicTensor:
+    if isinstance(item, torch.nn.Parameter):
+        return get_default_graph().variable_of(item)
+    if not isinstance(item, SymbolicTensor):
+        raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
+    return item
+
+
+def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
+    if grad_ys is None:
+        return [None] * len(targets)
+    given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
+    if len(given) != len(targets):
+        raise InvalidArgumentError(f"{len(given)} grad_ys were given for {len(targets)} ys.")
+    pairs = zip(given, targets, strict=True)
+    return [
+        weight
+        if weight is None or isinstance(weight, SymbolicTensor)
+        else to_tensor(weight, target.dtype)
+        for weight, target in pairs
+    ]
+
+
+def _unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
+    try:
+        return UnconnectedGradients(value)
+    except ValueError:
+        message = f"Unknown value for unconnected_gradients: {value!r}"
+        raise InvalidArgumentError(message) from None

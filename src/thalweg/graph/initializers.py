@@ -1,0 +1,204 @@
+"""Initial values: zeros, constants and random numbers. The numbers are torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph.ops import created
+from thalweg.graph.running import current_session, executing_eagerly, get_default_graph
+from thalweg.variable import as_dtype, to_tensor
+
+Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Let random operations made from now on in the default graph depend on `seed`."""
+    get_default_graph().seed = seed
+
+
+def _random(draw: Draw, shape: Sequence[int], dtype: Any, seed: int | None, name: str) -> Any:
+    """A node that draws anew in each run; with a seed, the same sequence in each session."""
+    graph = None if executing_eagerly() else get_default_graph()
+    if seed is None and graph is not None and graph.seed is not None:
+        seed = graph.seed * 1_000_003 + len(graph.get_operations())
+    key = object()
+
+    def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+        session = current_session()
+        if seed is None:
+            generator = None
+        elif session is None:
+            generator = torch.Generator().manual_seed(seed)
+        else:
+            generator = session.generator(key, seed)
+        return draw(torch.empty(tuple(size), dtype=kind), generator)
+
+    return created(make, shape, dtype, name)
+
+
+def random_normal(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = torch.float32,
+    seed: int | None = None,
+    name: str = "random_normal",
+) -> Any:
+    """Numbers from a normal distribution."""
+    return _random(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
+
+
+def truncated_normal(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = torch.float32,
+    seed: int | None = None,
+    name: str = "truncated_normal",
+) -> Any:
+    """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
+
+    def draw(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        low, high = mean - 2 * stddev, mean + 2 * stddev
+        return torch.nn.init.trunc_normal_(tensor, mean, stddev, low, high, generator=generator)
+
+    return _random(draw, shape, dtype, seed, name)
+
+
+def random_uniform(
+    shape: Sequence[int],
+    minval: float = 0,
+    maxval: float | None = None,
+    dtype: Any = torch.float32,
+    seed: int | None = None,
+    name: str = "random_uniform",
+) -> Any:
+    """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
+
+    Raises:
+        InvalidArgumentError: An integer dtype without `maxval`.
+    """
+    if as_dtype(dtype).is_floating_point:
+        high = 1.0 if maxval is None else maxval
+        return _random(lambda t, g: t.uniform_(minval, high, generator=g), shape, dtype, seed, name)
+    if maxval is None:
+        raise InvalidArgumentError("Must specify maxval for integer dtypes.")
+    low, end = int(minval), int(maxval)
+    return _random(lambda t, g: t.random_(low, end, generator=g), shape, dtype, seed, name)
+
+
+class Initializer:
+    """Makes a tensor of a given shape. Subclasses override `__call__`.
+
+    A subclass keeps a `dtype`, which applies where the call gives none.
+    """
+
+    dtype: Any = torch.float32
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        """The initial value; `partition_info` is ignored."""
+        raise NotImplementedError
+
+
+class Constant(Initializer):
+    """One number, or values that are laid out in the shape."""
+
+    def __init__(self, value: Any = 0, dtype: Any = torch.float32) -> None:
+        self.value, self.dtype = value, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+            values = to_tensor(self.value, kind)
+            return values.expand(*size).clone() if values.dim() == 0 else values.reshape(*size)
+
+        return created(make, shape, dtype or self.dtype, "Const")
+
+
+class Zeros(Constant):
+    """Zeros."""
+
+    def __init__(self, dtype: Any = torch.float32) -> None:
+        super().__init__(0, dtype)
+
+
+class Ones(Constant):
+    """Ones."""
+
+    def __init__(self, dtype: Any = torch.float32) -> None:
+        super().__init__(1, dtype)
+
+
+class RandomNormal(Initializer):
+    """A normal distribution."""
+
+    _draw = staticmethod(random_normal)
+
+    def __init__(
+        self,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        seed: int | None = None,
+        dtype: Any = torch.float32,
+    ) -> None:
+        self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        return self._draw(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
+
+
+class TruncatedNormal(RandomNormal):
+    """A normal distribution without what is further than two `stddev` from `mean`."""
+
+    _draw = staticmethod(truncated_normal)
+
+
+class RandomUniform(Initializer):
+    """A uniform distribution over [minval, maxval)."""
+
+    def __init__(
+        self,
+        minval: float = 0,
+        maxval: float | None = None,
+        seed: int | None = None,
+        dtype: Any = torch.float32,
+    ) -> None:
+        self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        return random_uniform(shape, self.minval, self.maxval, dtype or self.dtype, self.seed)
+
+
+class GlorotUniform(Initializer):
+    """Uniform over [-r, r) with r = sqrt(6 / (inputs + outputs)) (Glorot & Bengio 2010).
+
+    The last two dimensions count inputs and outputs, those before them multiply both.
+    """
+
+    def __init__(self, seed: int | None = None, dtype: Any = torch.float32) -> None:
+        self.seed, self.dtype = seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        inputs, outputs = _fans(tuple(shape))
+        limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
+        return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) < 2:
+        return math.prod(shape), math.prod(shape)
+    field = math.prod(shape[:-2])
+    return shape[-2] * field, shape[-1] * field
+
+
+zeros_initializer = Zeros
+ones_initializer = Ones
+constant_initializer = Constant
+random_normal_initializer = RandomNormal
+random_uniform_initializer = RandomUniform
+truncated_normal_initializer = TruncatedNormal
+glorot_uniform_initializer = GlorotUniform

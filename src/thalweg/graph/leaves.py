@@ -1,0 +1,89 @@
+"""The tensors in which a session keeps its variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import Variable, to_tensor
+
+if TYPE_CHECKING:
+    from thalweg.graph.variables import GraphVariable
+
+
+class SessionVariable(Variable):
+    """The value that one session has of a graph variable."""
+
+    _handle: GraphVariable | None = None
+
+    def _state(self) -> dict[str, Any]:
+        # A copy is a variable of nobody's, and a graph cannot be pickled.
+        return {key: value for key, value in super()._state().items() if key != "_handle"}
+
+
+def handle_of(leaf: Any) -> Any:
+    """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
+    handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
+    return leaf if handle is None else handle
+
+
+class Leaves:
+    """The variables of one session that have a value."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[GraphVariable, SessionVariable] = {}
+        self._memory: set[int] = set()  # addresses of the leaves' memory
+
+    def __contains__(self, variable: GraphVariable) -> bool:
+        return variable in self._leaves
+
+    def get(self, variable: GraphVariable) -> SessionVariable:
+        """The leaf; FailedPreconditionError if the variable is not initialized."""
+        leaf = self._leaves.get(variable)
+        if leaf is None:
+            name = variable.op.name
+            raise FailedPreconditionError(f"Attempting to use uninitialized value {name}")
+        return leaf
+
+    def put(self, variable: GraphVariable, value: Any) -> None:
+        """Give a variable a value; a leaf of the same shape and dtype is written in place.
+
+        Raises:
+            InvalidArgumentError: The variable's static shape is another.
+            InvalidTypeError: The value is not numeric.
+        """
+        tensor = to_tensor(value, variable.dtype).detach()
+        if variable.shape is not None and not variable.shape.accepts(tensor.shape):
+            raise InvalidArgumentError(
+                f"Cannot give '{variable.name}' of shape {tuple(variable.shape)} a value of shape "
+                f"{tuple(tensor.shape)}."
+            )
+        leaf = self._leaves.get(variable)
+        if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
+            leaf.assign(tensor)
+            return
+        name, trainable = variable.name, variable.trainable
+        made: Any = SessionVariable(tensor, name, trainable, variable.constraint)
+        made._handle = variable
+        self._leaves[variable] = made
+        self._memory = {leaf.untyped_storage().data_ptr() for leaf in self._leaves.values()} - {0}
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._leaves.clear()
+        self._memory.clear()
+
+    def kept(self, value: Any) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+        if isinstance(value, torch.Tensor):
+            shares = value.layout == torch.strided and self._shares(value)
+            return value.clone() if shares else value
+        if isinstance(value, IndexedSlices) and self._shares(value.values):
+            return IndexedSlices(value.values.clone(), value.indices, value.dense_shape)
+        return value
+
+    def _shares(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._memory

@@ -1,0 +1,129 @@
+"""A call of a torch module is one operation; its parameters and buffers are graph variables."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thalweg.graph import recording
+from thalweg.graph.arguments import Reference
+from thalweg.graph.creation import create
+from thalweg.graph.names import cleaned
+from thalweg.graph.nest import mapped
+from thalweg.graph.running import get_default_graph
+from thalweg.graph.variables import GraphVariable
+from thalweg.variable import name_of, variable_constraint
+
+if TYPE_CHECKING:
+    from thalweg.graph.graph import Graph
+
+# functional_call puts a run's tensors into the module itself, where other threads would see them.
+_calling = threading.RLock()
+
+
+def graph_variable_of(parameter: Any) -> Any:
+    """The variable that stands for `parameter` in the default graph, made when first asked.
+
+    Its initial value is the value that the parameter has when a session initializes it. What is no
+    parameter, such as a variable of a graph, is given back as it is.
+    """
+    is_parameter = isinstance(parameter, torch.nn.Parameter)
+    return get_default_graph().variable_of(parameter) if is_parameter else parameter
+
+
+def call_module(
+    graph: Graph, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Add one operation that calls `module`, and return its outputs as the module does.
+
+    Parameters are variables as `graph_variable_of` makes them, named after the module's class if
+    they have no name. Buffers are variables that are not trained; the run writes to them as the
+    module does. Whether the module trains or evaluates is asked in each run.
+
+    Raises:
+        InvalidArgumentError: All shapes are known and do not fit the module.
+    """
+    title = cleaned(type(module).__name__)
+    prefix = graph.unique_name(title, mark_as_used=False)
+    with graph.control_dependencies(None):
+        weights = {
+            name: graph.variable_of(parameter, f"{prefix}/{_path(name)}")
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        buffers = {
+            name: Reference(graph.variable_of(buffer, f"{prefix}/{_path(name)}"))
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
+    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
+    arguments = (weights, buffers, tuple(args), dict(kwargs))
+    sparse = frozenset(_row_gradients(module, weights))
+    return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
+
+
+def _call(
+    module: torch.nn.Module,
+    weights: Mapping[str, Any],
+    buffers: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    tensors = {**weights, **buffers}
+    with _calling:
+        # Tied weights are all named, so that torch need not look for them.
+        result = torch.func.functional_call(
+            module, tensors, tuple(args), dict(kwargs), tie_weights=False
+        )
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            if tensors[name] is not buffer:  # the module put another tensor in its place
+                buffer.copy_(tensors[name])
+    return result
+
+
+def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+    """Call a module that may write to its inputs, which other operations need as they are."""
+    args, kwargs = mapped(_cloned, (tuple(args), dict(kwargs)))
+    return _call(module, weights, buffers, args, kwargs)
+
+
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _writes_to_inputs(module: torch.nn.Module) -> bool:
+    return any(getattr(layer, "inplace", False) is True for layer in module.modules())
+
+
+def _path(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _row_gradients(
+    module: torch.nn.Module, weights: Mapping[str, GraphVariable]
+) -> set[GraphVariable]:
+    """The weights of sparse embeddings that no other layer shares."""
+    sparse: set[GraphVariable] = set()
+    dense: set[GraphVariable] = set()
+    for path, layer in module.named_modules(remove_duplicate=False):
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        owner = sparse if isinstance(layer, kinds) and layer.sparse else dense
+        own = layer.named_parameters(recurse=False, remove_duplicate=False)
+        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in own)
+    return sparse - dense
+
+
+def variable_for(graph: Graph, tensor: torch.Tensor, name: str | None) -> GraphVariable:
+    """A new variable that starts as a copy of a parameter or buffer."""
+    known = name_of(tensor, "").removesuffix(":0")
+    return create(
+        graph,
+        tensor,
+        known or name or "Variable",
+        trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
+        constraint=variable_constraint(tensor),
+        absolute=bool(known or name),
+    )

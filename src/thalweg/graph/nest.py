@@ -1,0 +1,42 @@
+"""Nests: lists, tuples, named tuples and dicts of anything, taken apart and put together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def leaves_of(nest: Any) -> Iterator[Any]:
+    """What a nest holds, in order; dicts in the order of their items."""
+    if isinstance(nest, (list, tuple)):
+        for item in nest:
+            yield from leaves_of(item)
+    elif isinstance(nest, dict):
+        for item in nest.values():
+            yield from leaves_of(item)
+    else:
+        yield nest
+
+
+def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The same nest with `function` applied to each leaf."""
+    if isinstance(nest, (list, tuple)):
+        return _like(nest, [mapped(function, item) for item in nest])
+    if isinstance(nest, dict):
+        copied = copy.copy(nest)  # keeps what a subclass has besides
+        copied.update({key: mapped(function, item) for key, item in nest.items()})
+        return copied
+    return function(nest)
+
+
+def packed(nest: Any, leaves: Iterator[Any]) -> Any:
+    """The same nest with its leaves replaced, one after the other."""
+    return mapped(lambda _: next(leaves), nest)
+
+
+def _like(nest: Any, items: list[Any]) -> Any:
+    kind = type(nest)
+    if kind is list or kind is tuple:
+        return kind(items)
+    return kind(*items) if hasattr(nest, "_fields") else kind(items)

@@ -1,0 +1,213 @@
+"""The operations that TensorFlow 1 programs build their graphs from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.nest import leaves_of
+from thalweg.graph.running import executing_eagerly, get_default_graph
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.graph.variables import GraphVariable, aliased
+from thalweg.indexed_slices import embedding_lookup as eager_lookup
+from thalweg.variable import as_dtype, dtype_name, to_tensor
+
+
+def placeholder(
+    dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None
+) -> SymbolicTensor:
+    """A tensor whose value is given in `feed_dict` in each run.
+
+    Args:
+        dtype: Values that are fed are converted to it.
+        shape: Optional. None in it for a size that differs from run to run.
+        name: Optional.
+
+    Raises:
+        FailedPreconditionError: Called in eager mode.
+    """
+    if executing_eagerly():
+        raise FailedPreconditionError("placeholder() is not compatible with eager execution.")
+    graph, kind = get_default_graph(), as_dtype(dtype)
+
+    def refuse() -> NoReturn:
+        raise InvalidArgumentError(
+            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"{dtype_name(kind)}"
+        )
+
+    op = graph.add(name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder")
+    op.type = "Placeholder"
+    return op.outputs[0]
+
+
+def placeholder_with_default(
+    input: Any, shape: Sequence[int | None] | None, name: str | None = None
+) -> SymbolicTensor:
+    """A tensor that has the value `input` in runs in which it is not fed."""
+    value = convert_to_tensor(input)
+    default = aliased(value, name or "PlaceholderWithDefault")
+    default.shape = None if shape is None else Shape(shape)
+    return default
+
+
+def constant(
+    value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str = "Const"
+) -> Any:
+    """A tensor that always has the same value; in eager mode a torch tensor.
+
+    Args:
+        value: What `thalweg.variable.to_tensor` takes.
+        dtype: Optional; converts the value.
+        shape: Optional; a single number fills it, other values are laid out in it.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: The value is not numeric.
+        InvalidArgumentError: It does not fit the shape or the dtype.
+    """
+    tensor = to_tensor(value, dtype).detach()
+    if isinstance(value, torch.Tensor):
+        tensor = tensor.clone()
+    if shape is not None:
+        is_fitting = tensor.numel() in (1, torch.Size(shape).numel())
+        if not is_fitting:
+            raise InvalidArgumentError(f"{tensor.numel()} values do not fit shape {tuple(shape)}.")
+        tensor = tensor.expand(*shape) if tensor.numel() == 1 else tensor.reshape(*shape)
+    if executing_eagerly():
+        return tensor
+    output = Output(tensor.dtype, tuple(tensor.shape), ())
+    op = get_default_graph().add(name, lambda: tensor, outputs=[output], type="Const")
+    op.device = tensor.device
+    return op.outputs[0]
+
+
+def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
+    """`value` as a symbolic tensor, or in eager mode as a torch tensor.
+
+    Args:
+        value: A symbolic tensor, slices, a parameter that stands for a variable, what `to_tensor`
+            takes, or a list in which some elements are symbolic tensors of one shape.
+        dtype: Optional.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
+    """
+    if isinstance(value, SymbolicSlices):
+        value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
+    elif isinstance(value, torch.nn.Parameter) and not executing_eagerly():
+        value = get_default_graph().variable_of(value)
+    if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
+        value = torch.stack([convert_to_tensor(item, dtype) for item in value])
+    if not isinstance(value, SymbolicTensor):
+        return constant(value, dtype, name=name or "Const")
+    if dtype is not None and value.dtype not in (None, as_dtype(dtype)):
+        raise InvalidTypeError(
+            f"'{value.name}' is {dtype_name(value.dtype or torch.float32)}, not "
+            f"{dtype_name(as_dtype(dtype))}. Cast it."
+        )
+    return value
+
+
+def _is_symbol(leaf: Any) -> bool:
+    return isinstance(leaf, SymbolicTensor)
+
+
+def identity(input: Any, name: str | None = None) -> Any:
+    """The same value, computed where control dependencies put it."""
+    value = convert_to_tensor(input)
+    if not isinstance(value, SymbolicTensor):
+        return value
+    return aliased(value, name or "Identity")
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """The same value, through which no gradient flows."""
+    value = convert_to_tensor(input)
+    if not isinstance(value, SymbolicTensor):
+        return value.detach()
+    return value.graph.call(torch.Tensor.detach, (value,), name=name or "StopGradient")
+
+
+def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
+    """The rows of `params` that `ids` names; the gradient of `params` is then slices.
+
+    Args:
+        params: A tensor of shape (rows, *row shape).
+        ids: int32 or int64, of any shape.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: The ids are not int32 or int64.
+        InvalidArgumentError: In a run on the CPU, if an id is not in [0, rows).
+    """
+    if executing_eagerly():
+        return eager_lookup(params, ids)
+    table = convert_to_tensor(params)
+    title = name or "embedding_lookup"
+    return table.graph.call(
+        eager_lookup, (table, convert_to_tensor(ids)), name=title, sparse_flows=frozenset({table})
+    )
+
+
+def gather(params: Any, indices: Any, validate_indices: Any = None, name: str | None = None) -> Any:
+    """`embedding_lookup` under the name it has in TensorFlow; `validate_indices` is ignored."""
+    return embedding_lookup(params, indices, name or "Gather")
+
+
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """`x` converted to a dtype."""
+    kind = as_dtype(dtype)
+    value = convert_to_tensor(x)
+    if not isinstance(value, SymbolicTensor):
+        return value.to(kind)
+    return value.graph.call(torch.Tensor.to, (value, kind), name=name or "Cast")
+
+
+def assign(
+    ref: GraphVariable, value: Any, validate_shape: Any = None, use_locking: Any = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """`ref.assign(value)`."""
+    return ref.assign(value, name=name)
+
+
+def assign_add(
+    ref: GraphVariable, value: Any, use_locking: Any = None, name: str | None = None
+) -> Any:
+    """`ref.assign_add(value)`."""
+    return ref.assign_add(value, name=name)
+
+
+def assign_sub(
+    ref: GraphVariable, value: Any, use_locking: Any = None, name: str | None = None
+) -> Any:
+    """`ref.assign_sub(value)`."""
+    return ref.assign_sub(value, name=name)
+
+
+def created(
+    function: Callable[..., torch.Tensor], shape: Sequence[int], dtype: Any, name: str
+) -> Any:
+    """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself."""
+    kind = as_dtype(dtype)
+    if executing_eagerly():
+        return function(tuple(shape), kind)
+    outputs = [Output(kind, tuple(shape), ())]
+    return get_default_graph().add(name, function, (tuple(shape), kind), outputs=outputs).outputs[0]
+
+
+def zeros(shape: Sequence[int], dtype: Any = torch.float32, name: str = "zeros") -> Any:
+    """A tensor of zeros."""
+    return created(lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name)
+
+
+def ones(shape: Sequence[int], dtype: Any = torch.float32, name: str = "ones") -> Any:
+    """A tensor of ones."""
+    return created(lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name)

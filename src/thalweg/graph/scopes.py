@@ -1,0 +1,112 @@
+"""Name scopes and control dependencies: where in a graph one is building."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.graph.names import Names, checked
+from thalweg.graph.running import get_default_graph
+
+if TYPE_CHECKING:
+    from thalweg.graph.operation import Operation
+
+
+class _Place(threading.local):
+    """Where one thread is building."""
+
+    def __init__(self) -> None:
+        self.scope = ""  # ends with "/", unless it is empty
+        self.control: tuple[Operation, ...] = ()
+
+
+class Scopes:
+    """The part of a graph that names new operations and says what they wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = _Place()
+        self._names = Names()
+        self.lock = threading.RLock()
+
+    def as_operation(self, item: Any) -> Operation:
+        """The operation that `item` is or comes from."""
+        raise NotImplementedError
+
+    @property
+    def scope(self) -> str:
+        """The current name scope: "" or "outer/inner/"."""
+        return self._place.scope
+
+    @property
+    def control(self) -> tuple[Operation, ...]:
+        """What operations made now wait for."""
+        return self._place.control
+
+    def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
+        """The name that an operation called `name` would get now.
+
+        Args:
+            name: The name inside the current scope, or the whole name if `absolute`.
+            mark_as_used: Whether it then counts as given away.
+
+        Raises:
+            InvalidArgumentError: It may not name an operation.
+        """
+        scope = "" if absolute else self.scope
+        with self.lock:
+            return self._names.unique(scope + checked(name, scope), mark_as_used)
+
+    @contextlib.contextmanager
+    def name_scope(self, name: str | None) -> Iterator[str]:
+        """Put the names made in the `with` block below `name`, made unique.
+
+        A name that ends with "/" is a scope to enter again as it is. None or "" leads out of all
+        scopes. The block is given the scope, which ends with "/" unless it is empty.
+        """
+        before = self._place.scope
+        scope = name or ""
+        if scope and not scope.endswith("/"):
+            scope = f"{self.unique_name(scope)}/"
+        self._place.scope = scope
+        try:
+            yield scope
+        finally:
+            self._place.scope = before
+
+    @contextlib.contextmanager
+    def control_dependencies(self, control_inputs: Sequence[Any] | None) -> Iterator[None]:
+        """Let operations made in the `with` block run after all of `control_inputs`.
+
+        They add to those of outer blocks; None leaves all of them out.
+
+        Raises:
+            InvalidTypeError: An input is neither an operation nor symbolic.
+            InvalidArgumentError: It is of another graph.
+        """
+        before = self._place.control
+        added = [self.as_operation(item) for item in control_inputs or ()]
+        outer = () if control_inputs is None else before
+        self._place.control = tuple(dict.fromkeys((*outer, *added)))
+        try:
+            yield
+        finally:
+            self._place.control = before
+
+
+@contextlib.contextmanager
+def name_scope(
+    name: str | None = None, default_name: str | None = None, values: Any = None
+) -> Iterator[str]:
+    """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
+    with get_default_graph().name_scope(default_name if name is None else name) as scope:
+        yield scope
+
+
+def control_dependencies(
+    control_inputs: Sequence[Any] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """`Graph.control_dependencies` of the default graph."""
+    return get_default_graph().control_dependencies(control_inputs)

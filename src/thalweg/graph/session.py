@@ -1,0 +1,219 @@
+"""`Session`: it runs a graph, and keeps the values of the graph's variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph.exchange import converted_feeds, exported, fetched_element
+from thalweg.graph.frame import Frame
+from thalweg.graph.gradients import differentiable
+from thalweg.graph.graph import Graph
+from thalweg.graph.leaves import Leaves, SessionVariable
+from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
+from thalweg.graph.nest import leaves_of, packed
+from thalweg.graph.plan import Plan, make_plan
+from thalweg.graph.running import get_default_graph, thread
+from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.variables import GraphVariable
+
+
+class Session:
+    """A place where a graph runs.
+
+    Args:
+        target: Ignored; everything runs in this process.
+        graph: By default the default graph.
+        config: Ignored.
+
+    In one run everything that reads variables comes before everything that updates them, unless
+    control dependencies or data order them: a variable fetched beside a training operation has
+    the value from before the step. Several threads may call `run` at once: what only computes
+    runs at the same time, and updates run alone.
+
+    Attributes:
+        graph: The graph.
+        plans_made: How many plans were made; a fetch that was run before needs no new one.
+    """
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
+        self.graph = get_default_graph() if graph is None else graph
+        self.plans_made = 0
+        self._leaves = Leaves()
+        self._lock = ReadWriteLock()
+        self._plans: dict[Any, Plan] = {}
+        self._generators: dict[object, torch.Generator] = {}
+        self._closed = False
+        self._context: contextlib.ExitStack | None = None
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Compute `fetches`, and what they need, each operation once.
+
+        Args:
+            fetches: An operation, tensor, variable, `SymbolicSlices`, their name, or nested
+                lists, tuples, named tuples and dicts of these.
+            feed_dict: Optional. Values that replace those of tensors in this run.
+            options: Ignored, as is `run_metadata`.
+
+        Returns:
+            The same nest, with a NumPy array or scalar for a tensor, `IndexedSlicesValue` for
+            slices, None for an operation. All are copies.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or a variable is not initialized.
+            InvalidTypeError: A fetch or the key of a feed is nothing of a graph.
+            InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
+        """
+        if self._closed:
+            raise FailedPreconditionError("Attempted to use a closed Session.")
+        wanted = tuple(leaves_of(fetches))
+        feeds = converted_feeds(self.graph, feed_dict) if feed_dict else {}
+        results = self._execute(self._plan(wanted, frozenset(feeds)), feeds, len(wanted))
+        return packed(fetches, iter(results))
+
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
+        """A function that runs `fetches`, given the values of `feed_list` in order."""
+        return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
+
+    def _plan(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
+        key = (wanted, fed)
+        try:
+            return self._plans[key]
+        except (KeyError, TypeError):  # a fetch that cannot be a key is none, as is found below
+            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
+        self.plans_made += 1
+        return self._plans.setdefault(key, make_plan(fetches, fed))
+
+    def _execute(
+        self,
+        plan: Plan,
+        feeds: Mapping[SymbolicTensor, Any],
+        count: int,
+        export: Callable[[Any], Any] = exported,
+    ) -> list[Any]:
+        frame = Frame(self, feeds)
+        for tensor in plan.watched_feeds:
+            frame[tensor] = differentiable(frame[tensor])
+        results: list[Any] = [None] * count
+        for place, tensor in plan.given:
+            results[place] = export(frame[tensor])
+        is_nested = self._joins_outer_run(plan)
+        recorded = torch.is_grad_enabled()
+        thread.frames.append(frame)
+        try:
+            for lock, steps in plan.segments:
+                if lock is None or is_nested:
+                    frame.run(steps, results, export)
+                    continue
+                self._lock.acquire(lock)
+                frame.lock = lock
+                try:
+                    frame.run(steps, results, export)
+                finally:
+                    frame.lock = None
+                    self._lock.release(lock)
+        finally:
+            thread.frames.pop()
+            torch.set_grad_enabled(recorded)
+        return results
+
+    def _joins_outer_run(self, plan: Plan) -> bool:
+        """Whether a node that runs in this thread started this run, under a lock it holds."""
+        held = next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
+        if held == SHARED and plan.writes:
+            raise FailedPreconditionError(
+                "An operation that is declared as pure started a run that updates variables."
+            )
+        return held is not None
+
+    def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
+        """The value of a tensor that the run of `frame` has not computed or has let go."""
+        plan = self._plan((tensor,), frozenset(frame.feeds))
+        return self._execute(plan, frame.feeds, 1, lambda value: value)[0]
+
+    def leaf(self, variable: GraphVariable) -> SessionVariable:
+        """The tensor that holds the variable's value here, to be written in place only.
+
+        Raises:
+            FailedPreconditionError: The variable is not initialized.
+        """
+        return self._leaves.get(variable)
+
+    def is_initialized(self, variable: GraphVariable) -> bool:
+        """Whether the variable has a value here."""
+        return variable in self._leaves
+
+    def initialize(self, variable: GraphVariable, value: Any) -> None:
+        """Give the variable its first value; called by the operation `variable.initializer`."""
+        self._leaves.put(variable, value)
+
+    def kept(self, value: Any) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+        return self._leaves.kept(value)
+
+    def generator(self, key: object, seed: int) -> torch.Generator:
+        """The random numbers of one operation in this session."""
+        if key not in self._generators:
+            self._generators[key] = torch.Generator().manual_seed(seed)
+        return self._generators[key]
+
+    def load(self, variable: GraphVariable, value: Any) -> None:
+        """Give the variable a value outside of a run."""
+        with self._exclusively():
+            self._leaves.put(variable, value)
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        self._lock.acquire(EXCLUSIVE)
+        try:
+            yield
+        finally:
+            self._lock.release(EXCLUSIVE)
+
+    def close(self) -> None:
+        """Forget the values of all variables; the session cannot run any more."""
+        self._closed = True
+        self._leaves.clear()
+        self._plans.clear()
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[Session]:
+        """Let `eval` and `run` of tensors and operations use this session, in this thread."""
+        thread.sessions.append(self)
+        try:
+            yield self
+        finally:
+            thread.sessions.remove(self)
+
+    def __enter__(self) -> Session:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.graph.as_default())
+            stack.enter_context(self.as_default())
+            self._context = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._context is not None:
+            self._context.close()
+        self.close()
+
+
+class InteractiveSession(Session):
+    """A session that is the default one from its construction until it is closed."""
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
+        super().__init__(target, graph, config)
+        self.__enter__()
+
+    def close(self) -> None:
+        """Stop being the default session, and forget the values of all variables."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
+        super().close()

@@ -1,0 +1,158 @@
+"""Static shapes, dtypes and paths of gradients, found by running a function on meta tensors.
+
+A meta tensor has a shape and a dtype but no memory. A size that is not known is tried as two
+different numbers: where the results differ, so will those of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thalweg.autodiff import variables_of
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.arguments import Reference
+from thalweg.graph.nest import leaves_of, mapped, packed
+from thalweg.graph.running import thread
+from thalweg.graph.tensor import SymbolicTensor
+
+# Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
+_SIZES = (840, 1320)
+_RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is unknown
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is known of one output of an operation before it runs.
+
+    Attributes:
+        dtype: A torch dtype, or None.
+        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        flows: The inputs that a gradient of this output reaches; None stands for all.
+    """
+
+    dtype: torch.dtype | None = None
+    shape: Sequence[int | None] | None = None
+    flows: tuple[SymbolicTensor, ...] | None = None
+
+
+def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) -> Any:
+    """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
+
+    Numbers and other Python objects come back as they are. A single `Output` that knows at most
+    a dtype is returned if the function cannot be run without data.
+
+    Raises:
+        InvalidArgumentError: All shapes are known and do not fit together.
+        InvalidTypeError: The function returns something that only a run knows.
+        TypeError: The function does not take such arguments.
+    """
+    inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
+    unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
+    if any(tensor.dtype is None for tensor in inputs):
+        return unknown
+    if any(tensor.shape is None for tensor in inputs):
+        return _without_ranks(function, arguments, inputs) or unknown
+    is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
+    results = []
+    for size in _SIZES[:1] if is_known else _SIZES:
+        try:
+            results.append(_run(function, arguments, inputs, size))
+        except Exception as error:
+            if "meta" in str(error) or isinstance(error, NotImplementedError):
+                return unknown
+            if isinstance(error, TypeError):
+                raise
+            if is_known and isinstance(error, (RuntimeError, IndexError, ValueError)):
+                shapes = ", ".join(str(tuple(x.shape or ())) for x in inputs)
+                message = f"{name}: {error} The inputs have the shapes {shapes}."
+                raise InvalidArgumentError(message) from error
+            return unknown
+    return _merged(results, name)
+
+
+def _run(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    inputs: Sequence[SymbolicTensor],
+    size: int,
+    rank: int = 0,
+) -> Any:
+    """One trial; each tensor of the result becomes an `Output`."""
+    trials = {tensor: _meta(tensor, size, rank) for tensor in inputs}
+
+    def trial(leaf: Any) -> Any:
+        if isinstance(leaf, SymbolicTensor):
+            return trials[leaf].clone()  # what is no leaf may be written in place
+        if isinstance(leaf, Reference):
+            return _meta(leaf.symbol, size, rank).detach()
+        return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+
+    thread.inferring += 1
+    try:
+        with torch.device("meta"), torch.enable_grad():
+            result = function(*mapped(trial, arguments))
+    finally:
+        thread.inferring -= 1
+    symbols = {id(value): tensor for tensor, value in trials.items()}
+    return mapped(lambda leaf: _described(leaf, symbols), result)
+
+
+def _meta(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
+    shape = (None,) * rank if tensor.shape is None else tensor.shape
+    sizes = [size if known is None else known for known in shape]
+    requires_grad = tensor.is_differentiable()
+    return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
+
+
+def _described(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    reached = variables_of(leaf) if leaf.requires_grad else []
+    flows = tuple(symbols[id(x)] for x in reached if id(x) in symbols)
+    return Output(leaf.dtype, tuple(leaf.shape), flows)
+
+
+def _merged(results: Sequence[Any], name: str) -> Any:
+    pairs = zip(*(leaves_of(result) for result in results), strict=True)
+    return packed(results[0], (_agreed(pair[0], pair[-1], name) for pair in pairs))
+
+
+def _agreed(one: Any, other: Any, name: str) -> Any:
+    """What two trials with different sizes have in common."""
+    if not isinstance(one, Output):
+        if one is not other and one != other:
+            raise InvalidTypeError(f"{name} gives {one!r} or {other!r}: only a run knows which.")
+        return one
+    if not isinstance(other, Output):
+        return Output(one.dtype, None, one.flows)
+    known, varied = tuple(one.shape or ()), tuple(other.shape or ())
+    if len(known) != len(varied):
+        return Output(one.dtype, None, one.flows)
+    shape = tuple(a if a == b else None for a, b in zip(known, varied, strict=True))
+    return Output(one.dtype, shape, one.flows)
+
+
+def _without_ranks(
+    function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
+) -> Any:
+    """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
+    results = []
+    for rank in _RANKS:
+        try:
+            results.append(_run(function, arguments, inputs, _SIZES[0], rank))
+        except Exception:  # this rank does not suit the function, or none does
+            continue
+    if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
+        return None
+    outputs = [list(leaves_of(result)) for result in results]
+    alike = [found for found in outputs if len(found) == len(outputs[0])]
+    merged = []
+    columns: Any = zip(*alike, strict=True)
+    for column in columns:
+        is_scalar = len(column) > 2 and all(output.shape == () for output in column)
+        merged.append(Output(column[0].dtype, () if is_scalar else None, column[0].flows))
+    return packed(results[0], iter(merged))

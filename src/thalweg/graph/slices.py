@@ -1,0 +1,138 @@
+"""`SymbolicSlices`: the gradient of a few rows, before it has a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.operation import Operation
+from thalweg.graph.shapes import Output
+from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg.graph.graph import Graph
+
+
+class IndexedSlicesValue(NamedTuple):
+    """What a session returns for slices: NumPy arrays."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+
+class SymbolicSlices:
+    """`IndexedSlices` of symbolic tensors.
+
+    Args:
+        values: The rows, of shape (n, *row shape); at least one of the arguments is symbolic.
+        indices: Which rows they are: int32 or int64, of shape (n,).
+        dense_shape: Optional. The shape of the dense tensor.
+
+    Attributes:
+        source: The symbolic tensor whose value in a run is an `IndexedSlices`.
+    """
+
+    __array_ufunc__ = None
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        parts = (values, indices, dense_shape)
+        graph = next((x.graph for x in parts if isinstance(x, SymbolicTensor)), None)
+        if graph is None:
+            raise InvalidTypeError("Neither values nor indices are symbolic; use IndexedSlices.")
+        self.values = values
+        self.indices = indices
+        self.dense_shape = dense_shape
+        dtype = getattr(values, "dtype", None)
+        shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
+        op = graph.add(
+            "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)], kind="pure"
+        )
+        self.source = op.outputs[0]
+        self.source.may_be_sparse = True
+
+    @classmethod
+    def of(cls, source: SymbolicTensor) -> SymbolicSlices:
+        """The slices that `source` will be in a run."""
+        slices = cls.__new__(cls)
+        slices.source = source
+        rows = None if source.shape is None else (None, *source.shape[1:])
+        rank = None if source.shape is None else (len(source.shape),)
+        slices.values = _part(source, "values", Output(source.dtype, rows))
+        slices.indices = _part(source, "indices", Output(torch.int64, (None,)))
+        slices.dense_shape = _part(source, "dense_shape", Output(torch.int64, rank))
+        return slices
+
+    @property
+    def op(self) -> Operation:
+        """The operation that gives them."""
+        return self.source.op
+
+    @property
+    def name(self) -> str:
+        """The name of that operation's output."""
+        return self.source.name
+
+    @property
+    def graph(self) -> Graph:
+        """The graph they belong to."""
+        return self.source.graph
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the values."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are expected to be."""
+        return self.source.device
+
+    @property
+    def shape(self) -> Shape | None:
+        """The static shape of the dense tensor."""
+        return self.source.shape
+
+    def _scaled(self, function: Callable[[Any, Any], Any], factor: Any) -> SymbolicSlices:
+        if getattr(factor, "shape", None) not in ((), None):
+            raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
+        return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
+
+    def __neg__(self) -> SymbolicSlices:
+        return SymbolicSlices(-self.values, self.indices, self.dense_shape)
+
+    def __mul__(self, factor: Any) -> SymbolicSlices:
+        return self._scaled(lambda values, by: values * by, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> SymbolicSlices:
+        return self._scaled(lambda values, by: values / by, divisor)
+
+    def eval(self, feed_dict: Any = None, session: Any = None) -> IndexedSlicesValue:
+        """The value in `session` or the default one."""
+        return self.source.eval(feed_dict, session)
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
+
+    def __deepcopy__(self, memo: Any) -> SymbolicSlices:
+        return self
+
+
+def _part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+    def part(slices: IndexedSlices) -> Any:
+        value = getattr(slices, name)
+        return torch.tensor(value) if name == "dense_shape" else value
+
+    title = f"{source.op.name}_{name}/"
+    return source.graph.add(title, part, (source,), outputs=[output], kind="pure").outputs[0]
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
+    return isinstance(x, (SymbolicTensor, SymbolicSlices))

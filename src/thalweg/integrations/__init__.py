@@ -1,0 +1,1 @@
+"""Thalweg inside other libraries; each module imports its library when it is imported itself."""

@@ -1,0 +1,45 @@
+"""Keras 3 on its torch backend, or a clear error."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+from thalweg.errors import FailedPreconditionError
+
+_WHAT = "thalweg.integrations.keras3 needs"
+
+
+def import_keras() -> ModuleType:
+    """The module `keras`. Where nobody has chosen a backend yet, the torch backend is chosen.
+
+    Raises:
+        ImportError: Keras 3 is not installed.
+        FailedPreconditionError: Another backend was chosen.
+    """
+    if "keras" not in sys.modules:
+        chosen = os.environ.setdefault("KERAS_BACKEND", "torch")
+        if chosen != "torch":
+            raise FailedPreconditionError(_advice(chosen))
+    try:
+        keras = importlib.import_module("keras")
+    except ModuleNotFoundError as error:
+        if error.name != "keras":
+            raise
+        message = f"{_WHAT} Keras 3. Install it with: pip install 'thalweg[keras]'"
+        raise ImportError(message, name="keras") from error
+    version = getattr(keras, "__version__", "0")
+    if int(version.split(".")[0]) < 3:
+        raise ImportError(f"{_WHAT} Keras 3, not Keras {version}.", name="keras")
+    if keras.backend.backend() != "torch":
+        raise FailedPreconditionError(_advice(keras.backend.backend()))
+    return keras
+
+
+def _advice(backend: str) -> str:
+    return (
+        f"{_WHAT} Keras' torch backend, but the backend is {backend!r}. Set the environment"
+        " variable KERAS_BACKEND=torch before keras is imported."
+    )

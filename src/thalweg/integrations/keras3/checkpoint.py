@@ -1,0 +1,28 @@
+"""Whether a saved state of an optimizer fits the variables it is loaded into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import CheckpointMismatchError
+
+_LISTED = 10  # differences that an error names
+
+
+def check_saved(variables: Sequence[Any], store: Any) -> None:
+    """Refuse what Keras would skip or load in part.
+
+    Raises:
+        CheckpointMismatchError: The numbers of variables or their shapes differ.
+    """
+    if len(store.keys()) != len(variables):
+        counts = f"the state has {len(store.keys())} variables, the optimizer {len(variables)}"
+        raise CheckpointMismatchError(f"{counts}. Nothing was loaded.")
+    differences = []
+    for index, variable in enumerate(variables):
+        saved, own = tuple(store[str(index)].shape), tuple(variable.shape)
+        if saved != own:
+            differences.append(f"'{variable.path}' has shape {saved} in the state but {own} here")
+    if differences:
+        raise CheckpointMismatchError(f"{'; '.join(differences[:_LISTED])}. Nothing was loaded.")

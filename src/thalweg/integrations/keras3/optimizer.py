@@ -1,0 +1,227 @@
+"""`FusedOptimizer`: an optimizer of Keras 3 whose steps an optimizer of thalweg takes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self, TypedDict, Unpack
+
+import keras
+import torch
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from torch import Tensor
+
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.integrations.keras3.checkpoint import check_saved
+from thalweg.integrations.keras3.options import ClippingOptions
+from thalweg.integrations.keras3.registry import deserialize, serialize
+from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
+from thalweg.integrations.keras3.sharing import share, slot_variables
+from thalweg.keras.optimizers import Optimizer
+from thalweg.variable import named_variables
+
+# Keras' own setter of the property that is overridden below.
+_set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
+
+
+class Options(TypedDict, total=False):
+    """What Keras does around an update; see `keras.optimizers.Optimizer`."""
+
+    weight_decay: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    loss_scale_factor: float | None
+    gradient_accumulation_steps: int | None
+
+
+@keras.saving.register_keras_serializable(package="thalweg")
+class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
+    """Makes an optimizer of thalweg one of Keras, for `model.compile`.
+
+    The update, with clipping, is one fused pass over the memory of the model's variables. The
+    slots, `iterations` and the learning rate are the wrapped optimizer's own: both sides see every
+    change. Weight decay, moving averages, gradient accumulation and loss scaling are Keras' code
+    around it.
+
+    Args:
+        wrapped: Any optimizer of `thalweg.keras.optimizers`, a `RuleOptimizer` or one of your own.
+        **options: `weight_decay`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor` and `gradient_accumulation_steps`, as in Keras.
+
+    Attributes:
+        wrapped: The optimizer that takes the steps.
+
+    Raises:
+        InvalidTypeError: `wrapped` is something else.
+
+    Differs from:
+        Keras: values are clipped first and norms then, so `clipvalue` goes together with one of
+        the others; 0 is a bound as any other. With `gradient_accumulation_steps` schedules
+        are asked for the number of updates, not of batches. Loading a state that does not fit is
+        an error, not a warning.
+    """
+
+    def __init__(self, wrapped: Optimizer, **options: Unpack[Options]) -> None:
+        if not isinstance(wrapped, Optimizer):
+            raise InvalidTypeError(
+                f"Expected an optimizer of thalweg.keras.optimizers, not {wrapped!r}."
+            )
+        rated = "learning_rate" in wrapped._hyper
+        rate: Any = wrapped._hyper.raw("learning_rate") if rated else 0.0
+        if isinstance(rate, Tensor) and not rate.is_floating_point():
+            raise InvalidTypeError(
+                f"The learning_rate of '{wrapped._name}' is an integer variable. Give a float to"
+                " its constructor."
+            )
+        super().__init__(for_keras(rate), name=wrapped._name, **options)
+        self.wrapped = wrapped
+        self._tensors: list[Tensor] = []  # of the variables it was built with
+        self._shared: list[tuple[Any, Tensor]] = []  # variables of Keras over the wrapped one's
+        self._share(self._iterations, wrapped.iterations)
+        if isinstance(rate, int):  # it would become an integer variable, which takes no fraction
+            wrapped._set_hyper("learning_rate", float(rate))
+        wrapped._create_hypers()
+        if rated and isinstance(self._learning_rate, keras.Variable):
+            self._share(self._learning_rate, wrapped._hyper.raw("learning_rate"))
+
+    def _share(self, variable: Any, tensor: Any) -> None:
+        share(variable, tensor)
+        self._shared.append((variable, tensor))
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the slots of these variables of Keras."""
+        if self.built:
+            return
+        own = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
+        tensors = named_variables([(var.path, var.value) for var in own])
+        with torch.inference_mode(False), torch.no_grad():
+            if tensors:
+                self.wrapped._create_all_weights(tensors)
+        made = slot_variables(self, own, tensors)
+        super().build(variables)
+        self._tensors = [var.value for var in variables]
+        self._shared += made
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        """Nothing: `_backend_update_step` calls Keras' after its checks."""
+
+    def _backend_update_step(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        wrapped, tensors = self.wrapped, [var.value for var in trainable_variables]
+        if in_stateless_scope():
+            self._apply_stateless(grads, trainable_variables)
+            return
+        for var, tensor in zip(trainable_variables, tensors, strict=True):
+            if tensor is not self._tensors[self._get_variable_index(var)]:
+                raise FailedPreconditionError(
+                    f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
+                    " new optimizer and compile the model again."
+                )
+        pairs = list(zip(grads, tensors, strict=True))
+        if self.weight_decay is not None:
+            wrapped._check(wrapped._filtered(pairs))
+            super()._apply_weight_decay(trainable_variables)
+        # Keras counts the batches itself, also those that only add to accumulated gradients.
+        counted = int(wrapped.iterations)
+        wrapped.iterations.fill_(counted // (self.gradient_accumulation_steps or 1))
+        try:
+            wrapped.apply_gradients(pairs)
+        finally:
+            wrapped.iterations.fill_(counted)
+
+    def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """The step on copies of what the scope holds, which are then assigned within it."""
+        shared = [*((var, var._value) for var in variables), *self._shared]
+        copies = {
+            id(tensor): torch.nn.Parameter(var.value.detach().clone(), requires_grad=False)
+            for var, tensor in shared
+        }
+        if self.weight_decay is not None:
+            rate = self.learning_rate
+            for var in variables:
+                if self._use_weight_decay(var):
+                    copies[id(var._value)].mul_(1 - self.weight_decay * rate)
+        twin: Optimizer = copy.deepcopy(self.wrapped, {**copies})
+        twin.iterations.floor_divide_(self.gradient_accumulation_steps or 1)
+        pairs = [(grad, copies[id(var._value)]) for grad, var in zip(grads, variables, strict=True)]
+        twin.apply_gradients(pairs)
+        for var, tensor in shared:
+            if var is not self._iterations:
+                var.assign(copies[id(tensor)])
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate now; set it to a number, a schedule or a callable."""
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        rate = for_thalweg(learning_rate)
+        if callable(rate) and not isinstance(rate, Tensor):
+            self.wrapped._set_hyper("learning_rate", rate)
+            learning_rate = for_keras(rate)
+        _set_rate(self, learning_rate)
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__.get("wrapped")
+        if wrapped is not None and name in wrapped._hyper:
+            return getattr(wrapped, name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        wrapped = self.__dict__.get("wrapped")
+        if wrapped is not None and name in wrapped._hyper and name != "learning_rate":
+            wrapped._set_hyper(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def get_weights(self) -> list[Any]:
+        """The wrapped optimizer's: `iterations`, then the slots, as NumPy arrays."""
+        return self.wrapped.get_weights()
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
+        if len(weights) == len(self.variables) != len(self.wrapped.weights):
+            super().set_weights(weights)
+        else:
+            self.wrapped.set_weights(weights)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Set the state from a saved model.
+
+        Raises:
+            CheckpointMismatchError: It does not fit; nothing was loaded.
+        """
+        if self.built:
+            check_saved(self.variables, store)
+        super().load_own_variables(store)
+
+    def get_config(self) -> dict[str, Any]:
+        """The configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""
+        config = super().get_config()
+        for name in ("name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
+            del config[name]
+        return {**config, "wrapped": serialize(self.wrapped)}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Self:
+        """An optimizer made of a configuration; your own rules, classes and schedules are found
+        where Keras has them registered, or in `custom_objects`.
+        """
+        config = dict(config)
+        return cls(deserialize(config.pop("wrapped"), custom_objects), **config)
+
+
+def from_thalweg(optimizer: Optimizer, **options: Unpack[Options]) -> FusedOptimizer:
+    """An optimizer of thalweg as one that `model.compile` takes; see `FusedOptimizer`.
+
+    Example:
+        >>> from thalweg.keras.optimizers import RMSprop
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(optimizer=from_thalweg(RMSprop(0.01)), loss="mse")
+    """
+    return FusedOptimizer(optimizer, **options)

@@ -1,0 +1,51 @@
+"""Configurations of optimizers, with the classes, rules and schedules that Keras has registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from thalweg.integrations.keras3.schedules import KerasSchedule
+from thalweg.keras import optimizers
+from thalweg.keras.optimizers import Optimizer, RuleOptimizer
+
+
+def plain(optimizer: Optimizer) -> dict[str, Any]:
+    """The configuration with Python numbers, as JSON knows no others; schedules of Keras are
+    written by Keras.
+    """
+    rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
+    config = optimizer.get_config()
+    for name, value in config.items():
+        if name == "learning_rate" and isinstance(rate, KerasSchedule):
+            config[name] = {"keras": keras.saving.serialize_keras_object(rate.schedule)}
+        elif hasattr(value, "item"):
+            config[name] = value.item()
+    return config
+
+
+def serialize(optimizer: Optimizer) -> dict[str, Any]:
+    """The class name and the configuration, for `deserialize`."""
+    return {"class_name": type(optimizer).__name__, "config": plain(optimizer)}
+
+
+def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
+    """The optimizer that `serialize` described."""
+    config = dict(written["config"])
+    for name, value in config.items():
+        if isinstance(value, dict) and set(value) == {"keras"}:
+            schedule = keras.saving.deserialize_keras_object(value["keras"], custom_objects)
+            config[name] = KerasSchedule(schedule)
+    names = [written["class_name"], config.get("rule")]
+    names += [value["class_name"] for value in config.values() if _is_schedule(value)]
+    registered = {
+        name: keras.saving.get_registered_object(name, custom_objects) for name in names if name
+    }
+    known = {"RuleOptimizer": RuleOptimizer}
+    known |= {name: found for name, found in registered.items() if found is not None}
+    return optimizers.deserialize({**written, "config": config}, known)
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, dict) and "class_name" in value

@@ -1,0 +1,61 @@
+"""Variables of Keras over memory that belongs to an optimizer of thalweg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from thalweg.integrations.keras3.optimizer import FusedOptimizer
+
+
+def share(variable: Any, tensor: Tensor) -> None:
+    """Let a variable of Keras be `tensor` itself, of its shape; the dtype may be another."""
+    if not isinstance(tensor, torch.nn.Parameter):
+        tensor = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+    variable._initialize(tensor)
+    variable._dtype = keras.backend.standardize_dtype(tensor.dtype)
+
+
+def slot_variables(
+    optimizer: FusedOptimizer, variables: Sequence[Any], tensors: Sequence[Tensor]
+) -> list[tuple[Any, Tensor]]:
+    """New variables of `optimizer` over the weights that its wrapped optimizer keeps for these.
+
+    Args:
+        optimizer: Knows its wrapped optimizer.
+        variables: Variables of Keras.
+        tensors: Theirs.
+
+    Returns:
+        (variable, weight) for the slots of these variables and for the weights of no variable, in
+        the order of `get_weights`, without `iterations`.
+    """
+    wrapped = optimizer.wrapped
+    places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
+    slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.items()}
+    made = []
+    add_variable: Any = optimizer.add_variable  # declared to take the names of initializers alone
+    for weight in [*wrapped.weights[1:], *wrapped._added]:
+        owner, name = slots.get(id(weight), (None, _title(weight)))
+        if owner is not None and id(owner) not in places:
+            continue  # the wrapped optimizer trains other variables besides
+        if owner is not None:
+            name = f"{places[id(owner)].path.replace('/', '_')}_{name}"
+        variable = add_variable(
+            tuple(weight.shape),
+            initializer=lambda shape, dtype, weight=weight: weight,
+            dtype=keras.backend.standardize_dtype(weight.dtype),
+            name=name,
+        )
+        share(variable, weight)
+        made.append((variable, weight))
+    return made
+
+
+def _title(weight: Any) -> str:
+    return weight.name.split(":")[0].split("/")[-1]

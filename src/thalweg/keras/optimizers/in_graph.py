@@ -1,0 +1,95 @@
+"""Keras optimizers in graph mode: what they do at once in eager mode becomes an operation.
+
+The operation calls the optimizer as it is, with the running session's tensors. `iterations` and
+slots are variables of the graph; hyperparameters are the optimizer's own, the same in all sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphVariable,
+    SymbolicSlices,
+    by_reference,
+    current_session,
+    executing_eagerly,
+    gradients,
+    graph_variable_of,
+    is_symbolic,
+    operation,
+)
+from thalweg.pairs import distinct
+from thalweg.variable import name_of
+
+if TYPE_CHECKING:
+    from thalweg.keras.optimizers.optimizer import Optimizer
+
+GradsAndVars = list[tuple[Any, Any]]
+
+
+def is_deferred(*parts: Any) -> bool:
+    """Whether a call with these arguments belongs into a graph."""
+    if current_session() is not None:
+        return False
+    return not executing_eagerly() or any(map(is_symbolic, parts))
+
+
+def variable(var: Any) -> Any:
+    """The graph's variable that stands for a torch parameter; what is symbolic is itself."""
+    return graph_variable_of(var) if isinstance(var, torch.nn.Parameter) else var
+
+
+def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVars:
+    """Symbolic gradients of a loss, paired with the variables."""
+    own = [variable(var) for var in variables]
+    for var in own:
+        if not isinstance(var, GraphVariable):
+            raise InvalidTypeError(f"{var!r} is no variable of the graph.")
+    return list(zip(gradients(loss, own, grad_loss), own, strict=True))
+
+
+def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggregate: bool) -> Any:
+    """The operation that takes a step."""
+    pairs = [(grad, variable(var)) for grad, var in given]
+    for grad, var in pairs:
+        if not isinstance(var, GraphVariable):
+            raise NotImplementedError(f"Trying to update a Tensor {name_of(var, 'Tensor')!r}.")
+        if isinstance(grad, SymbolicSlices) and var.constraint is not None:
+            raise RuntimeError(
+                f"Cannot use a constraint function on a sparse variable: '{var.name}'."
+            )
+    variables = distinct([var for _, var in pairs])
+    optimizer._create_all_weights(variables)
+
+    def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> None:
+        optimizer.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
+
+    return operation(
+        run,
+        [
+            [grad for grad, _ in pairs],
+            [by_reference(var) for _, var in pairs],
+            optimizer._hyper.symbolic(),
+        ],
+        name or optimizer._name,
+    )
+
+
+def clipped(optimizer: Optimizer, pairs: GradsAndVars) -> list[Any]:
+    """Symbolic clipped gradients."""
+    if not optimizer._clipping:
+        return [grad for grad, _ in pairs]
+
+    def run(grads: list[Any], leaves: list[Tensor]) -> list[Any]:
+        changed = optimizer._clipped(list(zip(grads, leaves, strict=True)))
+        return [grad for grad, _ in changed]
+
+    grads, own = [grad for grad, _ in pairs], [var for _, var in pairs]
+    references = [by_reference(var) for var in own]
+    return operation(run, [grads, references], "clip", kind="pure", outputs=grads)

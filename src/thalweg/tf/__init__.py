@@ -1,0 +1,40 @@
+"""TensorFlow's names over torch: `import thalweg.tf as tf` instead of `import tensorflow as tf`.
+
+There is what training code around an optimizer uses. Functions take TensorFlow's arguments and
+torch's tensors, in eager mode and in graph mode. What `tf` had in TensorFlow 1 is there as well as
+in `tf.compat.v1`. A name that is missing says what to use instead.
+
+Example:
+    >>> import thalweg.tf as tf
+    >>> w = tf.Variable([1.0, 2.0])
+    >>> with tf.GradientTape() as tape:
+    ...     loss = tf.reduce_sum(tf.square(w))
+    >>> opt = tf.keras.optimizers.SGD(learning_rate=0.1)
+    >>> _ = opt.apply_gradients([(tape.gradient(loss, w), w)])
+    >>> w.numpy()
+    array([0.8, 1.6], dtype=float32)
+"""
+
+from thalweg.autodiff import GradientTape, UnconnectedGradients
+from thalweg.graph import (
+    Graph,
+    Operation,
+    constant_initializer,
+    executing_eagerly,
+    gradients,
+    ones_initializer,
+    zeros_initializer,
+)
+from thalweg.graph import Shape as TensorShape
+from thalweg.tf import compat, keras, linalg, math, nn, random, train
+from thalweg.tf.arrays import *
+from thalweg.tf.clipping import *
+from thalweg.tf.control import *
+from thalweg.tf.dtypes import *
+from thalweg.tf.elementwise import *
+from thalweg.tf.fallback import anything_else as __getattr__
+from thalweg.tf.reductions import *
+from thalweg.tf.variables import *
+from thalweg.variable import VariableAggregation, VariableSynchronization
+
+newaxis = None

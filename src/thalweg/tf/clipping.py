@@ -1,0 +1,99 @@
+"""Clipping of gradients by their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidTypeError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.tf.convert import call, tensor
+
+__all__ = [
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "global_norm",
+]
+
+_SLICES = (IndexedSlices, graph.SymbolicSlices)
+
+
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+    """A tensor, or slices, scaled so that its norm is no higher; the norm of each part along
+    `axes`, or of all elements.
+    """
+    if isinstance(t, _SLICES):
+        return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
+    axes = list(axes) if isinstance(axes, tuple) else axes
+
+    def clip(given: Any, limit: Any) -> Any:
+        squares = (given * given).sum(axes, keepdim=axes is not None)
+        positive = squares > 0  # the root of 0 has no gradient
+        size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
+        return given * limit / torch.clamp(size, min=limit)
+
+    return call(clip, tensor(t), _limit(clip_norm), name=name or "clip_by_norm")
+
+
+def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
+    """The common norm of tensors and slices; None is left out, and without any other there is no
+    norm: None.
+    """
+    _check_list(t_list)
+    parts = [_values(item) for item in t_list if item is not None]
+    if not parts:
+        return None
+
+    def measure(*given: Any) -> Any:
+        return torch.stack([(part * part).sum() for part in given]).sum().sqrt()
+
+    return call(measure, *parts, name=name or "global_norm")
+
+
+def clip_by_global_norm(
+    t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
+) -> tuple[list[Any], Any]:
+    """Tensors and slices scaled so that their common norm is no higher.
+
+    Args:
+        t_list: A list; None stays None.
+        clip_norm: The limit.
+        use_norm: Optional. The norm, if it is known already.
+        name: Name of the nodes.
+
+    Returns:
+        The list and the norm. If that is not finite, all become NaN.
+    """
+    _check_list(t_list)
+    norm = global_norm(t_list, name) if use_norm is None else tensor(use_norm)
+    if norm is None:
+        return list(t_list), norm
+
+    def factor(size: Any, limit: Any) -> Any:
+        return limit * torch.clamp(1 / size, max=1 / limit) + (size - size)
+
+    scale = call(factor, norm, _limit(clip_norm), name=name or "clip_by_global_norm")
+    return [item if item is None else _scaled(item, scale) for item in t_list], norm
+
+
+def _limit(clip_norm: Any) -> Any:
+    return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
+
+
+def _values(item: Any) -> Any:
+    return tensor(item.values if isinstance(item, _SLICES) else item)
+
+
+def _scaled(item: Any, scale: Any) -> Any:
+    values = call(torch.mul, _values(item), scale)
+    if isinstance(item, _SLICES):
+        return type(item)(values, item.indices, item.dense_shape)
+    return values
+
+
+def _check_list(t_list: Any) -> None:
+    if not isinstance(t_list, Sequence) or isinstance(t_list, str):
+        raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")

@@ -1,0 +1,161 @@
+"""Functions whose arguments differ between TensorFlow 1 and 2."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.tf import nn, reductions
+from thalweg.tf.convert import tensor
+
+__all__ = [
+    "Variable",
+    "argmax",
+    "argmin",
+    "dropout",
+    "reduce_all",
+    "reduce_any",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "sigmoid_cross_entropy_with_logits",
+    "softmax_cross_entropy_with_logits",
+    "sparse_softmax_cross_entropy_with_logits",
+]
+
+
+def Variable(
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    collections: Sequence[str] | None = None,
+    validate_shape: bool = True,
+    caching_device: Any = None,
+    name: str | None = None,
+    variable_def: Any = None,
+    dtype: Any = None,
+    expected_shape: Any = None,
+    import_scope: Any = None,
+    constraint: Any = None,
+    use_resource: bool | None = None,
+    shape: Any = None,
+) -> Any:
+    """A variable of the graph, in eager mode a `thalweg.Variable`; see `thalweg.graph.Variable`.
+
+    `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
+    ignored.
+    """
+    own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
+    return graph.Variable(*own, constraint=constraint, shape=shape)
+
+
+def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(reduce)
+    def apply(
+        input_tensor: Any,
+        axis: Any = None,
+        keepdims: bool | None = None,
+        name: str | None = None,
+        reduction_indices: Any = None,
+        keep_dims: bool | None = None,
+    ) -> Any:
+        axis = reduction_indices if axis is None else axis
+        return reduce(input_tensor, axis, bool(keepdims or keep_dims), name)
+
+    return apply
+
+
+reduce_sum = _legacy(reductions.reduce_sum)
+reduce_mean = _legacy(reductions.reduce_mean)
+reduce_max = _legacy(reductions.reduce_max)
+reduce_min = _legacy(reductions.reduce_min)
+reduce_prod = _legacy(reductions.reduce_prod)
+reduce_any = _legacy(reductions.reduce_any)
+reduce_all = _legacy(reductions.reduce_all)
+reduce_logsumexp = _legacy(reductions.reduce_logsumexp)
+
+
+def argmax(
+    input: Any,
+    axis: int | None = None,
+    name: str | None = None,
+    dimension: int | None = None,
+    output_type: Any = torch.int64,
+) -> Any:
+    """The index of the largest element along an axis."""
+    return reductions.argmax(input, _one(axis, dimension), output_type, name)
+
+
+def argmin(
+    input: Any,
+    axis: int | None = None,
+    name: str | None = None,
+    dimension: int | None = None,
+    output_type: Any = torch.int64,
+) -> Any:
+    """The index of the smallest element along an axis."""
+    return reductions.argmin(input, _one(axis, dimension), output_type, name)
+
+
+def _one(axis: int | None, dimension: int | None) -> int:
+    return next((given for given in (axis, dimension) if given is not None), 0)
+
+
+def softmax_cross_entropy_with_logits(
+    _sentinel: Any = None,
+    labels: Any = None,
+    logits: Any = None,
+    dim: int = -1,
+    name: str | None = None,
+    axis: int | None = None,
+) -> Any:
+    """As `tf.nn.softmax_cross_entropy_with_logits`, but no gradient flows into the labels."""
+    _refuse(_sentinel, "softmax_cross_entropy_with_logits")
+    fixed = tensor(labels, getattr(logits, "dtype", None)).detach()
+    return nn.softmax_cross_entropy_with_logits(fixed, logits, dim if axis is None else axis, name)
+
+
+def sparse_softmax_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+) -> Any:
+    """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; the arguments need their names."""
+    _refuse(_sentinel, "sparse_softmax_cross_entropy_with_logits")
+    return nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name)
+
+
+def sigmoid_cross_entropy_with_logits(
+    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+) -> Any:
+    """As `tf.nn.sigmoid_cross_entropy_with_logits`; the arguments need their names."""
+    _refuse(_sentinel, "sigmoid_cross_entropy_with_logits")
+    return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
+
+
+def _refuse(sentinel: Any, name: str) -> None:
+    if sentinel is not None:
+        raise ValueError(f"Only call `{name}` with named arguments (labels=..., logits=...).")
+
+
+def dropout(
+    x: Any,
+    keep_prob: float | None = None,
+    noise_shape: Any = None,
+    seed: Any = None,
+    name: str | None = None,
+    rate: float | None = None,
+) -> Any:
+    """Elements set to 0; `keep_prob` is the probability of those that are not.
+
+    Raises:
+        ValueError: Neither, or both, of `keep_prob` and `rate`.
+    """
+    if (keep_prob is None) == (rate is None):
+        raise ValueError("dropout needs keep_prob or rate.")
+    share = 1 - keep_prob if keep_prob is not None else rate
+    return nn.dropout(x, share, noise_shape, seed, name)  # pyright: ignore[reportArgumentType]

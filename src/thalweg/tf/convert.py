@@ -1,0 +1,77 @@
+"""From what TensorFlow code passes around to torch tensors, or symbolic tensors in graph mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import tensor_of, to_tensor
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
+    return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor)
+
+
+def tensor(value: Any, dtype: Any = None) -> Any:
+    """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
+
+    Args:
+        value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
+        dtype: What a new tensor is converted to.
+    """
+    value = tensor_of(value)
+    if isinstance(value, torch.nn.Parameter) and not graph.executing_eagerly():
+        return graph.graph_variable_of(value)
+    if isinstance(value, torch.Tensor | graph.SymbolicTensor):
+        return value
+    if isinstance(value, graph.SymbolicSlices):
+        return graph.convert_to_tensor(value)
+    if isinstance(value, IndexedSlices):
+        return value.to_dense()
+    if isinstance(value, list | tuple) and any(map(_holds_tensor, value)):
+        return stacked([tensor(item, dtype) for item in value])
+    if graph.executing_eagerly():
+        return to_tensor(value, dtype)
+    return graph.constant(value, dtype)
+
+
+def _holds_tensor(item: Any) -> bool:
+    if isinstance(item, list | tuple):
+        return any(map(_holds_tensor, item))
+    return is_tensor(item)
+
+
+def stacked(tensors: list[Any], axis: int = 0, name: str | None = None) -> Any:
+    """Tensors stacked along a new dimension."""
+    return call(lambda *parts: torch.stack(parts, axis), *tensors, name=name or "stack")
+
+
+def pair(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two operands; what is no tensor takes the other's dtype."""
+    if is_tensor(x):
+        x = tensor(x)
+        return x, tensor(y, x.dtype)
+    if is_tensor(y):
+        y = tensor(y)
+        return tensor(x, y.dtype), y
+    x = tensor(x)
+    return x, tensor(y, x.dtype)
+
+
+def call(function: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
+    """`function(*args)`, or a node that will call it where an argument is symbolic."""
+    symbol = next((arg for arg in args if isinstance(arg, graph.SymbolicTensor)), None)
+    if symbol is None:
+        return function(*args)
+    return symbol.graph.call(function, args, name=name)
+
+
+def sizes(shape: Any) -> tuple[int, ...]:
+    """A shape given as a number, a list, or a tensor of sizes."""
+    shape = shape.tolist() if isinstance(shape, torch.Tensor) else shape
+    return tuple(int(size) for size in shape) if isinstance(shape, Iterable) else (int(shape),)

@@ -1,0 +1,190 @@
+"""Arithmetic element by element: `tf.math`, under the names that `tf` has too."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.operators import binary, unary
+from thalweg.variable import as_dtype
+
+__all__ = [
+    "abs",
+    "acos",
+    "add",
+    "add_n",
+    "asin",
+    "atan",
+    "atan2",
+    "cast",
+    "ceil",
+    "clip_by_value",
+    "cos",
+    "cosh",
+    "cumsum",
+    "digamma",
+    "divide",
+    "divide_no_nan",
+    "equal",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "floordiv",
+    "floormod",
+    "greater",
+    "greater_equal",
+    "is_finite",
+    "is_inf",
+    "is_nan",
+    "less",
+    "less_equal",
+    "lgamma",
+    "log",
+    "log1p",
+    "log_sigmoid",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "negative",
+    "not_equal",
+    "pow",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "softplus",
+    "sqrt",
+    "square",
+    "squared_difference",
+    "stop_gradient",
+    "subtract",
+    "tan",
+    "tanh",
+    "truediv",
+    "where",
+]
+
+# What NumPy and torch call `mod` and `floor_divide` round alike in TensorFlow: downwards.
+abs = unary(torch.abs, "abs")
+acos = unary(torch.acos, "acos")
+asin = unary(torch.asin, "asin")
+atan = unary(torch.atan, "atan")
+ceil = unary(torch.ceil, "ceil")
+cos = unary(torch.cos, "cos")
+cosh = unary(torch.cosh, "cosh")
+digamma = unary(torch.digamma, "digamma")
+erf = unary(torch.erf, "erf")
+exp = unary(torch.exp, "exp")
+expm1 = unary(torch.expm1, "expm1")
+floor = unary(torch.floor, "floor")
+is_finite = unary(torch.isfinite, "is_finite")
+is_inf = unary(torch.isinf, "is_inf")
+is_nan = unary(torch.isnan, "is_nan")
+lgamma = unary(torch.lgamma, "lgamma")
+log = unary(torch.log, "log")
+log1p = unary(torch.log1p, "log1p")
+log_sigmoid = unary(torch.nn.functional.logsigmoid, "log_sigmoid")
+logical_not = unary(torch.logical_not, "logical_not")
+negative = unary(torch.neg, "negative")
+reciprocal = unary(torch.reciprocal, "reciprocal")
+round = unary(torch.round, "round")
+rsqrt = unary(torch.rsqrt, "rsqrt")
+sigmoid = unary(torch.sigmoid, "sigmoid")
+sign = unary(torch.sign, "sign")
+sin = unary(torch.sin, "sin")
+sinh = unary(torch.sinh, "sinh")
+softplus = unary(torch.nn.functional.softplus, "softplus")
+sqrt = unary(torch.sqrt, "sqrt")
+square = unary(torch.square, "square")
+tan = unary(torch.tan, "tan")
+tanh = unary(torch.tanh, "tanh")
+
+add = binary(torch.add, "add")
+atan2 = binary(torch.atan2, "atan2")
+divide = binary(torch.true_divide, "divide")
+divide_no_nan = binary(
+    lambda x, y: torch.where(y == 0, 0, x / torch.where(y == 0, 1, y)), "divide_no_nan"
+)
+equal = binary(torch.eq, "equal")
+floordiv = binary(torch.floor_divide, "floordiv")
+greater = binary(torch.gt, "greater")
+greater_equal = binary(torch.ge, "greater_equal")
+less = binary(torch.lt, "less")
+less_equal = binary(torch.le, "less_equal")
+logical_and = binary(torch.logical_and, "logical_and")
+logical_or = binary(torch.logical_or, "logical_or")
+logical_xor = binary(torch.logical_xor, "logical_xor")
+maximum = binary(torch.maximum, "maximum")
+minimum = binary(torch.minimum, "minimum")
+mod = floormod = binary(torch.remainder, "mod")
+multiply = binary(torch.mul, "multiply")
+not_equal = binary(torch.ne, "not_equal")
+pow = binary(torch.pow, "pow")
+squared_difference = binary(lambda x, y: torch.square(x - y), "squared_difference")
+subtract = binary(torch.sub, "subtract")
+truediv = divide
+
+
+def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:
+    """The sum of tensors of one shape."""
+    parts = [tensor(item) for item in inputs]
+    return call(lambda *given: functools.reduce(operator.add, given), *parts, name=name or "add_n")
+
+
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
+    """Elements below the minimum become the minimum, those above the maximum the maximum."""
+    if isinstance(t, IndexedSlices | graph.SymbolicSlices):
+        values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
+        return type(t)(values, t.indices, t.dense_shape)
+    t, low = pair(t, clip_value_min)
+    high = pair(t, clip_value_max)[1]
+    return call(torch.clamp, t, low, high, name=name or "clip_by_value")
+
+
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """The elements as another dtype."""
+    return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
+
+
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """Elements of `x` where the condition holds, otherwise of `y`; without both, the indices of
+    the elements that are true, a row for each.
+    """
+    if x is None or y is None:
+        return call(torch.argwhere, tensor(condition), name=name or "Where")
+    return call(torch.where, tensor(condition), *pair(x, y), name=name or "Where")
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """The same values, through which no gradient flows."""
+    return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
+
+
+def cumsum(
+    x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+) -> Any:
+    """Running sums along an axis; exclusive ones leave their own element out."""
+
+    def sums(given: Any) -> Any:
+        given = given.flip(axis) if reverse else given
+        found = torch.cumsum(given, axis)
+        found = found - given if exclusive else found
+        return found.flip(axis) if reverse else found
+
+    return call(sums, tensor(x), name=name or "cumsum")

@@ -1,0 +1,88 @@
+"""`tf.keras.Model` and `tf.keras.Sequential`, which compile with optimizers of thalweg."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thalweg.integrations.keras3 import from_thalweg
+from thalweg.keras import optimizers
+from thalweg.tf.keras.lookup import namespace
+
+import keras  # isort: skip
+
+if TYPE_CHECKING:
+    from keras import Model as _Model
+else:
+    _Model = object
+
+_NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleoptimizer"}
+
+
+def as_optimizer(optimizer: Any) -> Any:
+    """What `compile` of Keras takes: an optimizer of thalweg is wrapped, and so is the one that a
+    name such as "adam" stands for.
+    """
+    if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
+        optimizer = optimizers.get(optimizer)
+    if isinstance(optimizer, optimizers.Optimizer):
+        return from_thalweg(optimizer)
+    return optimizer
+
+
+def _columns(labels: Any) -> Any:
+    def column(label: Any) -> Any:
+        is_flat = len(getattr(label, "shape", ())) == 1
+        return keras.ops.expand_dims(label, -1) if is_flat else label
+
+    return keras.tree.map_structure(column, labels)
+
+
+class Compiling(_Model):
+    """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did."""
+
+    def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
+        """As in Keras; an optimizer of thalweg, or its name, is wrapped for it."""
+        super().compile(as_optimizer(optimizer), *args, **options)
+
+    def compute_loss(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
+        """As in Keras, but labels of one number each are a column, as TensorFlow's Keras had it."""
+        return super().compute_loss(x, _columns(y), *args, **options)
+
+    def compute_metrics(self, x: Any, y: Any, *args: Any, **options: Any) -> Any:
+        """As in Keras; for the labels see `compute_loss`."""
+        return super().compute_metrics(x, _columns(y), *args, **options)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile as a saved model was compiled."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+
+@keras.saving.register_keras_serializable(package="thalweg")
+class Sequential(Compiling, keras.Sequential):
+    """`keras.Sequential` that compiles with optimizers of thalweg."""
+
+
+@keras.saving.register_keras_serializable(package="thalweg")
+class Model(Compiling, keras.Model):
+    """`keras.Model` that compiles with optimizers of thalweg; derive from it, or give it inputs and
+    outputs.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        has_ends = len(args) >= 2 or (len(args) == 1 and "outputs" in kwargs) or "inputs" in kwargs
+        wanted: Any = Functional if cls is Model and has_ends else cls
+        return super().__new__(wanted, *args, **kwargs)
+
+
+_functional: Any = type(keras.Model(inputs=(_end := keras.Input((1,))), outputs=_end))
+
+
+@keras.saving.register_keras_serializable(package="thalweg")
+class Functional(Model, _functional):
+    """A model given by its inputs and outputs."""
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(namespace().models, name)

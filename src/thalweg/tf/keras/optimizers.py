@@ -1,0 +1,7 @@
+"""`tf.keras.optimizers`: those of thalweg; `legacy` has the same ones."""
+
+from thalweg.keras import optimizers as legacy
+from thalweg.keras.optimizers import *
+from thalweg.tf.missing import attribute_of
+
+__getattr__ = attribute_of("keras.optimizers")

@@ -1,0 +1,161 @@
+"""`tf.nn`: activations, losses and lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf.clipping import global_norm
+from thalweg.tf.convert import call, pair, sizes, tensor
+from thalweg.tf.elementwise import sigmoid, softplus, tanh
+from thalweg.tf.missing import attribute_of
+from thalweg.tf.operators import unary
+
+__all__ = [
+    "bias_add",
+    "dropout",
+    "elu",
+    "embedding_lookup",
+    "gelu",
+    "global_norm",
+    "l2_loss",
+    "l2_normalize",
+    "leaky_relu",
+    "log_softmax",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "sigmoid_cross_entropy_with_logits",
+    "silu",
+    "softmax",
+    "softmax_cross_entropy_with_logits",
+    "softplus",
+    "softsign",
+    "sparse_softmax_cross_entropy_with_logits",
+    "swish",
+    "tanh",
+]
+
+relu = unary(torch.relu, "relu")
+relu6 = unary(functional.relu6, "relu6")
+elu = unary(functional.elu, "elu")
+selu = unary(functional.selu, "selu")
+silu = swish = unary(functional.silu, "silu")
+softsign = unary(functional.softsign, "softsign")
+
+
+def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+    """The elements that are positive, `alpha` times the others."""
+    return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
+
+
+def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
+    """The Gaussian error linear unit, or its approximation by tanh."""
+    kind = "tanh" if approximate else "none"
+    return call(
+        lambda x: functional.gelu(x, approximate=kind), tensor(features), name=name or "Gelu"
+    )
+
+
+def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """Probabilities along an axis."""
+    return call(torch.softmax, tensor(logits), axis, name=name or "Softmax")
+
+
+def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """The logarithms of `softmax`."""
+    return call(torch.log_softmax, tensor(logits), axis, name=name or "LogSoftmax")
+
+
+def softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, axis: int = -1, name: str | None = None
+) -> Any:
+    """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row."""
+
+    def entropy(given: Any, wanted: Any) -> Any:
+        return -(wanted * torch.log_softmax(given, axis)).sum(axis)
+
+    return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
+
+
+def sparse_softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, name: str | None = None
+) -> Any:
+    """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row."""
+
+    def entropy(given: Any, wanted: Any) -> Any:
+        chosen = torch.log_softmax(given, -1).gather(-1, wanted.long().unsqueeze(-1))
+        return -chosen.squeeze(-1)
+
+    title = name or "SparseSoftmaxCrossEntropyWithLogits"
+    return call(entropy, tensor(logits), tensor(labels), name=title)
+
+
+def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, for each element."""
+
+    def entropy(given: Any, wanted: Any) -> Any:
+        return torch.relu(given) - given * wanted + torch.log1p(torch.exp(-given.abs()))
+
+    return call(entropy, *pair(logits, labels), name=name or "logistic_loss")
+
+
+def l2_loss(t: Any, name: str | None = None) -> Any:
+    """Half the sum of the squares."""
+    return call(lambda given: (given * given).sum() / 2, tensor(t), name=name or "L2Loss")
+
+
+def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """Divided by the Euclidean norm along axes, or of all elements."""
+    axes = None if axis is None else sizes(axis)
+
+    def scale(given: Any) -> Any:
+        squares = (given * given).sum(axes, keepdim=True)
+        return given * torch.rsqrt(squares.clamp(min=epsilon))
+
+    return call(scale, tensor(x), name=name or "l2_normalize")
+
+
+def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
+    """A bias added along the last dimension, or with "NC..." along the second."""
+
+    def add(given: Any, one: Any) -> Any:
+        if data_format is not None and data_format.startswith("NC"):
+            one = one.reshape(-1, *[1] * (given.dim() - 2))
+        return given + one
+
+    return call(add, *pair(value, bias), name=name or "BiasAdd")
+
+
+def dropout(
+    x: Any, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
+) -> Any:
+    """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
+
+    Raises:
+        InvalidArgumentError: `noise_shape` or `seed` is given, which torch's dropout has not.
+    """
+    if noise_shape is not None or seed is not None:
+        raise InvalidArgumentError("dropout takes neither noise_shape nor seed.")
+    return call(torch.dropout, tensor(x), rate, True, name=name or "dropout")
+
+
+def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
+    """The rows that `ids` names; the gradient of `params` is slices.
+
+    Raises:
+        InvalidArgumentError: `max_norm` is given; clip the rows with `clip_by_norm`.
+    """
+    if max_norm is not None:
+        raise InvalidArgumentError(
+            "embedding_lookup does not clip: use clip_by_norm(rows, max_norm, axes=[-1])."
+        )
+    return graph.embedding_lookup(tensor(params), tensor(ids), name)
+
+
+__getattr__ = attribute_of("nn")

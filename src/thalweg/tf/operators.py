@@ -1,0 +1,32 @@
+"""Functions of TensorFlow made of torch's: of one tensor, or of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.tf.convert import call, pair, tensor
+
+
+def unary(function: Callable[[Any], Any], title: str) -> Callable[..., Any]:
+    """A function `(x, name=None)`, element by element."""
+
+    def apply(x: Any, name: str | None = None) -> Any:
+        return call(function, tensor(x), name=name or title)
+
+    return _named(apply, title, "of each element of `x`")
+
+
+def binary(function: Callable[[Any, Any], Any], title: str) -> Callable[..., Any]:
+    """A function `(x, y, name=None)`, element by element, with broadcasting."""
+
+    def apply(x: Any, y: Any, name: str | None = None) -> Any:
+        return call(function, *pair(x, y), name=name or title)
+
+    return _named(apply, title, "of the elements of `x` and `y`, which broadcast")
+
+
+def _named(apply: Callable[..., Any], title: str, what: str) -> Callable[..., Any]:
+    apply.__name__ = apply.__qualname__ = title
+    apply.__doc__ = f"`{title}` {what}. In graph mode `name` names the node."
+    return apply

@@ -1,0 +1,122 @@
+"""Reductions: sums, means and extremes of elements, along axes or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg.tf.convert import call, tensor
+from thalweg.variable import as_dtype
+
+__all__ = [
+    "argmax",
+    "argmin",
+    "norm",
+    "reduce_all",
+    "reduce_any",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_variance",
+]
+
+Axis = int | list[int] | tuple[int, ...] | None
+
+
+def _axes(given: Any, axis: Any) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(given.dim()))
+    axis = axis.tolist() if isinstance(axis, torch.Tensor) else axis
+    return tuple(axis) if isinstance(axis, list | tuple) else (int(axis),)
+
+
+def _reduction(function: Callable[[Any, tuple[int, ...], bool], Any], title: str) -> Any:
+    """A function `(input_tensor, axis=None, keepdims=False, name=None)`."""
+
+    def reduce(given: Any, axis: Any, keepdims: bool) -> Any:
+        axes = _axes(given, axis)
+        return function(given, axes, keepdims) if axes else given.clone()
+
+    def apply(
+        input_tensor: Any, axis: Axis = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
+
+    apply.__name__ = apply.__qualname__ = title
+    what = "along an axis, several, or all; `keepdims` keeps them with size 1"
+    apply.__doc__ = f"`{title}` {what}."
+    return apply
+
+
+def _one_by_one(function: Callable[[Any, int, bool], Any]) -> Any:
+    """A reduction over several axes of a function that takes one."""
+
+    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        places = sorted(axis % given.dim() for axis in axes)
+        for place in reversed(places):
+            given = function(given, place, keepdims)
+        return given
+
+    return reduce
+
+
+reduce_sum = _reduction(lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum")
+reduce_mean = _reduction(lambda x, axes, keep: x.mean(axes, keep), "reduce_mean")
+reduce_max = _reduction(lambda x, axes, keep: x.amax(axes, keep), "reduce_max")
+reduce_min = _reduction(lambda x, axes, keep: x.amin(axes, keep), "reduce_min")
+reduce_logsumexp = _reduction(lambda x, axes, keep: x.logsumexp(axes, keep), "reduce_logsumexp")
+reduce_variance = _reduction(
+    lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance"
+)
+reduce_std = _reduction(lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std")
+reduce_prod = _reduction(
+    _one_by_one(lambda x, axis, keep: x.prod(axis, keep, dtype=x.dtype)), "reduce_prod"
+)
+reduce_any = _reduction(_one_by_one(lambda x, axis, keep: x.any(axis, keep)), "reduce_any")
+reduce_all = _reduction(_one_by_one(lambda x, axis, keep: x.all(axis, keep)), "reduce_all")
+
+
+def argmax(
+    input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
+) -> Any:
+    """The index of the largest element along an axis."""
+    return _arg(torch.argmax, input, axis, output_type, name or "ArgMax")
+
+
+def argmin(
+    input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
+) -> Any:
+    """The index of the smallest element along an axis."""
+    return _arg(torch.argmin, input, axis, output_type, name or "ArgMin")
+
+
+def _arg(function: Any, input: Any, axis: int | None, output_type: Any, name: str) -> Any:
+    def find(given: Any) -> Any:
+        return function(given, 0 if axis is None else axis).to(as_dtype(output_type))
+
+    return call(find, tensor(input), name=name)
+
+
+def norm(
+    tensor: Any,
+    ord: Any = "euclidean",
+    axis: Axis = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The norm of vectors: "euclidean", 1, 2, another number, or infinity."""
+    power = 2 if ord in ("euclidean", "fro") else ord
+
+    def measure(given: Any) -> Any:
+        return torch.linalg.vector_norm(given, power, _axes(given, axis), keepdims)
+
+    return call(measure, as_tensor(tensor), name=name or "norm")
+
+
+as_tensor = tensor  # an argument of `norm` has this name

@@ -1,0 +1,21 @@
+"""TensorFlow 1, as in `tf.compat.v1`: graph mode, optimizers in `train` and `contrib.opt`."""
+
+from thalweg import graph
+from thalweg.autodiff import GradientTape
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import *  # noqa: F403
+from thalweg.graph import tuple_ as tuple
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.v1 import contrib, train, training_ops
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *graph.__all__,
+    "FailedPreconditionError",
+    "GradientTape",
+    "IndexedSlices",
+    "InvalidArgumentError",
+    "contrib",
+    "train",
+    "training_ops",
+    "tuple",
+]

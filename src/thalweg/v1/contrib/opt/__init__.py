@@ -1,0 +1,27 @@
+"""The optimizers of TensorFlow 1.15's `tf.contrib.opt`."""
+
+from thalweg.v1.contrib.opt.adam_w import AdamWOptimizer
+from thalweg.v1.contrib.opt.adamax import AdaMaxOptimizer
+from thalweg.v1.contrib.opt.lars import LARSOptimizer
+from thalweg.v1.contrib.opt.lazy_adam import LazyAdamOptimizer
+from thalweg.v1.contrib.opt.momentum_w import MomentumWOptimizer
+from thalweg.v1.contrib.opt.moving_average import MovingAverageOptimizer
+from thalweg.v1.contrib.opt.nadam import NadamOptimizer
+from thalweg.v1.contrib.opt.variable_clipping import VariableClippingOptimizer
+from thalweg.v1.contrib.opt.weight_decay import (
+    DecoupledWeightDecayExtension,
+    extend_with_decoupled_weight_decay,
+)
+
+__all__ = [
+    "AdaMaxOptimizer",
+    "AdamWOptimizer",
+    "DecoupledWeightDecayExtension",
+    "LARSOptimizer",
+    "LazyAdamOptimizer",
+    "MomentumWOptimizer",
+    "MovingAverageOptimizer",
+    "NadamOptimizer",
+    "VariableClippingOptimizer",
+    "extend_with_decoupled_weight_decay",
+]

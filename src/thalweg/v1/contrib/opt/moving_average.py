@@ -1,0 +1,74 @@
+"""An optimizer that keeps moving averages of what it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thalweg.graph import control_dependencies, group
+from thalweg.pairs import as_pairs, distinct
+from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
+from thalweg.v1.train.moving_averages import ExponentialMovingAverage
+
+
+class MovingAverageOptimizer(WrappingOptimizer):
+    """Takes the steps of another optimizer, and moves averages of the variables after them.
+
+    A step moves the averages of the variables that had a gradient; `average` finds them.
+
+    Args:
+        opt: The optimizer.
+        average_decay: Share of the averages that is kept; see `train.ExponentialMovingAverage`.
+        num_updates: Optional. A number, or the variable that counts steps; see there.
+        sequential_update: Whether the averages are moved after the step. In graph mode False
+            leaves the order open; in eager mode there is only this order.
+
+    Differs from:
+        TensorFlow, whose slots are reached through `opt` alone. There is no `swapping_saver`;
+        `average` gives what it would save in place of a variable.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.v1.train import GradientDescentOptimizer
+        >>> w = Variable(1.0, name="w")
+        >>> opt = MovingAverageOptimizer(GradientDescentOptimizer(0.5), average_decay=0.5)
+        >>> for _ in range(2):
+        ...     opt.apply_gradients([(1.0, w)])
+        >>> w.numpy(), opt.average(w).numpy()
+        (np.float32(0.0), np.float32(0.25))
+
+    Reference: tf.contrib.opt.MovingAverageOptimizer
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        average_decay: Any = 0.9999,
+        num_updates: Any = None,
+        sequential_update: bool = True,
+    ) -> None:
+        super().__init__(opt, False, opt.get_name())
+        self._ema = ExponentialMovingAverage(average_decay, num_updates=num_updates)
+        self._sequential_update = sequential_update
+
+    def average(self, var: Any) -> Any:
+        """The variable that holds the average of `var`, or None."""
+        return self._ema.average(var)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """As `Optimizer.apply_gradients`; the averages follow."""
+        pairs = as_pairs(grads_and_vars)
+        step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
+        variables = distinct([var for grad, var in pairs if grad is not None])
+        if step is None:
+            self._ema.apply(variables)
+            return None
+        with control_dependencies([step] if self._sequential_update else []):
+            averages = self._ema.apply(variables)
+        return group(step, averages, name="train_with_avg")

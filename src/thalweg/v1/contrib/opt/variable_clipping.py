@@ -1,0 +1,141 @@
+"""An optimizer that keeps the norms of variables below a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import (
+    by_reference,
+    control_dependencies,
+    graph_variable_of,
+    group,
+    handle_of,
+    operation,
+)
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.pairs import as_gradient, as_pairs
+from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
+from thalweg.v1.train.state import base_name
+from thalweg.variable import name_of
+
+
+class VariableClippingOptimizer(WrappingOptimizer):
+    """Takes the steps of another optimizer, then shortens what has become too long.
+
+        var <- var - (var - var max_norm / max(|var|, max_norm))
+
+    The norm is taken over some dimensions: over (1,) it is the norm of each row of a matrix. After
+    a sparse gradient only the rows it names are looked at, unless the norm is taken over
+    dimension 0. This bounds variables; it has nothing to do with clipping gradients.
+
+    Args:
+        opt: The optimizer.
+        vars_to_clip_dims: For each variable to clip, the dimensions its norm is taken over.
+        max_norm: The bound; a number.
+        use_locking: See `Optimizer`.
+        colocate_clip_ops_with_vars: Accepted for compatibility.
+        name: Name of the operation in graph mode.
+
+    Raises:
+        InvalidArgumentError: A variable has no such dimension.
+
+    Differs from:
+        TensorFlow, which takes the excess of a row away as often as a sparse gradient names it,
+        and so may turn it around. Sums of squares are in float64 here.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.v1.train import GradientDescentOptimizer
+        >>> w = Variable([[3.0, 4.0], [0.0, 1.0]], name="w")
+        >>> opt = VariableClippingOptimizer(GradientDescentOptimizer(1.0), {w: [1]}, max_norm=2.5)
+        >>> opt.apply_gradients([([[0.0, 0.0], [0.0, 0.0]], w)])
+        >>> w.numpy()
+        array([[1.5, 2. ],
+               [0. , 1. ]], dtype=float32)
+
+    Reference: tf.contrib.opt.VariableClippingOptimizer
+    """
+
+    def __init__(
+        self,
+        opt: Any,
+        vars_to_clip_dims: Mapping[Any, Sequence[int]],
+        max_norm: float,
+        use_locking: bool = False,
+        colocate_clip_ops_with_vars: bool = False,
+        name: str = "VariableClipping",
+    ) -> None:
+        super().__init__(opt, use_locking, name)
+        self._dims = [(var, _checked(var, dims)) for var, dims in vars_to_clip_dims.items()]
+        self._max_norm = float(max_norm)
+
+    def _dims_of(self, var: Any) -> list[int] | None:
+        return next((dims for known, dims in self._dims if known is var), None)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """As `Optimizer.apply_gradients`; variables are clipped after the step."""
+        pairs = as_pairs(grads_and_vars)
+        step = self._opt.apply_gradients(pairs, global_step=global_step)
+        clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
+        clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
+        if step is None:
+            with self._locked(), torch.no_grad():
+                for grad, var, dims in clipped:
+                    _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
+            return None
+        with control_dependencies([step]):
+            operations = [self._clip_in_graph(*each) for each in clipped]
+        return group(step, *operations, name=name or self._name)
+
+    def _clip_in_graph(self, grad: Any, var: Any, dims: list[int]) -> Any:
+        variable = graph_variable_of(var)
+        title = variable.name
+
+        def run(grad: Any, leaf: Tensor) -> None:
+            if grad is not None:
+                with self._locked(), torch.no_grad():
+                    _clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)
+
+        inputs = [grad, by_reference(variable)]
+        return operation(run, inputs, f"clip_{base_name(variable)}", kind="update")
+
+
+def _checked(var: Any, dims: Sequence[int]) -> list[int]:
+    shape = handle_of(var).shape
+    found = list(dims)
+    if shape is None:  # of a graph's variable, until it has a value
+        return found
+    rank = len(shape)
+    for dim in found:
+        if not -rank <= dim < rank:
+            raise InvalidArgumentError(
+                f"Cannot clip '{base_name(var)}' over dimension {dim}: it has {rank} dimensions."
+            )
+    return [dim % rank for dim in found]
+
+
+def _clip(grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float) -> None:
+    if isinstance(grad, IndexedSlices) and 0 not in dims:
+        rows = torch.unique(grad.indices.long())
+        var[rows] = _clipped(var[rows], dims, max_norm)
+    else:
+        var.copy_(_clipped(var, dims, max_norm))
+
+
+def _clipped(value: Tensor, dims: list[int], max_norm: float) -> Tensor:
+    squares = value.double().square()
+    total = squares.sum(dims, keepdim=True) if dims else squares  # torch takes [] for all
+    norm = total.sqrt().to(value.dtype)
+    # The order of operations is TensorFlow's; clamp() keeps NaN, as its maximum does.
+    return value - (value - value * max_norm / norm.clamp(min=max_norm))

@@ -1,0 +1,46 @@
+"""An optimizer around another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.engines.selection import EngineName
+from thalweg.v1.train.optimizer import Optimizer
+
+
+class WrappingOptimizer(Optimizer):
+    """Leaves gradients, slots and updates to another optimizer, and does something after these.
+
+    Args:
+        opt: The optimizer.
+        use_locking, name: As in `Optimizer`.
+    """
+
+    def __init__(self, opt: Any, use_locking: bool, name: str) -> None:
+        super().__init__(use_locking, name)
+        self._opt = opt
+
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine of the optimizer inside."""
+        return self._opt.engine
+
+    @engine.setter
+    def engine(self, name: EngineName | None) -> None:
+        self._opt.engine = name
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer inside computes them."""
+        return self._opt.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """A slot of the optimizer inside."""
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
+        """The slots of the optimizer inside."""
+        return self._opt.get_slot_names(*args, **kwargs)
+
+    def variables(self) -> list[Any]:
+        """The variables of the optimizer inside."""
+        return self._opt.variables()

@@ -1,0 +1,221 @@
+"""What stands behind each function of `training_ops`: arguments in TensorFlow's order, and a rule.
+
+A kernel is one update of one variable. Its scalars are the caller's, converted once to the dtype of
+the variable; its slots are any tensors of the variable's shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.engines import check_gradients
+from thalweg.engines.selection import current
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.graph import (
+    GraphVariable,
+    Output,
+    by_reference,
+    executing_eagerly,
+    graph_variable_of,
+    is_symbolic,
+    operation,
+    resolve,
+)
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.pairs import as_gradient
+from thalweg.pipeline import Clipping
+from thalweg.scalars import as_operand
+from thalweg.step import Dtype, Stepper, derived
+from thalweg.variable import dtype_name, name_of
+
+Arguments = dict[str, Any]
+
+_UNCLIPPED = Clipping()
+_LOCK = threading.RLock()  # held by kernels called with use_locking=True
+# What TensorFlow calls otherwise than the rules do.
+_SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, for dense and for sparse gradients.
+
+    Attributes:
+        inputs: The arguments in TensorFlow's order: the variable first, then among others its
+            slots, scalars, and the gradient.
+        slots: The slots, in the order of the rule.
+        choose: Gives the rule for the arguments of a call.
+        options: Further arguments with their defaults.
+        constants: Scalars of the rule that are no arguments.
+        renamed: Scalars that this kernel alone calls otherwise than the rule does.
+        check: Refuses scalars that the kernel cannot use; gets the arguments, and whether the
+            gradient is sparse.
+    """
+
+    inputs: str
+    slots: str
+    choose: Callable[[Arguments], Rule]
+    options: Arguments = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The public function of this name, such as "resource_sparse_apply_momentum"."""
+        return _function(self, name)
+
+    def names(self, sparse: bool) -> list[str]:
+        """The arguments that have no default."""
+        names = self.inputs.split()
+        if not sparse:
+            return names
+        names = ["grad" if name == "delta" else name for name in names]
+        place = names.index("grad") + 1
+        return [*names[:place], "indices", *names[place:]]
+
+
+def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
+    sparse, resource = "sparse" in name, name.startswith("resource_")
+    needed = kernel.names(sparse)
+    optional = {"use_locking": False, **kernel.options, "name": None}
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    signature = Signature(
+        [Parameter(each, kind) for each in needed]
+        + [Parameter(each, kind, default=value) for each, value in optional.items()]
+    )
+    written = ["var", *kernel.slots.split()]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}") from None
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        if not executing_eagerly() or any(is_symbolic(value) for value in arguments.values()):
+            return _add(kernel, name, arguments, written, sparse, resource)
+        arguments = {each: resolve(value) for each, value in arguments.items()}
+        with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
+            _apply(kernel, name, arguments, sparse)
+        if resource:
+            return None
+        updated = arguments["var"].detach()
+        updated.op = None  # what TensorFlow's optimizers return of it: the update, which is done
+        return updated
+
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    function.__doc__ = _document(kernel, name, sparse, resource)
+    return function
+
+
+def _document(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
+    arguments = {"use_locking": False, **kernel.options}
+    rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
+    rows = "the rows `indices` of `var`, one after the other," if sparse else "`var`"
+    slots = kernel.slots.replace(" ", ", ")
+    written = f" and {slots}" if slots else ""
+    given = "None" if resource else "`var` as a tensor"
+    return (
+        f"Update {rows} by the rule {rule.name}, in place.\n\n"
+        f"`var`{written} are written. Scalars are numbers or 0-d tensors. With symbolic arguments\n"
+        "this makes an operation of the graph.\n\n"
+        f"Returns:\n    {given}; in a graph the {'operation' if resource else 'symbolic tensor'}."
+        f"\n\nReference: {rule.source}"
+    )
+
+
+def _add(
+    kernel: Kernel,
+    name: str,
+    arguments: Arguments,
+    written: Sequence[str],
+    sparse: bool,
+    resource: bool,
+) -> Any:
+    """The kernel as an operation of a graph."""
+    variables = {each: graph_variable_of(arguments[each]) for each in written}
+    for each, variable in variables.items():
+        if not isinstance(variable, GraphVariable):
+            raise InvalidTypeError(
+                f"{name}(): {each} must be a variable of the graph, not {variable!r}."
+            )
+    inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
+
+    def run(values: Arguments) -> Any:
+        with _LOCK if values["use_locking"] else contextlib.nullcontext():
+            _apply(kernel, name, values, sparse)
+        return None if resource else values["var"].detach()
+
+    var = variables["var"]
+    outputs = None if resource else Output(var.dtype, var.shape)
+    title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
+    return operation(run, [inputs], title, kind="update", outputs=outputs)
+
+
+def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
+    var, slots = arguments["var"], [arguments[each] for each in kernel.slots.split()]
+    _check_tensors(name, var, slots)
+    title = name_of(var)
+    given = arguments["delta" if "delta" in arguments else "grad"]
+    grad = as_gradient(given, var, title)
+    if isinstance(grad, IndexedSlices):
+        raise InvalidTypeError(f"{name}() takes the values of a sparse gradient, not {given!r}.")
+    if sparse:
+        grad = IndexedSlices(grad, arguments["indices"])
+    scalars = _scalars(kernel, name, arguments)
+    kernel.check(arguments, sparse)
+    rule = kernel.choose(arguments)
+    if sparse:
+        rule = _one_after_the_other(rule)
+
+    def of(dtype: Dtype) -> Arguments:
+        values = {each: as_operand(value, dtype) for each, value in scalars.items()}
+        return derived(rule, values, dtype, 1)
+
+    with torch.inference_mode(False), torch.no_grad():
+        check_gradients([var], [grad], [title], scatter=False)
+        pairs, titles = [(grad, var)], [title]
+        Stepper().take(rule, _UNCLIPPED, pairs, titles, [slots], of, current(), calls=False)
+
+
+def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:
+    for tensor in (var, *slots):
+        if not isinstance(tensor, Tensor):
+            raise InvalidTypeError(f"{name}() updates tensors in place, not {tensor!r}.")
+        if tensor.dtype != var.dtype:
+            raise InvalidTypeError(
+                f"{name}(): '{name_of(var)}' is {dtype_name(var.dtype)}, its slot"
+                f" {dtype_name(tensor.dtype)}."
+            )
+
+
+def _scalars(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
+    """The scalars by their names in the rule."""
+    tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
+    names = {**_SCALARS, **kernel.renamed}
+    found: Arguments = dict(kernel.constants)
+    for each, value in arguments.items():
+        if each in tensors or each in kernel.options:
+            continue
+        if tuple(getattr(value, "shape", ())) != ():
+            shape = tuple(value.shape)
+            raise InvalidArgumentError(f"{name}(): {each} is not a scalar: it has shape {shape}.")
+        found[names.get(each, each)] = value
+    return found
+
+
+@cache
+def _one_after_the_other(rule: Rule) -> Rule:
+    """The rule as the sparse kernels have it: they add up nothing, and leave other rows alone."""
+    return replace(rule, duplicates="successive", update_untouched=None)

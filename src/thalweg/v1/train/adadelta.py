@@ -1,0 +1,51 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.rules import ADADELTA_V1
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class AdadeltaOptimizer(RuleOptimizer):
+    """Adadelta.
+
+        accum <- rho accum + (1 - rho) g^2
+        u = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) g
+        var <- var - learning_rate u;  accum_update <- rho accum_update + (1 - rho) u^2
+
+    A sparse gradient touches the rows it names.
+
+    Args:
+        learning_rate: A float, 0-d tensor, or callable without arguments.
+        rho: Share of the running averages that is kept. A float, tensor or callable.
+        epsilon: Added inside the roots. A float, tensor or callable.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+
+    Differs from:
+        torch.optim.Adadelta has learning rate 1.0, rho 0.9 and epsilon 1e-6 by default.
+
+    Reference: tf.compat.v1.train.AdadeltaOptimizer; Zeiler 2012
+    """
+
+    HYPERS = {"learning_rate": "_lr", "rho": "_rho", "epsilon": "_epsilon"}
+    TENSORS = {"_lr_t": "learning_rate", "_rho_t": "rho", "_epsilon_t": "epsilon"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rho: Any = 0.95,
+        epsilon: Any = 1e-8,
+        use_locking: bool = False,
+        name: str = "Adadelta",
+    ) -> None:
+        super().__init__(use_locking, name)
+        self._lr = learning_rate
+        self._rho = rho
+        self._epsilon = epsilon
+
+    def _rule(self) -> Rule:
+        return ADADELTA_V1

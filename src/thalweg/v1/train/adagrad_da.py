@@ -1,0 +1,98 @@
+"""Adagrad with dual averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.graph import is_symbolic, resolve
+from thalweg.rules import ADAGRAD_DA
+from thalweg.step import Dtype
+from thalweg.v1.train.checks import check_positive
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class AdagradDAOptimizer(RuleOptimizer):
+    """Adagrad with dual averaging, for sparse linear models.
+
+        t = global_step + 1;  G <- G + g;  GG <- GG + g^2
+        l1 > 0: var <- -learning_rate sign(G) max(|G| - l1 t, 0) / (l2 t learning_rate + sqrt(GG))
+        else:   var <- -learning_rate G / (l2 t learning_rate + sqrt(GG))
+
+    The variable is made anew from G: its initial value is lost at the first step. A sparse
+    gradient touches the rows it names.
+
+    Args:
+        learning_rate: A float or 0-d tensor.
+        global_step: The int64 variable that counts steps. The optimizer reads it; pass it to
+            `minimize` to have it counted.
+        initial_gradient_squared_accumulator_value: What GG starts from; above 0.
+        l1_regularization_strength: 0 or more.
+        l2_regularization_strength: 0 or more.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: The initial value is not above 0, or `learning_rate` is a callable (at the
+            first step).
+        InvalidArgumentError: `global_step` is no int64 scalar.
+
+    Reference: tf.compat.v1.train.AdagradDAOptimizer; Duchi et al. 2011
+    """
+
+    HYPERS = {
+        "learning_rate": "_learning_rate",
+        "l1": "_l1_regularization_strength",
+        "l2": "_l2_regularization_strength",
+    }
+    TENSORS = {"_learning_rate_tensor": "learning_rate"}
+    CALLABLES = False
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        global_step: Any,
+        initial_gradient_squared_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "AdagradDA",
+    ) -> None:
+        check_positive(
+            "initial_gradient_squared_accumulator_value",
+            initial_gradient_squared_accumulator_value,
+        )
+        if not isinstance(global_step, Tensor) and not is_symbolic(global_step):
+            raise InvalidTypeError(f"global_step must be a variable, not {global_step!r}.")
+        if global_step.dtype != torch.int64 or tuple(global_step.shape) != ():
+            raise InvalidArgumentError(
+                f"global_step must be an int64 scalar, not {global_step.dtype} of shape"
+                f" {tuple(global_step.shape)}."
+            )
+        super().__init__(use_locking, name)
+        self._learning_rate = learning_rate
+        self._global_step = global_step
+        self._initial_gradient_squared_accumulator_value = (
+            initial_gradient_squared_accumulator_value
+        )
+        self._l1_regularization_strength = l1_regularization_strength
+        self._l2_regularization_strength = l2_regularization_strength
+
+    def _rule(self) -> Rule:
+        return ADAGRAD_DA
+
+    def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
+        squares = self._initial_gradient_squared_accumulator_value
+        return [
+            ("gradient_accumulator", 0.0, self._name),
+            ("gradient_squared_accumulator", squares, self._name),
+        ]
+
+    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+        step = int(resolve(self._global_step).item()) + 1
+        return {**super()._scalars(dtype), "t": dtype(step)}

@@ -1,0 +1,104 @@
+"""Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg.formula import Rule
+from thalweg.rules import ADAM_V1
+from thalweg.scalars import as_scalar, scalar_type
+from thalweg.step import Dtype
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.state import base_name
+
+
+class AdamOptimizer(RuleOptimizer):
+    """Adam, in TensorFlow's form.
+
+        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power)
+        m <- m + (g - m)(1 - beta1);  v <- v + (g^2 - v)(1 - beta2)
+        var <- var - alpha m / (sqrt(v) + epsilon)
+        beta1_power <- beta1_power beta1;  beta2_power <- beta2_power beta2
+
+    The powers are two variables of the optimizer, float32 for Python floats even beside float64
+    variables; they are multiplied once a step, whichever variables it updates. A sparse gradient
+    decays m and v of all rows and moves all rows; `contrib.opt.LazyAdamOptimizer` touches only
+    the rows that are named.
+
+    Args:
+        learning_rate: A float, 0-d tensor, or callable without arguments.
+        beta1: Share of m that is kept. A float, tensor or callable.
+        beta2: Share of v that is kept. A float, tensor or callable.
+        epsilon: Added to the root of v before bias correction ("epsilon hat"); underflows to 0
+            beside float16 variables.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+        use_own_namescope_for_non_slot_vars: Accepted for compatibility.
+
+    Differs from:
+        torch.optim.Adam adds epsilon after bias correction and counts steps per parameter.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> w = Variable(10.0, name="w")
+        >>> AdamOptimizer(0.1).minimize(lambda: w**2 / 2.0, var_list=[w])
+        >>> w.numpy()
+        np.float32(9.9)
+
+    Reference: tf.compat.v1.train.AdamOptimizer; https://arxiv.org/abs/1412.6980
+    """
+
+    HYPERS = {"learning_rate": "_lr", "beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
+    TENSORS = {
+        "_lr_t": "learning_rate",
+        "_beta1_t": "beta1",
+        "_beta2_t": "beta2",
+        "_epsilon_t": "epsilon",
+    }
+    POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta1: Any = 0.9,
+        beta2: Any = 0.999,
+        epsilon: Any = 1e-8,
+        use_locking: bool = False,
+        name: str = "Adam",
+        use_own_namescope_for_non_slot_vars: bool = False,
+    ) -> None:
+        super().__init__(use_locking, name)
+        self._lr = learning_rate
+        self._beta1 = beta1
+        self._beta2 = beta2
+        self._epsilon = epsilon
+
+    def _rule(self) -> Rule:
+        return ADAM_V1
+
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        first = min(var_list, key=base_name)
+        for power, hyper in self.POWERS.items():
+            initial = self._called(getattr(self, self.HYPERS[hyper]))
+            self._create_non_slot_variable(initial, power, colocate_with=first)
+        super()._create_slots(var_list)
+
+    def _get_beta_accumulators(self) -> tuple[Any, Any]:
+        """beta1_power and beta2_power."""
+        return self._get_non_slot_variable("beta1_power"), self._get_non_slot_variable(
+            "beta2_power"
+        )
+
+    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+        powers = {name: dtype(self._get_non_slot_variable(name).item()) for name in self.POWERS}
+        return {**super()._scalars(dtype), **powers}
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        for name, hyper in self.POWERS.items():
+            power = self._get_non_slot_variable(name)
+            dtype = scalar_type(power)
+            with torch.no_grad():
+                power.fill_((dtype(power.item()) * as_scalar(self._values[hyper], dtype)).item())

@@ -1,0 +1,30 @@
+"""Checks of constructor arguments, in TensorFlow's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not above 0; ValueError."""
+    if not value > 0.0:
+        raise ValueError(f"{name} must be positive: {value}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Refuse a number below 0; ValueError."""
+    if value < 0.0:
+        raise ValueError(f"{name} {value:f} needs to be positive or zero")
+
+
+def check_step_size(name: str, value: Any, *, zero: bool = False) -> None:
+    """Refuse a scalar that a kernel cannot use: below 0, or 0 where `zero` is not allowed.
+
+    Raises:
+        InvalidArgumentError: Names the argument.
+    """
+    if not (value >= 0 if zero else value > 0):
+        kind = "not negative" if zero else "positive"
+        raise InvalidArgumentError(f"{name} must be {kind}: {value}")

@@ -1,0 +1,310 @@
+"""Learning rates that fall with the global step: TensorFlow 1's `*_decay` functions.
+
+In eager mode each returns a callable without arguments that reads the global step anew, to be
+given to an optimizer as its learning rate. In graph mode each returns a tensor. Their numbers are
+those of the schedules of the same name in `thalweg.keras.optimizers.schedules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import schedules
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
+from thalweg.scalars import as_scalar, exp, scalar_type
+from thalweg.variable import dtype_name
+
+
+def exponential_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    decay_rate: Any,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Any:
+    """learning_rate decay_rate^(global_step / decay_steps).
+
+    Args:
+        learning_rate: A float or 0-d tensor; its dtype is that of the result.
+        global_step: The variable that counts steps, or a number.
+        decay_steps: Steps for one factor of `decay_rate`.
+        decay_rate: The factor.
+        staircase: Whether the quotient is rounded down.
+        name: Name of the tensor in graph mode.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        ValueError: There is no global step.
+
+    Reference: tf.compat.v1.train.exponential_decay
+    """
+
+    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
+        return schedules.ExponentialDecay(rate, steps, factor, staircase)(step)
+
+    inputs = (learning_rate, decay_steps, decay_rate)
+    return _decayed(at, global_step, inputs, name or "ExponentialDecay")
+
+
+def natural_exp_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    decay_rate: Any,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Any:
+    """learning_rate exp(-decay_rate)^(global_step / decay_steps).
+
+    Arguments, result and errors are those of `exponential_decay`.
+
+    Reference: tf.compat.v1.train.natural_exp_decay
+    """
+
+    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
+        base = exp(-as_scalar(factor, scalar_type(factor)))
+        return schedules.ExponentialDecay(rate, steps, base, staircase)(step)
+
+    inputs = (learning_rate, decay_steps, decay_rate)
+    return _decayed(at, global_step, inputs, name or "NaturalExpDecay")
+
+
+def inverse_time_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    decay_rate: Any,
+    staircase: bool = False,
+    name: str | None = None,
+) -> Any:
+    """learning_rate / (1 + decay_rate global_step / decay_steps).
+
+    Arguments, result and errors are those of `exponential_decay`.
+
+    Reference: tf.compat.v1.train.inverse_time_decay
+    """
+
+    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
+        return schedules.InverseTimeDecay(rate, steps, factor, staircase)(step)
+
+    inputs = (learning_rate, decay_steps, decay_rate)
+    return _decayed(at, global_step, inputs, name or "InverseTimeDecay")
+
+
+def polynomial_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    end_learning_rate: Any = 0.0001,
+    power: Any = 1.0,
+    cycle: bool = False,
+    name: str | None = None,
+) -> Any:
+    """end + (learning_rate - end) (1 - global_step / decay_steps)^power, end = end_learning_rate.
+
+    Args:
+        learning_rate, global_step, name: As in `exponential_decay`.
+        decay_steps: The step that reaches `end_learning_rate`.
+        end_learning_rate: The last learning rate.
+        power: 1 falls along a line.
+        cycle: Whether to begin anew, over a multiple of `decay_steps`, instead of staying.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Reference: tf.compat.v1.train.polynomial_decay
+    """
+
+    def at(step: Any, rate: Any, steps: Any, end: Any, exponent: Any) -> Tensor:
+        return schedules.PolynomialDecay(rate, steps, end, exponent, cycle)(step)
+
+    inputs = (learning_rate, decay_steps, end_learning_rate, power)
+    return _decayed(at, global_step, inputs, name or "PolynomialDecay")
+
+
+def cosine_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    alpha: Any = 0.0,
+    name: str | None = None,
+) -> Any:
+    """Half a cosine from learning_rate down to alpha learning_rate at decay_steps.
+
+    Arguments not named here, result and errors are those of `exponential_decay`.
+
+    Args:
+        decay_steps: The step that reaches the end.
+        alpha: The end as a share of `learning_rate`.
+
+    Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
+    """
+
+    def at(step: Any, rate: Any, steps: Any) -> Tensor:
+        return schedules.CosineDecay(rate, steps, alpha)(step)
+
+    return _decayed(at, global_step, (learning_rate, decay_steps), name or "CosineDecay")
+
+
+def cosine_decay_restarts(
+    learning_rate: Any,
+    global_step: Any,
+    first_decay_steps: Any,
+    t_mul: Any = 2.0,
+    m_mul: Any = 1.0,
+    alpha: Any = 0.0,
+    name: str | None = None,
+) -> Any:
+    """Half a cosine, again and again.
+
+    Arguments not named here, result and errors are those of `exponential_decay`.
+
+    Args:
+        first_decay_steps: Length of the first period.
+        t_mul: Each period is this much longer than the one before.
+        m_mul: Each period starts from this share of the one before.
+        alpha: The end of a period as a share of `learning_rate`.
+
+    Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
+    """
+
+    def at(step: Any, rate: Any, steps: Any, longer: Any, lower: Any) -> Tensor:
+        return schedules.CosineDecayRestarts(rate, steps, longer, lower, alpha)(step)
+
+    inputs = (learning_rate, first_decay_steps, t_mul, m_mul)
+    return _decayed(at, global_step, inputs, name or "SGDRDecay")
+
+
+def linear_cosine_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    num_periods: Any = 0.5,
+    alpha: Any = 0.0,
+    beta: Any = 0.001,
+    name: str | None = None,
+) -> Any:
+    """learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done.
+
+    Arguments not named here, result and errors are those of `exponential_decay`.
+
+    Args:
+        decay_steps: The step at which s reaches 1.
+        num_periods: Periods of the cosine.
+        alpha: Added to the linear part.
+        beta: Added to the whole.
+
+    Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
+    """
+
+    def at(step: Any, rate: Any, steps: Any) -> Tensor:
+        return schedules.LinearCosineDecay(rate, steps, num_periods, alpha, beta)(step)
+
+    return _decayed(at, global_step, (learning_rate, decay_steps), name or "LinearCosineDecay")
+
+
+def noisy_linear_cosine_decay(
+    learning_rate: Any,
+    global_step: Any,
+    decay_steps: Any,
+    initial_variance: Any = 1.0,
+    variance_decay: Any = 0.55,
+    num_periods: Any = 0.5,
+    alpha: Any = 0.0,
+    beta: Any = 0.001,
+    name: str | None = None,
+) -> Any:
+    """`linear_cosine_decay` whose linear part has noise.
+
+    Arguments not named here, result and errors are those of `linear_cosine_decay`.
+
+    Args:
+        initial_variance: Variance of the noise at step 0.
+        variance_decay: The variance is divided by (1 + global_step)^variance_decay.
+
+    Reference: tf.compat.v1.train.noisy_linear_cosine_decay; Bello et al. 2017
+    """
+    noise = (initial_variance, variance_decay)
+
+    def at(step: Any, rate: Any, steps: Any) -> Tensor:
+        schedule = schedules.NoisyLinearCosineDecay(rate, steps, *noise, num_periods, alpha, beta)
+        return schedule(step)
+
+    return _decayed(at, global_step, (learning_rate, decay_steps), name or "NoisyLinearCosineDecay")
+
+
+def piecewise_constant(
+    x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
+) -> Any:
+    """values[0] up to x = boundaries[0], values[1] up to boundaries[1], and so on.
+
+    Args:
+        x: The variable that counts steps, or a number.
+        boundaries: Ascending numbers of x's dtype; int32 is taken for int64.
+        values: One more than boundaries, all of one dtype.
+        name: Name of the tensor in graph mode.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        ValueError: Boundaries and x, or values among themselves, are of different dtypes, or
+            there are not as many as needed.
+
+    Reference: tf.compat.v1.train.piecewise_constant
+    """
+    schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
+    _check_boundaries(x, boundaries)
+    kinds = {_kind(value) for value in values}
+    if len(kinds) > 1:
+        raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
+    return _decayed(schedule, x, (), name or "PiecewiseConstant", values)
+
+
+piecewise_constant_decay = piecewise_constant
+
+
+def _decayed(
+    at: Callable[..., Any],
+    global_step: Any,
+    inputs: Sequence[Any],
+    name: str,
+    values: Sequence[Any] = (),
+) -> Any:
+    if global_step is None:
+        raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
+    given = (global_step, *inputs)
+    if executing_eagerly() and not any(map(is_symbolic, given)):
+        return lambda: at(_step(global_step), *inputs)
+    is_wide = any("float64" in _kind(value) for value in (inputs[:1] or values))
+    output = Output(torch.float64 if is_wide else torch.float32, (), ())
+    return operation(
+        lambda step, *own: at(_step(step), *own), list(given), name, kind="pure", outputs=output
+    )
+
+
+def _step(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _kind(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return "float32" if isinstance(value, float) else "int32"
+    return dtype_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
+
+
+def _check_boundaries(x: Any, boundaries: Sequence[Any]) -> None:
+    kind = _kind(x)
+    for boundary in boundaries:
+        own = _kind(boundary)
+        if own != kind and (own, kind) != ("int32", "int64"):
+            raise InvalidTypeError(f"Boundaries ({own}) must have the same dtype as x ({kind}).")

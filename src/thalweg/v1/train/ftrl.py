@@ -1,0 +1,119 @@
+"""FTRL-proximal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.pairs import Pair
+from thalweg.rules import FTRL_POWER_V1, FTRL_V1
+from thalweg.rules.ftrl_v1 import adjusted_l2
+from thalweg.scalars import as_scalar, scalar_type
+from thalweg.step import Dtype
+from thalweg.v1.train.checks import check_not_negative, check_step_size
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class FtrlOptimizer(RuleOptimizer):
+    """FTRL-proximal, for sparse linear models.
+
+        p = -learning_rate_power;  L2 = l2 + beta / (2 learning_rate)
+        accum' = accum + g^2;  s = g + 2 l2_shrinkage var
+        linear <- linear + s - (accum'^p - accum^p) / learning_rate var
+        var <- (sign(linear) l1 - linear) / (accum'^p / learning_rate + 2 L2) if |linear| > l1,
+        else 0;  accum <- accum'
+
+    The first step forgets the initial value of the variable. A sparse gradient touches the rows it
+    names.
+
+    Args:
+        learning_rate: A float or 0-d tensor; above 0 for sparse gradients.
+        learning_rate_power: 0 or below; 0 keeps the learning rate fixed.
+        initial_accumulator_value: What accum starts from; 0 or more.
+        l1_regularization_strength: 0 or more.
+        l2_regularization_strength: 0 or more.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+        accum_name: Last part of the accumulators' own names; the optimizer's name if None.
+        linear_name: Last part of the linear slots' own names; the optimizer's name if None.
+        l2_shrinkage_regularization_strength: 0 or more; a decay that the accumulator does not see.
+        beta: Added to the learning rate's denominator; None means 0.
+
+    Raises:
+        ValueError: An argument is outside of its range, or `learning_rate` is a callable (at the
+            first step).
+
+    Reference: tf.compat.v1.train.FtrlOptimizer; McMahan et al. 2013
+    """
+
+    HYPERS = {
+        "learning_rate": "_learning_rate",
+        "learning_rate_power": "_learning_rate_power",
+        "l1": "_l1_regularization_strength",
+        "l2": "_l2_regularization_strength",
+        "l2_shrinkage": "_l2_shrinkage_regularization_strength",
+        "beta": "_beta",
+    }
+    TENSORS = {"_learning_rate_tensor": "learning_rate"}
+    CALLABLES = False
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "Ftrl",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float | None = None,
+    ) -> None:
+        check_not_negative("initial_accumulator_value", initial_accumulator_value)
+        if learning_rate_power > 0.0:
+            raise ValueError(
+                f"learning_rate_power {learning_rate_power:f} needs to be negative or zero"
+            )
+        check_not_negative("l1_regularization_strength", l1_regularization_strength)
+        check_not_negative("l2_regularization_strength", l2_regularization_strength)
+        check_not_negative(
+            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
+        )
+        super().__init__(use_locking, name)
+        self._learning_rate = learning_rate
+        self._learning_rate_power = learning_rate_power
+        self._initial_accumulator_value = initial_accumulator_value
+        self._l1_regularization_strength = l1_regularization_strength
+        self._l2_regularization_strength = l2_regularization_strength
+        self._l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
+        self._beta = 0.0 if beta is None else beta
+        self._accum_name = accum_name
+        self._linear_name = linear_name
+
+    def _rule(self) -> Rule:
+        return FTRL_V1 if self._learning_rate_power == -0.5 else FTRL_POWER_V1
+
+    def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
+        return [
+            ("accum", self._initial_accumulator_value, self._accum_name or self._name),
+            ("linear", 0.0, self._linear_name or self._name),
+        ]
+
+    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+        # beta joins l2 before the cast to the variable's dtype.
+        values = self._values
+        if self._has_rows:
+            check_step_size("learning_rate", values["learning_rate"])
+        own = scalar_type(values["learning_rate"])
+        parts = [as_scalar(values[name], own) for name in ("learning_rate", "l2", "beta")]
+        return {**super()._scalars(dtype), "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}
+
+    def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
+        self._has_rows = any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
+        return super()._apply_pairs(pairs)
+
+    _has_rows = False

@@ -1,0 +1,99 @@
+"""The variable that counts steps: found or made once in a graph, or once in eager mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    executing_eagerly,
+    get_default_graph,
+    is_symbolic,
+    make_variable,
+)
+from thalweg.variable import Variable
+
+_eager: list[Any] = []
+
+
+def create_global_step(graph: Any = None) -> Any:
+    """A new int64 variable `global_step`, 0 at first.
+
+    Args:
+        graph: The graph to make it in; the default graph if None, or eager mode.
+
+    Raises:
+        ValueError: There is one already.
+    """
+    if get_global_step(graph) is not None:
+        raise ValueError('"global_step" already exists.')
+    if graph is None and executing_eagerly():
+        step: Any = Variable(np.int64(0), "global_step", trainable=False)
+        _eager.append(step)
+        return step
+    with (graph or get_default_graph()).as_default():
+        keys = [GraphKeys.GLOBAL_VARIABLES, GraphKeys.GLOBAL_STEP]
+        return make_variable(np.int64(0), "global_step", collections=keys)
+
+
+def get_global_step(graph: Any = None) -> Any:
+    """The variable made by `create_global_step`, or None.
+
+    Raises:
+        TypeError: The graph's `global_step` is no integer scalar.
+    """
+    if graph is None and executing_eagerly():
+        return _eager[0] if _eager else None
+    graph = graph or get_default_graph()
+    found = graph.get_collection(GraphKeys.GLOBAL_STEP)
+    if len(found) > 1:
+        raise ValueError(f"There are {len(found)} variables in the collection GLOBAL_STEP.")
+    if not found:
+        named = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
+        found = [var for var in named if var.name == "global_step:0"]
+    if not found:
+        return None
+    assert_global_step(found[0])
+    return found[0]
+
+
+def get_or_create_global_step(graph: Any = None) -> Any:
+    """The variable that counts steps, made if there is none."""
+    found = get_global_step(graph)
+    return create_global_step(graph) if found is None else found
+
+
+def assert_global_step(global_step_tensor: Any) -> None:
+    """Refuse what cannot count steps.
+
+    Raises:
+        TypeError: It is no integer scalar.
+    """
+    step = global_step_tensor
+    if not isinstance(step, Tensor) and not is_symbolic(step):
+        raise InvalidTypeError(f'Existing "global_step" must be a Variable or Tensor: {step!r}.')
+    if step.dtype not in (torch.int64, torch.int32):
+        raise InvalidTypeError(f'Existing "global_step" does not have integer type: {step.dtype}')
+    if tuple(step.shape or ()) != ():
+        raise InvalidTypeError(f'Existing "global_step" is not scalar: {tuple(step.shape)}')
+
+
+def global_step(sess: Any, global_step_tensor: Any) -> int:
+    """The value of a global step: in eager mode `sess` is None."""
+    if sess is None:
+        return int(global_step_tensor)
+    return int(sess.run(global_step_tensor))
+
+
+__all__ = [
+    "assert_global_step",
+    "create_global_step",
+    "get_global_step",
+    "get_or_create_global_step",
+    "global_step",
+]

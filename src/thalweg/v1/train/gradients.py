@@ -1,0 +1,126 @@
+"""From a loss to pairs of gradient and variable, as v1 optimizers compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from thalweg.autodiff import GradientTape, variables_of
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    executing_eagerly,
+    get_default_graph,
+    gradients,
+    graph_variable_of,
+    is_symbolic,
+)
+from thalweg.pairs import check_variables, flatten
+from thalweg.variable import name_of
+
+GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
+VALID_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DTYPE_NAMES = "[float32, float64, float16, bfloat16]"
+
+GradsAndVars = list[tuple[Any, Any]]
+
+
+def in_graph(var: Any) -> Any:
+    """The graph's variable that stands for a torch parameter; what is symbolic is itself."""
+    return graph_variable_of(var) if isinstance(var, torch.nn.Parameter) else var
+
+
+def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
+    """Refuse tensors that are of no floating-point dtype an optimizer computes in.
+
+    Raises:
+        InvalidTypeError: Names the first such tensor.
+    """
+    for tensor in tensors:
+        dtype = getattr(tensor, "dtype", None)
+        if dtype is not None and dtype not in valid:
+            title = tensor.name if is_symbolic(tensor) else name_of(tensor, "the loss")
+            raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
+
+
+def check_gate(gate_gradients: Any) -> None:
+    """Refuse what is none of the three constants.
+
+    Raises:
+        ValueError: Names what was given.
+    """
+    if gate_gradients not in (GATE_NONE, GATE_OP, GATE_GRAPH):
+        raise ValueError(
+            "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP,"
+            f" Optimizer.GATE_GRAPH. Not {gate_gradients}"
+        )
+
+
+def of_callable(loss: Any, var_list: Any, grad_loss: Any) -> GradsAndVars:
+    """Eager mode: the gradients of what `loss()` returns.
+
+    Without `var_list` by the trainable variables it was computed from, in the order in which they
+    were created.
+    """
+    tape = GradientTape()
+    chosen = None if var_list is None else flatten(var_list)
+    if chosen is not None:
+        check_variables(chosen)
+    with tape:
+        if chosen is not None:
+            tape.watch(chosen)
+        value = loss()
+    found: list[Any] = variables_of(value) if chosen is None else chosen
+    if not found:
+        return []
+    return list(zip(tape.gradient(value, found, grad_loss), found, strict=True))
+
+
+def of_symbol(
+    loss: Any, var_list: Any, gate_gradients: int, grad_loss: Any, valid: Iterable[torch.dtype]
+) -> GradsAndVars:
+    """Graph mode: symbolic gradients of a symbolic loss.
+
+    Without `var_list` by the trainable variables of the graph.
+    """
+    check_gate(gate_gradients)
+    check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
+    if var_list is None:
+        variables = get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
+    else:
+        variables = [in_graph(var) for var in flatten(var_list)]
+    if not variables:
+        raise ValueError("No variables to optimize.")
+    for var in variables:
+        if not is_symbolic(var):
+            raise InvalidTypeError(
+                f"var_list holds {var!r}, which is no variable of the graph. Make variables inside"
+                " `with graph.as_default():`."
+            )
+    found = gradients(loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP)
+    pairs = list(zip(found, variables, strict=True))
+    check_dtypes((var for grad, var in pairs if grad is not None), valid)
+    return pairs
+
+
+def of_loss(
+    loss: Any, var_list: Any, gate_gradients: int, grad_loss: Any, valid: Iterable[torch.dtype]
+) -> GradsAndVars:
+    """The gradients of a loss: a callable, or in graph mode a symbolic tensor.
+
+    Raises:
+        RuntimeError: A tensor in eager mode.
+        ValueError: A bad gate, a dtype without gradients, or no variables.
+    """
+    if callable(loss) and not isinstance(loss, torch.Tensor):
+        if executing_eagerly():
+            return of_callable(loss, var_list, grad_loss)
+        loss = loss()
+    if executing_eagerly() and not is_symbolic(loss):
+        raise RuntimeError(
+            "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
+            " is enabled."
+        )
+    return of_symbol(loss, var_list, gate_gradients, grad_loss, valid)

@@ -1,0 +1,57 @@
+"""Momentum, with the learning rate outside of the velocity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.rules import HEAVY_BALL, NESTEROV_BALL
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class MomentumOptimizer(RuleOptimizer):
+    """Momentum.
+
+        a <- momentum a + g;  var <- var - learning_rate a
+        use_nesterov: var <- var - (learning_rate g + learning_rate momentum a)
+
+    A sparse gradient moves the rows it names, and their velocity; the others keep theirs.
+
+    Args:
+        learning_rate: A float, 0-d tensor, or callable without arguments.
+        momentum: Share of the velocity that is kept. A float, tensor or callable.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+        use_nesterov: Whether the step looks ahead along the velocity.
+
+    Differs from:
+        Keras' SGD, whose velocity contains the learning rate.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> w = Variable(1.0, name="w")
+        >>> MomentumOptimizer(0.1, 0.9).minimize(lambda: 2 * w)
+        >>> w.numpy()
+        np.float32(0.8)
+
+    Reference: tf.compat.v1.train.MomentumOptimizer
+    """
+
+    HYPERS = {"learning_rate": "_learning_rate", "momentum": "_momentum"}
+    TENSORS = {"_learning_rate_tensor": "learning_rate", "_momentum_tensor": "momentum"}
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: Any,
+        use_locking: bool = False,
+        name: str = "Momentum",
+        use_nesterov: bool = False,
+    ) -> None:
+        super().__init__(use_locking, name)
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+        self._use_nesterov = use_nesterov
+
+    def _rule(self) -> Rule:
+        return NESTEROV_BALL if self._use_nesterov else HEAVY_BALL

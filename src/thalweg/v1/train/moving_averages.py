@@ -1,0 +1,292 @@
+"""Moving averages of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.selection import current
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Hyper, Rule
+from thalweg.graph import (
+    GraphKeys,
+    GraphVariable,
+    by_reference,
+    control_dependencies,
+    executing_eagerly,
+    get_default_graph,
+    graph_variable_of,
+    handle_of,
+    is_symbolic,
+    make_variable,
+    operation,
+)
+from thalweg.pairs import check_variables
+from thalweg.pipeline import Clipping
+from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.slots import SlotStore
+from thalweg.step import Dtype, Stepper, check_pairs
+from thalweg.v1.train.gradients import VALID_DTYPES
+from thalweg.v1.train.state import base_name
+from thalweg.variable import is_variable, over, titles_of
+
+_UNCLIPPED = Clipping()
+_AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
+
+
+def _toward(var, grad, *, share):  # pyright: ignore
+    """Once per element; `grad` is the value that is averaged."""
+    return (var - (var - grad) * share,)
+
+
+MOVING_AVERAGE = Rule(
+    name="MovingAverage",
+    update=_toward,
+    hypers=(Hyper("share", 0.1, "how far the average goes toward the value"),),
+    source="tf.train.ExponentialMovingAverage",
+)
+
+
+class ExponentialMovingAverage:
+    """Keeps a moving average beside each variable.
+
+        average <- average - (average - value)(1 - d)
+        d = decay, or min(decay, (1 + num_updates) / (10 + num_updates))
+
+    An average starts at the value of its variable. In graph mode it starts at the variable's
+    initial value, and tensors can be averaged, too: their averages start at 0.
+
+    Args:
+        decay: Share of the average that is kept; a float or 0-d tensor.
+        num_updates: Optional. A number, or the variable that counts steps: the average then moves
+            faster at the start.
+        zero_debias: Whether the averages of tensors are divided by the weight that they have
+            gathered, so that the start at 0 does not count.
+        name: The last part of the averages' names.
+
+    Differs from:
+        torch.optim.swa_utils, which averages whole modules.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> w = Variable(1.0, name="w")
+        >>> averages = ExponentialMovingAverage(0.9)
+        >>> averages.apply([w])
+        >>> averages.apply([w.assign(2.0)])
+        >>> averages.average(w).numpy()
+        np.float32(1.1)
+
+    Reference: tf.train.ExponentialMovingAverage
+    """
+
+    def __init__(
+        self,
+        decay: Any,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ) -> None:
+        self._decay = decay
+        self._num_updates = num_updates
+        self._zero_debias = zero_debias
+        self._name = name
+        self._slots = SlotStore()
+
+    @property
+    def name(self) -> str:
+        """The last part of the averages' names."""
+        return self._name
+
+    def apply(self, var_list: Iterable[Any] | None = None) -> Any:
+        """Bring the averages forward by one update; make those that are not there yet.
+
+        Args:
+            var_list: Variables; in graph mode also symbolic tensors, and all trainable variables of
+                the graph if None.
+
+        Returns:
+            None; in graph mode an operation that updates the averages.
+
+        Raises:
+            TypeError: There is a tensor that is no variable in eager mode, or one of a dtype that
+                is not computed.
+            ValueError: `var_list` is None in eager mode, where nobody keeps a list.
+        """
+        if not executing_eagerly():
+            return self._apply_in_graph(var_list)
+        if var_list is None:
+            raise ValueError("Name the variables to average: eager mode keeps no list of them.")
+        variables = list(var_list)
+        _check(variables)
+        for var in variables:
+            if self._slots.get(var, _AVERAGE) is None:
+                value = var.detach().clone()
+                self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
+        averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
+        kind = scalar_type(self._decay)
+        _move(averages, variables, _share(self._decay, self._num_updates, kind))
+        return None
+
+    def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
+        graph = get_default_graph()
+        if var_list is None:
+            var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+        sources = [graph_variable_of(source) for source in var_list]
+        _check(sources)
+        with control_dependencies(None):  # the averages start before anything is updated
+            for source in sources:
+                if self._slots.get(source, _AVERAGE) is None:
+                    self._make_in_graph(source)
+
+        def own(name: str) -> list[Any]:
+            kept: list[Any] = [self._slots.get(source, name) for source in sources]
+            return [None if slot is None else by_reference(slot) for slot in kept]
+
+        kind = scalar_type(self._decay)
+
+        def run(
+            averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
+        ) -> None:
+            share = _share(decay, count, kind)
+            plain = [index for index, slot in enumerate(biased) if slot is None]
+            _move([averages[i] for i in plain], [values[i] for i in plain], share)
+            for average, value, slot, step in zip(averages, values, biased, steps, strict=True):
+                if slot is not None:
+                    _move_debiased(average, value, slot, step, share)
+
+        return operation(
+            run,
+            [
+                own(_AVERAGE),
+                [_latest(source) for source in sources],
+                own(_BIASED),
+                own(_STEPS),
+                _latest(self._decay),
+                _latest(self._num_updates),
+            ],
+            self._name,
+            kind="update",
+        )
+
+    def _make_in_graph(self, source: Any) -> None:
+        title = f"{source.op.name}/{self._name}"
+        if isinstance(source, GraphVariable):
+            self._put(source, _AVERAGE, source.initialized_value(), title)
+            get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
+            return
+        if source.shape is None or None in source.shape:
+            raise InvalidTypeError(
+                f"The shape of '{source.name}' is not known, so it cannot be averaged."
+            )
+        zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
+        self._put(source, _AVERAGE, zeros, title)
+        if self._zero_debias:
+            self._put(source, _BIASED, zeros, f"{title}/{_BIASED}")
+            steps = torch.zeros((), dtype=source.dtype)
+            self._put(source, _STEPS, steps, f"{title}/{_STEPS}")
+
+    def _put(self, source: Any, kind: str, initial: Any, title: str) -> None:
+        made: Any = make_variable(initial, title)
+        self._slots.put(source, kind, made)
+
+    def average(self, var: Any) -> Any:
+        """The variable that holds the average of `var`, or None."""
+        return self._slots.get(var, _AVERAGE)
+
+    def average_name(self, var: Any) -> str:
+        """The name of the average of `var`, without ":0"; also before `apply`."""
+        handle = handle_of(var)
+        known = self._slots.get(var, _AVERAGE)
+        if known is not None:
+            return base_name(known)
+        title = f"{base_name(handle)}/{self._name}"
+        if not is_symbolic(handle):
+            return title
+        return handle.graph.unique_name(title, mark_as_used=False, absolute=True)
+
+    def variables_to_restore(
+        self, moving_avg_variables: Iterable[Any] | None = None
+    ) -> dict[str, Any]:
+        """Under which name each variable is found in a checkpoint whose averages should be read.
+
+        Args:
+            moving_avg_variables: The variables that are read from their averages. In graph mode
+                all trainable and all averaged variables if None, and all others of the graph are
+                in the result, under their own names.
+
+        Returns:
+            Variables by names, without ":0".
+        """
+        in_graph = not executing_eagerly()
+        if moving_avg_variables is None:
+            moving_avg_variables = []
+            if in_graph:
+                keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.MOVING_AVERAGE_VARIABLES
+                for key in keys:
+                    moving_avg_variables += get_default_graph().get_collection(key)
+        averaged = {id(handle_of(var)): var for var in moving_avg_variables}
+        found = {self.average_name(var): var for var in averaged.values()}
+        if in_graph:
+            for var in get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
+                if id(var) not in averaged:
+                    found.setdefault(base_name(var), var)
+        return found
+
+
+def _check(sources: Sequence[Any]) -> None:
+    for source in sources:
+        if not is_symbolic(source) and not is_variable(source):
+            raise InvalidTypeError(
+                "tf.train.ExponentialMovingAverage does not support non-Variable tensors when"
+                f" eager execution is enabled: {source!r}."
+            )
+        if source.dtype not in VALID_DTYPES:
+            name = base_name(source)
+            raise InvalidTypeError(f"The variables must be half, float, or double: {name}")
+    check_variables([source for source in sources if not is_symbolic(source)])
+
+
+def _latest(source: Any) -> Any:
+    """A variable as it is when the averages are updated, not at the start of the run."""
+    return by_reference(source) if isinstance(source, GraphVariable) else source
+
+
+def _share(decay: Any, num_updates: Any, kind: ScalarType) -> Any:
+    """1 - d, in float32 unless the decay is a float64."""
+    kept = as_scalar(decay, kind)
+    if num_updates is not None:
+        count = as_scalar(num_updates, np.float32)
+        kept = min(kept, kind((np.float32(1) + count) / (np.float32(10) + count)))
+    return kind(1) - kept
+
+
+def _move(averages: Sequence[Tensor], values: Sequence[Tensor], share: Any) -> None:
+    """Bring averages nearer to values, all in one pass."""
+    if not averages:
+        return
+    pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
+
+    def scalars(dtype: Dtype) -> dict[str, Any]:
+        return {"share": dtype(share)}
+
+    with torch.no_grad():
+        titles = titles_of(averages)
+        check_pairs(pairs, titles, scatter=False)
+        own, rule = [()] * len(pairs), MOVING_AVERAGE
+        Stepper().take(rule, _UNCLIPPED, pairs, titles, own, scalars, current(), calls=False)
+
+
+def _move_debiased(
+    average: Tensor, value: Tensor, biased: Tensor, step: Tensor, share: Any
+) -> None:
+    """As `_move`, for an average that began at 0: it is divided by the weight it has gathered."""
+    _move([biased], [value], share)
+    with torch.no_grad():
+        step.add_(1)
+        kind = scalar_type(step)
+        weight = kind(1) - power(kind(1) - kind(share), kind(step.item()))
+        average.copy_(biased / float(weight))

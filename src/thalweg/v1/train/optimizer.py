@@ -1,0 +1,470 @@
+"""`Optimizer`, the base class of TensorFlow 1's optimizers: hooks and order of operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.engines.selection import EngineName, Selection, check_name, current
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    GraphVariable,
+    SymbolicSlices,
+    by_reference,
+    current_session,
+    executing_eagerly,
+    get_default_graph,
+    is_symbolic,
+    operation,
+    resolve,
+)
+from thalweg.hyperparameters import is_function
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.outcome import constrain, not_taken, raise_first, restored
+from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.step import check_pairs
+from thalweg.v1.train import gating, gradients
+from thalweg.v1.train.distribution import summed_over_replicas
+from thalweg.v1.train.state import State
+from thalweg.variable import name_of, titles_of
+
+_SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
+
+
+class Optimizer(State):
+    """Base class of the optimizers; derive from it to write one in plain torch code.
+
+    Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
+    resource variables, `_resource_apply_dense(grad, var)` and `_resource_apply_sparse(grad, var,
+    indices)`; both kinds get the variable itself and change it and its slots in place, with
+    autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name)` are
+    called around them. In graph mode `_create_slots` is called when the graph is built and the
+    others when the session runs, with that session's values. Should a hook fail, variables and
+    slots are put back from copies made before each step.
+
+    Args:
+        use_locking: Whether no two steps run at the same time, of this optimizer or of others made
+            with `use_locking=True`. Without it, steps of different optimizers on the same variable
+            may lose each other's updates.
+        name: Name of the optimizer, the last part of its slots' names.
+        use_own_namescope_for_non_slot_vars: Accepted for compatibility.
+
+    Attributes:
+        GATE_NONE: `minimize` applies each gradient as soon as it is complete and frees it.
+        GATE_OP: All gradients are complete before the first is applied; the same as GATE_GRAPH.
+        GATE_GRAPH: All gradients are complete before the first is applied.
+
+    Raises:
+        ValueError: There is no name.
+
+    Reference: tf.compat.v1.train.Optimizer
+    """
+
+    GATE_NONE = gradients.GATE_NONE
+    GATE_OP = gradients.GATE_OP
+    GATE_GRAPH = gradients.GATE_GRAPH
+
+    def __init__(
+        self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
+    ) -> None:
+        if not name:
+            raise ValueError("Must specify the optimizer name")
+        State.__init__(self)
+        self._use_locking = use_locking
+        self._name = name
+        self._engine: EngineName | None = None
+        self._lock = threading.RLock()
+
+    def get_name(self) -> str:
+        """The name given to the constructor."""
+        return self._name
+
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: EngineName | None) -> None:
+        self._engine = None if name is None else check_name(name)
+
+    def _selection(self) -> Selection:
+        selection = current()
+        return selection if self._engine is None else selection._replace(name=self._engine)
+
+    def minimize(
+        self,
+        loss: Any,
+        global_step: Any = None,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Any = None,
+    ) -> Any:
+        """Compute the gradients of a loss and apply them.
+
+        Args:
+            loss: A callable without arguments that returns the value to minimize; in graph mode a
+                symbolic tensor, too.
+            global_step: Optional. A variable that is raised by 1 after the updates.
+            var_list: Optional. Variables, in lists or tuples; all trainable ones the loss depends
+                on (eager) or of the graph by default.
+            gate_gradients: GATE_NONE frees each gradient as soon as it has been applied, so that
+                no more than one need exist at a time; see below.
+            aggregation_method: Accepted for compatibility; it does not change the values.
+            colocate_gradients_with_ops: Accepted for compatibility.
+            name: Name of the operation in graph mode.
+            grad_loss: Optional. Weights of the loss's elements, of its shape.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
+
+        Raises:
+            ValueError: No variable has a gradient, or there are none; a gate that is none of the
+                three; a dtype without gradients.
+            RuntimeError: The loss is a tensor in eager mode.
+
+        With GATE_NONE in eager mode, where neither `compute_gradients` nor `apply_gradients` is
+        overridden and no hook wants all gradients, each gradient is applied inside the backward
+        pass. Should that fail, earlier variables have been updated: the error names them. In all
+        other cases GATE_NONE waits for all gradients.
+
+        Differs from:
+            TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
+        """
+        if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
+            return gating.minimize(self, loss, global_step, var_list, grad_loss)
+        pairs = self.compute_gradients(
+            loss,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        if all(grad is None for grad, _ in pairs):
+            raise ValueError(
+                "No gradients provided for any variable, check your graph for ops that do not"
+                f" support gradients, between variables {[_title(var) for _, var in pairs]} and"
+                f" loss {loss}."
+            )
+        return self.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def _applies_one_by_one(self, loss: Any) -> bool:
+        cls = type(self)
+        return (
+            callable(loss)
+            and executing_eagerly()
+            and cls.compute_gradients is Optimizer.compute_gradients
+            and cls.apply_gradients is Optimizer.apply_gradients
+        )
+
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Any, Any]]:
+        """The gradients of a loss, for `apply_gradients`.
+
+        Args:
+            loss, var_list, aggregation_method, colocate_gradients_with_ops, grad_loss: As in
+                `minimize`.
+            gate_gradients: Checked in graph mode; the values do not depend on it.
+
+        Returns:
+            A pair (gradient, variable) for each variable, in order. A gradient is a tensor,
+            `IndexedSlices`, or None where the loss does not depend on the variable.
+
+        Raises:
+            ValueError: A gate that is none of the three; a dtype without gradients; in graph mode,
+                no variables.
+            RuntimeError: The loss is a tensor in eager mode.
+        """
+        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, self._valid_dtypes())
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """Apply gradients to variables.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
+                sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
+            global_step: Optional. A variable that is raised by 1 after the updates.
+            name: Name of the operation in graph mode; the optimizer's name by default.
+            skip_gradients_aggregation: Accepted for compatibility: nothing is aggregated here, see
+                `_distributed_apply`.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
+
+        Raises:
+            TypeError: The pairs are malformed, a gradient cannot be converted, or dtypes differ.
+            ValueError: There are no pairs, no variable has a gradient, or a gradient does not fit
+                its variable.
+
+        No variable and no slot has changed then, nor when a callable or a hook fails. A constraint
+        that fails is the only part of its step that is not done. A note on the exception says
+        which.
+        """
+        given = as_pairs(grads_and_vars)
+        if not given:
+            raise ValueError("No variables provided.")
+        if self._repeats(given, global_step):
+            return None
+        if not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair):
+            return self._apply_in_graph(given, global_step, name)
+        with self._locked():
+            self._apply_eagerly(given, global_step, name or self._name)
+        return None
+
+    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
+        """Whether the step was the last one with other gradients, and has been taken as such."""
+        return False
+
+    def _locked(self) -> Any:
+        return _SHARED if self._use_locking else self._lock
+
+    def _distributed_apply(
+        self,
+        distribution: Any,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+    ) -> None:
+        """Sum the gradients over the replicas, then apply them; call it on every rank.
+
+        Args:
+            distribution: A process group of torch.distributed; None takes the default group, or
+                this process alone where none is initialised.
+            grads_and_vars, global_step, name: As in `apply_gradients`.
+
+        Raises:
+            ValueError: No variable has a gradient.
+        """
+        given = [(grad, var) for grad, var in as_pairs(grads_and_vars) if grad is not None]
+        pairs = _converted(given)
+        self.apply_gradients(summed_over_replicas(pairs, distribution), global_step, name)
+
+    def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+        pairs = [(grad, gradients.in_graph(var)) for grad, var in given]
+        for grad, var in pairs:
+            if not isinstance(var, GraphVariable):
+                raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
+            if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
+                as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
+        _check_any(pairs)
+        updated = [(grad, var) for grad, var in pairs if grad is not None]
+        for grad, var in updated:
+            if isinstance(grad, SymbolicSlices) and var.constraint is not None:
+                raise RuntimeError(
+                    f"Cannot use a constraint function on a sparse variable: '{var.name}'."
+                )
+        variables = distinct([var for _, var in updated])
+        self._create_slots(variables)
+        captured = self._captured()
+
+        def run(grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]) -> None:
+            given = list(zip(grads, leaves, strict=True))
+            with self._locked():
+                self._restore_captured(values)
+                if not self._repeats(given, step):
+                    self._apply_eagerly(given, step, op.name)
+
+        op = operation(
+            run,
+            [
+                [grad for grad, _ in updated],
+                [by_reference(var) for _, var in updated],
+                by_reference(global_step) if is_symbolic(global_step) else global_step,
+                captured,
+            ],
+            name or self._name,
+            kind="update",
+        )
+        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
+        return op
+
+    def _captured(self) -> list[Any]:
+        """What a step in graph mode depends on besides gradients and variables."""
+        return [value for value in vars(self).values() if is_symbolic(value)]
+
+    def _restore_captured(self, values: list[Any]) -> None:
+        """Called when a session runs with the values of `_captured`."""
+
+    def _apply_eagerly(self, given: list[tuple[Any, Any]], global_step: Any, name: str) -> None:
+        check_variables([var for _, var in given])
+        pairs = _converted(given)
+        if not pairs:
+            _check_any(given)
+        _check_global_step(global_step)
+        with torch.inference_mode(False), torch.no_grad():
+            check_pairs(pairs, titles_of([var for _, var in pairs]), scatter=self._scatters())
+            with not_taken():
+                if current_session() is None:  # in a graph they were made when it was built
+                    self._create_slots(distinct([var for _, var in pairs]))
+                self._prepare()
+            errors = self._apply_pairs(pairs)
+            self._finish([], name)
+            if global_step is not None:
+                global_step.add_(1)
+        raise_first(errors)
+
+    def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
+        """One hook call per pair, in order; a constraint follows its variable's update.
+
+        Returns:
+            What constraints raised.
+        """
+        errors: list[BaseException] = []
+        with not_taken(), restored(self._written(distinct([var for _, var in pairs]))):
+            for grad, var in pairs:
+                if isinstance(grad, IndexedSlices):
+                    self._apply_slices(grad, var)
+                else:
+                    hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
+                    getattr(self, hook)(grad, var)
+                    errors += constrain(var, name_of(var))
+        return errors
+
+    def _apply_alone(self, grad: Any, var: Tensor) -> list[BaseException]:
+        """Apply one gradient of several that come one after the other."""
+        return self._apply_pairs([(grad, var)])
+
+    def _apply_slices(self, grad: IndexedSlices, var: Tensor) -> None:
+        repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
+        hook = self._chosen((repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse"))
+        if hook == repeated[0]:
+            self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
+        else:
+            self._apply_sparse_duplicate_indices(grad, var)
+
+    def _chosen(self, resource: Sequence[str], plain: Sequence[str]) -> str:
+        """Which of two kinds of hook the most derived class defines; resource hooks go first."""
+        for cls in type(self).__mro__:
+            if cls is Optimizer:
+                break
+            for names in (resource, plain):
+                if any(name in vars(cls) for name in names):
+                    return names[0]
+        return resource[0]
+
+    def _written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """What hooks may write to."""
+        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
+        session = current_session()
+        graph = None if session is None else session.graph
+        own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
+        return [*variables, *slots, *own]
+
+    def _scatters(self) -> bool:
+        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
+        return True
+
+    def _valid_dtypes(self) -> set[torch.dtype]:
+        """The dtypes of losses and variables whose gradients `compute_gradients` gives."""
+        return set(gradients.VALID_DTYPES)
+
+    def _assert_valid_dtypes(self, tensors: Iterable[Any]) -> None:
+        """Refuse tensors of other dtypes; ValueError."""
+        gradients.check_dtypes(tensors, self._valid_dtypes())
+
+    def _call_if_callable(self, param: Any) -> Any:
+        """The value of a hyperparameter: what a callable returns, else what was given."""
+        return resolve(param() if is_function(param) else param)
+
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        """Hook: make slots with `_zeros_slot` and its relatives."""
+
+    def _prepare(self) -> None:
+        """Hook: read the hyperparameters of a step."""
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        """Hook: called after the updates, before `global_step` is raised.
+
+        Args:
+            update_ops: Empty: the updates have been made.
+            name_scope: The name of the step.
+        """
+
+    def _apply_dense(self, grad: Tensor, var: Any) -> Any:
+        """Hook: update `var` in place by a dense gradient of its shape and dtype."""
+        raise NotImplementedError(f"{type(self).__name__} must override _apply_dense.")
+
+    def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Any:
+        """Hook: as `_apply_dense`."""
+        return self._apply_dense(grad, handle)
+
+    def _apply_sparse(self, grad: IndexedSlices, var: Any) -> Any:
+        """Hook: update the rows `grad.indices` of `var`, each named once, by `grad.values`."""
+        raise NotImplementedError(f"{type(self).__name__} must override _apply_sparse.")
+
+    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
+        """Hook: as `_apply_sparse`, where a row may be named twice."""
+        return self._apply_sparse(grad.deduplicated(), var)
+
+    def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
+        """Hook: update the rows `indices` of `handle`, each named once, by the rows of `grad`."""
+        return self._apply_sparse(IndexedSlices(grad, indices), handle)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: Tensor, handle: Any, indices: Tensor
+    ) -> Any:
+        """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
+        summed = IndexedSlices(grad, indices).deduplicated()
+        return self._resource_apply_sparse(summed.values, handle, summed.indices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+
+def _converted(given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    """The pairs that have a gradient, as tensors and slices."""
+    titles = titles_of([var for _, var in given])
+    return [
+        (as_gradient(grad, var, title), var)
+        for (grad, var), title in zip(given, titles, strict=True)
+        if grad is not None
+    ]
+
+
+def _title(var: Any) -> str:
+    return var.name if is_symbolic(var) else name_of(var, "Tensor")
+
+
+def _check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
+    pairs = list(pairs)
+    if all(grad is None for grad, _ in pairs):
+        names = [_title(var) for _, var in pairs]
+        raise ValueError(f"No gradients provided for any variable: {names}.")
+
+
+def is_global_step(global_step: Any) -> bool:
+    """Whether it can be counted up: a scalar, or None."""
+    return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())
+
+
+def _check_global_step(global_step: Any) -> None:
+    if not is_global_step(global_step):
+        raise InvalidTypeError(
+            f"global_step must be a scalar variable or None, not {global_step!r}."
+        )

@@ -1,0 +1,80 @@
+"""Adagrad with a proximal step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.rules import PROXIMAL_ADAGRAD
+from thalweg.v1.train.checks import check_positive, check_step_size
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class ProximalAdagradOptimizer(RuleOptimizer):
+    """Adagrad with a proximal step.
+
+        acc <- acc + g^2;  eta = learning_rate / sqrt(acc);  w = var - eta g
+        l1 > 0: w <- sign(w) max(|w| - eta l1, 0)
+        var <- w / (1 + l2 eta)
+
+    A sparse gradient touches the rows it names.
+
+    Args:
+        learning_rate: A float or 0-d tensor, above 0.
+        initial_accumulator_value: What the accumulator starts from; above 0.
+        l1_regularization_strength: 0 or more.
+        l2_regularization_strength: 0 or more.
+        use_locking: See `Optimizer`.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable
+            (at the first step).
+        InvalidArgumentError: At a step with a learning rate or regularization out of range.
+
+    Differs from:
+        TensorFlow, which takes Python floats only beside float32 variables; here they are cast.
+
+    Reference: tf.compat.v1.train.ProximalAdagradOptimizer; Duchi & Singer 2009
+    """
+
+    HYPERS = {
+        "learning_rate": "_learning_rate",
+        "l1": "_l1_regularization_strength",
+        "l2": "_l2_regularization_strength",
+    }
+    TENSORS = {
+        "_learning_rate_tensor": "learning_rate",
+        "_l1_regularization_strength_tensor": "l1",
+        "_l2_regularization_strength_tensor": "l2",
+    }
+    CALLABLES = False
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalAdagrad",
+    ) -> None:
+        check_positive("initial_accumulator_value", initial_accumulator_value)
+        super().__init__(use_locking, name)
+        self._learning_rate = learning_rate
+        self._initial_accumulator_value = initial_accumulator_value
+        self._l1_regularization_strength = l1_regularization_strength
+        self._l2_regularization_strength = l2_regularization_strength
+
+    def _rule(self) -> Rule:
+        return PROXIMAL_ADAGRAD
+
+    def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
+        return [("accumulator", self._initial_accumulator_value, self._name)]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        check_step_size("learning_rate", self._values["learning_rate"])
+        check_step_size("l1_regularization_strength", self._values["l1"], zero=True)
+        check_step_size("l2_regularization_strength", self._values["l2"], zero=True)

@@ -1,0 +1,172 @@
+"""What a v1 optimizer remembers: slots beside each variable, and variables of no variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.graph import (
+    GraphVariable,
+    current_session,
+    executing_eagerly,
+    get_default_graph,
+    handle_of,
+    is_symbolic,
+    make_variable,
+    resolve,
+)
+from thalweg.slots import SlotStore
+from thalweg.variable import Variable, as_dtype, name_of, over, to_tensor
+
+
+def base_name(var: Any) -> str:
+    """The name of a variable without ":0"."""
+    return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
+
+
+def _like(value: Any, var: Any) -> Any:
+    """`value` as the initial value of a slot of `var`."""
+    dtype = getattr(value, "dtype", var.dtype)
+    return to_tensor(value, dtype).detach().to(var.device)
+
+
+class State:
+    """The part of `Optimizer` that keeps state.
+
+    In graph mode the state is variables of the graph, a set for each graph. While a session runs,
+    `get_slot` and `_get_non_slot_variable` give that session's values of them.
+    """
+
+    _name: str
+
+    def __init__(self) -> None:
+        self._slots = SlotStore()
+        self._non_slots: dict[tuple[str, Any], Any] = {}
+        self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """The slot called `name` of a variable, or None if there is none (yet).
+
+        Args:
+            var: A variable that was given to `minimize` or `apply_gradients`.
+            name: One of `get_slot_names()`.
+        """
+        return self._slots.get(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """The names of the slots made so far, sorted; [] before the first step."""
+        return sorted(self._slots.names())
+
+    def variables(self) -> list[Any]:
+        """The optimizer's own variables in the present graph, or in eager mode, sorted by name."""
+        graph = None if executing_eagerly() else get_default_graph()
+        own = [slot for _, _, slot in self._slots.items()] + list(self._non_slots.values())
+        found = [var for var in own if getattr(var, "graph", None) is graph]
+        return sorted(found, key=base_name)
+
+    def _var_key(self, var: Any) -> int:
+        return id(handle_of(var))
+
+    def _slot_dict(self, slot_name: str) -> dict[int, Any]:
+        """The slots of a name by `_var_key` of their variable; a copy."""
+        return {
+            id(var): resolve(slot) for var, name, slot in self._slots.items() if name == slot_name
+        }
+
+    def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Any:
+        """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""
+        return self._filled_slot(var, 0.0, slot_name, op_name)
+
+    def _filled_slot(self, var: Any, value: float, slot_name: str, op_name: str) -> Any:
+        self._fill_slots([var], value, slot_name, op_name)
+        return self.get_slot(var, slot_name)
+
+    def _fill_slots(
+        self, variables: Sequence[Any], value: float, slot_name: str, op_name: str
+    ) -> None:
+        """Slots filled with a number for those of the variables that lack them, made together."""
+        missing = [var for var in variables if self._slots.get(var, slot_name) is None]
+        if missing:
+            titles = [self._slot_title(var, op_name) for var in missing]
+            self._slots.make(missing, slot_name, value, titles)
+
+    def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Any:
+        """The slot of a variable; made with the value `val` if there is none.
+
+        Args:
+            var: The variable.
+            val: The initial value: a tensor, array or number.
+            slot_name: The slot's name for `get_slot`.
+            op_name: The last part of the slot variable's own name.
+        """
+        if self._slots.get(var, slot_name) is None:
+            self._put(var, lambda like: _like(val, like), slot_name, op_name)
+        return self.get_slot(var, slot_name)
+
+    def _get_or_make_slot_with_initializer(
+        self,
+        var: Any,
+        initializer: Callable[..., Any],
+        shape: Sequence[int],
+        dtype: Any,
+        slot_name: str,
+        op_name: str,
+    ) -> Any:
+        """The slot of a variable; made by `initializer(shape, dtype=dtype)` if there is none."""
+        if self._slots.get(var, slot_name) is None:
+
+            def initial(like: Tensor) -> Tensor:
+                made = initializer(tuple(shape), dtype=as_dtype(dtype))
+                return to_tensor(made, dtype).detach().expand(tuple(shape)).to(like.device)
+
+            self._put(var, initial, slot_name, op_name)
+        return self.get_slot(var, slot_name)
+
+    def _put(
+        self, var: Any, initial: Callable[[Any], Tensor], slot_name: str, op_name: str
+    ) -> None:
+        title = self._slot_title(var, op_name)
+        if isinstance(var, GraphVariable):
+            slot = make_variable(lambda: initial(resolve(var)), title, like=var)
+        else:
+            slot = over(initial(var).clone(), title)
+        self._slots.put(var, slot_name, slot)
+
+    def _slot_title(self, var: Any, op_name: str) -> str:
+        """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
+        title = f"{base_name(var)}/{op_name}"
+        if is_symbolic(var):
+            return title
+        count = self._slot_names.get(title, 0)
+        self._slot_names[title] = count + 1
+        return f"{title}_{count}" if count else title
+
+    def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
+        """The variable of this name in the present graph, made if there is none.
+
+        Args:
+            initial_value: A number, array or tensor; it decides the dtype, float32 for a float.
+            name: Name of the variable.
+            colocate_with: A variable of the graph it belongs to.
+        """
+        graph = getattr(handle_of(colocate_with), "graph", None)
+        if (name, graph) not in self._non_slots:
+            if graph is None:
+                made: Any = Variable(initial_value, name=name, trainable=False)
+            else:
+                made = make_variable(initial_value, name)
+            self._non_slots[name, graph] = made
+        return resolve(self._non_slots[name, graph])
+
+    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Any:
+        """The variable of this name, or None; of the running session's graph while one runs."""
+        session = current_session()
+        if graph is None and session is not None:
+            graph = session.graph
+        return resolve(self._non_slots.get((name, graph)))
+
+    def _non_slot_variables(self) -> list[Any]:
+        """All variables of no variable, of every graph."""
+        return list(self._non_slots.values())

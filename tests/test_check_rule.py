@@ -1,0 +1,357 @@
+"""`check_rule`: what could not take a step is refused before the first, by name and place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from rulebook import KEEP, Problem, assert_same, plain_rule, reference, take
+from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
+from thalweg.engines.transcribe import check_counts, transcribe
+from thalweg.rules import RULES
+
+RATE = Hyper("learning_rate", 0.1)
+PI = math.pi
+
+
+def rule(update: Any, slots: str = "m", **keywords: Any) -> Rule:
+    given = {"hypers": (RATE,), "slots": tuple(map(Slot, slots)), **keywords}
+    return Rule(name="Mine", update=update, **given)
+
+
+def refusal(made: Rule) -> str:
+    with pytest.raises(RuleError) as caught:
+        check_rule(made)
+    return str(caught.value)
+
+
+def fine(var, grad, m, *, learning_rate):
+    return var - learning_rate * grad, m
+
+
+def rooted(var, grad, m, *, learning_rate):
+    return var - learning_rate * math.sqrt(grad), m
+
+
+def by_position(var, grad, m, learning_rate):
+    return var - learning_rate * grad, m
+
+
+def behind(var, grad, *, m, learning_rate):
+    return var - learning_rate * grad, m
+
+
+def forgetful(var, grad, m, *, learning_rate):
+    return var - learning_rate * grad
+
+
+def greedy(var, grad, m, *, learning_rate, beta):
+    return var - learning_rate * beta * grad, m
+
+
+def untouched(var, m, *, learning_rate):
+    return var, m
+
+
+NEEDY = ("Nadam", "LARS", "NesterovLARS")
+
+
+# What passes
+
+
+@pytest.mark.parametrize("each", RULES, ids=lambda each: each.name)
+def test_the_rules_of_the_library_pass(each: Rule) -> None:
+    # What these optimizers keep or measure besides hyperparameters.
+    given = {"momentum_cache": 1.0, "trust_ratio": 1.0}
+    check_rule(each, given if each.name in NEEDY else None)
+
+
+def test_prepare_gets_the_scalars_of_the_first_step() -> None:
+    seen: dict[str, Any] = {}
+
+    def prepare(*, learning_rate, beta, beta_power, t):
+        seen.update(learning_rate=learning_rate, beta=beta, beta_power=beta_power, t=t)
+        return {"beta": beta * 2}
+
+    hypers = (RATE, Hyper("beta", 0.5))
+    made = rule(greedy, hypers=hypers, powers={"beta_power": "beta"}, prepare=prepare)
+    check_rule(made, {"learning_rate": lambda: 3.0, "beta": 0.25})
+    assert seen == {"learning_rate": np.float32(0.1), "beta": 0.25, "beta_power": 0.25, "t": 1}
+    assert all(type(value) is np.float32 for value in seen.values())
+
+
+# What does not
+
+
+def test_the_rule_the_file_and_the_line_are_named() -> None:
+    line = rooted.__code__.co_firstlineno + 1
+    wanted = f"Rule 'Mine': rooted ({__file__}:{line}): a formula cannot call `math.sqrt(grad)`"
+    assert refusal(rule(rooted)).startswith(wanted)
+
+
+@pytest.mark.parametrize("part", ["update_sparse", "update_single"])
+def test_every_formula_is_checked(part: str) -> None:
+    assert "math.sqrt" in refusal(replace(rule(fine), **{part: rooted}))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            rule(by_position),
+            r"takes learning_rate by position; scalars come after \*:"
+            r" `def by_position\(var, grad, m, \*, learning_rate\)`",
+        ),
+        (
+            rule(behind),
+            r"takes m after the \*; slots come before it:"
+            r" `def behind\(var, grad, m, \*, learning_rate\)`",
+        ),
+        (
+            rule(forgetful),
+            r"takes 3 values and returns 1; with 1 slot it must take 3 \(var, grad, \*slots\) and"
+            r" return 2 \(var, \*slots\)",
+        ),
+        (rule(fine, ""), r"takes 3 values and returns 2; with 0 slots it must take 2"),
+        (
+            rule(fine, update_untouched=fine),
+            r"takes 3 values and returns 2; with 1 slot it must take 2 \(var, \*slots\)",
+        ),
+        (
+            rule(greedy),
+            r"asks for beta, which is neither a hyperparameter nor a power of one\. There are"
+            r" learning_rate, t\.",
+        ),
+        (
+            rule(fine, update_untouched=untouched, hypers=()),
+            "asks for learning_rate, which is neither",
+        ),
+    ],
+)
+def test_what_a_formula_takes_and_returns(made: Rule, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        check_rule(made)
+
+
+def scaled(var, grad, m, *, scale):
+    return var - scale * grad, m
+
+
+def names_nothing(*, learning_rate):
+    return [learning_rate]
+
+
+def names_text(*, learning_rate):
+    return {"scale": "large"}
+
+
+def names_other(*, learning_rate):
+    return {"scaled": learning_rate}
+
+
+def fails(*, learning_rate):
+    raise KeyError("rate")
+
+
+def asks(*, beta):
+    return {"scale": beta}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (names_nothing, r"must return a dict of scalars by name, not \["),
+        (names_text, "asks for the scalar scale, of which prepare makes 'large'"),
+        (names_other, r"asks for scale, .*, and not made by prepare\. There are .*scaled"),
+        (fails, "fails at the first step: KeyError: 'rate'"),
+        (asks, "asks for beta, which is neither"),
+    ],
+)
+def test_what_prepare_makes(prepare: Any, message: str) -> None:
+    text = refusal(rule(scaled, prepare=prepare))
+    with pytest.raises(RuleError, match=message):
+        raise RuleError(text)
+    assert __file__ in text
+    assert "Mine" in text
+
+
+def test_an_interruption_of_prepare_is_none_of_the_rules_errors() -> None:
+    def prepare(*, learning_rate):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_rule(rule(fine, prepare=prepare))
+
+
+def test_counts_of_one_are_singular() -> None:
+    with pytest.raises(RuleError, match="with 1 slot it must take 3"):
+        check_counts(forgetful, transcribe(forgetful), True, 1)
+
+
+# Advice
+
+
+def an_if(var, grad, m, *, learning_rate):
+    if grad > 0:
+        m = grad
+    return var, m
+
+
+def a_choice(var, grad, m, *, learning_rate):
+    return var, grad if grad > 0 else m
+
+
+def an_and(var, grad, m, *, learning_rate):
+    return var, where(grad > 0 and m > 0, grad, m)
+
+
+def a_loop(var, grad, m, *, learning_rate):
+    for _ in range(2):
+        m = m * m
+    return var, m
+
+
+def a_type(var, grad, m, *, learning_rate):
+    new: float = m * m
+    return var, new
+
+
+def a_deletion(var, grad, m, *, learning_rate):
+    del m
+    return var, grad
+
+
+def a_list(var, grad, m, *, learning_rate):
+    return [var, m]
+
+
+def by_numpy(var, grad, m, *, learning_rate):
+    return var, np.sqrt(m)
+
+
+def by_torch(var, grad, m, *, learning_rate):
+    return var, torch.abs(m)
+
+
+def by_method(var, grad, m, *, learning_rate):
+    return var, m.exp()
+
+
+def by_builtin(var, grad, m, *, learning_rate):
+    return var, max(m, 0)
+
+
+def by_module(var, grad, m, *, learning_rate):
+    return var, thalweg.sign(m)
+
+
+def a_constant(var, grad, m, *, learning_rate):
+    return var, m * math.pi
+
+
+def by_keyword(var, grad, m, *, learning_rate):
+    return var, sqrt(x=m)
+
+
+ADVICE = {
+    an_if: "cannot contain `if grad > 0:`; choose with where(condition, a, b).",
+    a_choice: "; write `where(grad > 0, grad, m)`.",
+    an_and: "; combine comparisons with `&` and choose with where(condition, a, b).",
+    a_loop: "cannot contain `for _ in range(2):`; write its steps one below the other.",
+    a_type: "; assign without a type.",
+    a_deletion: "cannot contain `del m`.",
+    a_list: "; return several results as `return var, slot`.",
+    by_numpy: "cannot call `np.sqrt(m)`; write `sqrt(...)`, from thalweg import sqrt.",
+    by_torch: "; write `absolute(...)`, from thalweg import absolute.",
+    by_method: "; write `exp(...)`, from thalweg import exp.",
+    by_builtin: "; write `maximum(...)`, from thalweg import maximum.",
+    by_module: "; write `sign(...)`, from thalweg import sign.",
+    a_constant: "; give the number a name outside the formula, `pi = math.pi`.",
+    by_keyword: "; give the arguments by position.",
+}
+BRANCHES = (an_if, a_choice, an_and)
+
+
+@pytest.mark.parametrize(("formula", "advice"), ADVICE.items(), ids=[f.__name__ for f in ADVICE])
+def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None:
+    text = refusal(rule(formula))
+    assert text.endswith(advice)
+    assert ("where(" in text) is (formula in BRANCHES)
+
+
+# What Python is allowed
+
+
+def bounded(x, width):
+    """A helper whose parameter is assigned anew."""
+    x += 0
+    return where(x > width, width, x)
+
+
+def rich(var: Any, grad: Any, m: Any, *, learning_rate: float) -> Any:
+    """Annotated, with locals, helpers, a constant and abs."""
+    m **= 2
+    m += abs(grad) * PI
+    inside = (m < 1e3) & (grad != 0)
+    step = where(inside, bounded(-m, 0.5), 1)
+    return var + learning_rate * step, m
+
+
+def test_what_is_allowed_runs_on_both_engines() -> None:
+    made = plain_rule(rich, 1, hypers=(RATE,))
+    check_rule(made.rule)
+    problem = Problem.make(made.row, [300], [torch.float32], 6, 0.2)
+    wanted = reference(made, problem, KEEP)
+    assert_same(take(made, problem, KEEP).written(), wanted.written())
+
+
+# What a rule is made of
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"hypers": RATE}, r"must be a tuple of thalweg\.Hyper, not one alone: a comma is missing"),
+        ({"hypers": "learning_rate"}, r"must be a tuple of thalweg\.Hyper, not 'learning_rate'"),
+        ({"hypers": {"learning_rate": 0.1}}, r"must be a tuple of thalweg\.Hyper, not \{"),
+        ({"hypers": ("beta",)}, r"'beta' is a str\. Write Hyper\('beta', \.\.\.\)\."),
+        ({"hypers": (Slot("m"),)}, "is a Slot"),
+        ({"slots": Slot("m")}, r"must be a tuple of thalweg\.Slot, not one alone"),
+        ({"slots": "m"}, r"must be a tuple of thalweg\.Slot, not 'm'"),
+        ({"slots": ("m", "v")}, r"'m' is a str\. Write Slot\('m', \.\.\.\)\."),
+        ({"slots": None}, r"must be a tuple of thalweg\.Slot, not None"),
+        ({"update": None}, "update of rule 'Mine' must be a function, not None"),
+        ({"prepare": {}}, r"prepare of rule 'Mine' must be a function, not \{\}"),
+        ({"update_sparse": "lazy"}, "update_sparse of rule 'Mine' must be a function"),
+        ({"powers": ("beta1",)}, "powers of rule 'Mine' must be a dict"),
+        ({"name": ""}, "The name of a rule must be a text, not ''"),
+    ],
+)
+def test_fields_of_the_wrong_type(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        Rule(**{"name": "Mine", "update": fine, **keywords})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Hyper("beta", "0.9"), "default of Hyper 'beta' must be a number, not '0.9'"),  # pyright: ignore
+        (lambda: Slot("m", None), "initial of Slot 'm' must be a number, not None"),  # pyright: ignore
+        (lambda: Hyper(0.9, 0.9), r"name of a Hyper must be a text, not 0\.9"),  # pyright: ignore
+        (lambda: Slot(""), "name of a Slot must be a text, not ''"),
+    ],
+)
+def test_slots_and_hyperparameters_of_the_wrong_type(make: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Hyper("beta", np.float32(0.5)).default == 0.5  # pyright: ignore
+    assert Slot("m", np.int64(1)).initial == 1  # pyright: ignore

@@ -1,0 +1,240 @@
+"""Graph mode: symbolic gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.graph as tf
+from thalweg import GradientTape, IndexedSlices, InvalidArgumentError
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def initialized() -> tf.Session:
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def test_gradients_have_the_shapes_and_dtypes_of_their_variables() -> None:
+    w = tf.Variable(np.ones((2, 3)))
+    (gradient,) = tf.gradients((w * w).sum(), w)
+    assert (gradient.shape, gradient.dtype) == ((2, 3), torch.float64)
+    assert gradient.op.type == "Gradients"
+    np.testing.assert_array_equal(initialized().run(gradient), np.full((2, 3), 2.0))
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "variable": lambda: tf.Variable(3.0),
+    "variable that is not trained": lambda: tf.Variable(3.0, trainable=False),
+    "constant": lambda: tf.constant(3.0),
+    "placeholder": lambda: tf.placeholder_with_default(3.0, []),
+    "computed": lambda: tf.Variable(2.0) + 1,
+    "computed from constants": lambda: tf.constant(2.0) + 1,
+    "passed through": lambda: tf.Variable(3.0).contiguous(),
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
+def test_by_what_one_can_differentiate(make: Callable[[], Any]) -> None:
+    x = make()
+    y = x * x
+    z = y * 2 + x
+    assert initialized().run(tf.gradients(z, [x, y])) == [13.0, 2.0]
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_by_what_is_fed(trainable: bool) -> None:
+    x = tf.placeholder("float32", [])
+    w = tf.Variable(1.0, trainable=trainable)
+    gradients = tf.gradients(x * x * w * w, [x, w])
+    assert initialized().run(gradients, {x: 3.0, w: 2.0}) == [24.0, 36.0]
+
+
+def test_pass_through_does_not_mix_up_paths() -> None:
+    x = tf.Variable([1.0, 2.0])
+    same = x.contiguous()  # returns the variable's own tensor
+    y = (same * 2 + x * 10).sum()
+    (gradient,) = tf.gradients(y, same)
+    np.testing.assert_array_equal(initialized().run(gradient), [2, 2])
+
+
+@pytest.mark.parametrize("stops", [[0], [0, 1], [1], []])
+def test_stop_gradients(stops: list[int]) -> None:
+    a = tf.Variable(1.0)
+    b = a * 2
+    c = b + b.contiguous() * 3
+    xs = [b, c]
+    got = tf.gradients([a + b, c], [a, *xs], stop_gradients=[xs[i] for i in stops])
+    by_b = 1 if 1 in stops else 5
+    by_a = 1 if 0 in stops else 1 + 2 * by_b
+    assert initialized().run(got) == [by_a, by_b, 1]
+
+
+def test_gradients_are_none_where_there_is_no_connection() -> None:
+    x, y, z = tf.Variable(1.0), tf.Variable(2.0), tf.Variable([1, 2])
+    loss = x * 2 + tf.stop_gradient(y) + (y > 1).to(torch.float32) + y.detach()
+    assert tf.gradients(loss, [y, z]) == [None, None]
+    gradient, none = tf.gradients(loss, [x, y])
+    assert none is None
+    assert initialized().run(gradient) == 2.0
+
+
+def test_no_operation_is_added_without_a_connection(graph: tf.Graph) -> None:
+    x, y = tf.Variable(1.0), tf.Variable(2.0)
+    before = len(graph.get_operations())
+    tf.gradients(y, x)
+    assert len(graph.get_operations()) == before
+
+
+def test_zeros_where_there_is_no_connection() -> None:
+    x, y = tf.Variable([1.0, 2.0]), tf.Variable(2.0)
+    result = tf.gradients(y, [x, y], unconnected_gradients="zero")
+    np.testing.assert_array_equal(initialized().run(result[0]), [0, 0])
+    with pytest.raises(ValueError, match="Unknown value for unconnected_gradients: 'one'"):
+        tf.gradients(y, x, unconnected_gradients="one")
+
+
+def test_connection_is_followed_by_output() -> None:
+    x, y = tf.Variable([1.0]), tf.Variable([2.0])
+    function = lambda a, b: (a * 2, b * 3)  # noqa: E731
+    one, two = tf.get_default_graph().call(function, (x, y), name="both")
+    assert tf.gradients(one, y) == [None]
+    assert tf.gradients(two, [x, y])[0] is None
+
+
+def test_several_targets_and_weights() -> None:
+    x = tf.Variable([1.0, 2.0])
+    ys = [x * 2, (x * x).sum()]
+    session = initialized()
+    (plain,) = tf.gradients(ys, x)
+    (weighted,) = tf.gradients(ys, x, grad_ys=[[1, 10], tf.constant(0.5)])
+    (half,) = tf.gradients(ys, x, grad_ys=[None, 0.0])
+    got = session.run([plain, weighted, half])
+    np.testing.assert_array_equal(got, [[4, 6], [3, 22], [2, 2]])
+    with pytest.raises(InvalidArgumentError, match="1 grad_ys were given for 2 ys"):
+        tf.gradients(ys, x, grad_ys=[None])
+    (wrong,) = tf.gradients(ys[0], x, grad_ys=[[1.0, 2.0, 3.0]])
+    with pytest.raises(InvalidArgumentError, match=r"shape \(3,\) but its target has shape \(2,\)"):
+        session.run(wrong)
+
+
+def test_several_gradients_in_one_run() -> None:
+    x = tf.Variable(3.0)
+    y = x * x * x
+    first = tf.gradients(y, x)
+    again = tf.gradients(y * 2, x)
+    assert initialized().run([first, again, y]) == [[27.0], [54.0], 27.0]
+
+
+def test_gradients_of_gradients() -> None:
+    x = tf.Variable(3.0)
+    (first,) = tf.gradients(x**3, x)
+    (second,) = tf.gradients(first, x)
+    (third,) = tf.gradients(second, x)
+    assert initialized().run([third, first, second]) == [6.0, 27.0, 18.0]
+    assert initialized().run(third) == 6.0
+
+
+def test_what_is_not_symbolic_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Passed in object 3.0, expected a symbolic tensor"):
+        tf.gradients(tf.constant(1.0), 3.0)
+
+
+def test_gradients_equal_those_of_the_tape() -> None:
+    def function(a: Any, b: Any) -> Any:
+        return torch.tanh(a @ b).pow(2).mean()
+
+    values = [np.linspace(-1, 1, 6, dtype=np.float32).reshape(shape) for shape in [(2, 3), (3, 2)]]
+    variables = [tf.Variable(value) for value in values]
+    got = initialized().run(tf.gradients(function(*variables), variables))
+    with GradientTape() as tape:
+        leaves = [torch.tensor(value, requires_grad=True) for value in values]
+        loss = function(*leaves)
+    for mine, other in zip(got, tape.gradient(loss, leaves), strict=True):
+        np.testing.assert_array_equal(mine, other.numpy())
+
+
+LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
+    "gather": tf.gather,
+    "embedding_lookup": tf.embedding_lookup,
+    "torch's": lambda w, i: torch.nn.functional.embedding(i, w, sparse=True),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS.keys())
+def test_gradient_of_looked_up_rows_is_slices(lookup: Callable[[Any, Any], Any]) -> None:
+    w = tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="w")
+    ids = tf.placeholder("int64", [None])
+    (slices,) = tf.gradients((lookup(w, ids) * 2).sum(), w)
+    assert isinstance(slices, tf.SymbolicSlices)
+    assert tf.is_symbolic(slices)
+    assert (slices.shape, slices.dtype, slices.values.shape) == ((4, 2), torch.float32, (None, 2))
+    values, indices, shape = initialized().run(slices, {ids: [3, 0, 3]})
+    np.testing.assert_array_equal(values, np.full((3, 2), 2))
+    np.testing.assert_array_equal(indices, [3, 0, 3])
+    np.testing.assert_array_equal(shape, [4, 2])
+    assert initialized().run([slices.indices, slices.values], {ids: [1]})[0] == [1]
+
+
+def test_slices_can_be_processed() -> None:
+    w = tf.Variable([[1.0], [2.0], [3.0]])
+    (slices,) = tf.gradients(tf.gather(w, [0, 2]).sum(), w)
+    halved = tf.SymbolicSlices(slices.values * 0.5, slices.indices, slices.dense_shape)
+    dense = tf.convert_to_tensor(-(2 * halved / 4))
+    session = initialized()
+    assert session.run(halved).values.tolist() == [[0.5], [0.5]]
+    np.testing.assert_array_equal(session.run(dense), [[-0.25], [0], [-0.25]])
+    session.run(w.assign_sub(halved))
+    np.testing.assert_array_equal(session.run(w), [[0.5], [2], [2.5]])
+    kept = tf.tuple_([slices, None])[0]
+    assert isinstance(kept, tf.SymbolicSlices)
+    assert session.run(kept).indices.tolist() == [0, 2]
+    with session.as_default():
+        assert halved.eval().indices.tolist() == [0, 2]
+
+
+def test_rows_of_any_rank_can_be_looked_up() -> None:
+    w = tf.Variable(np.ones((3, 2, 2), np.float32))
+    (slices,) = tf.gradients(tf.gather(w, [[1], [1]]).sum(), w)
+    assert initialized().run(slices).values.shape == (2, 2, 2)
+
+
+def test_gradient_is_dense_where_rows_and_whole_are_used() -> None:
+    w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    (gradient,) = tf.gradients(tf.gather(w, [1]).sum() + w.sum(), w)
+    assert isinstance(gradient, tf.SymbolicTensor)
+    np.testing.assert_array_equal(initialized().run(gradient), [[1, 1], [2, 2]])
+
+
+def test_rows_that_only_the_run_finds() -> None:
+    w = tf.Variable([[1.0], [2.0]])
+    (gradient,) = tf.gradients(tf.gather(tf.identity(w), [1]).sum(), w)
+    session = initialized()
+    assert isinstance(gradient, tf.SymbolicTensor)
+    assert session.run(gradient).indices.tolist() == [1]
+    np.testing.assert_array_equal(session.run(gradient * 2), [[0], [2]])
+    np.testing.assert_array_equal(session.run(w.assign_sub(gradient)), [[1], [1]])
+    seen: list[Any] = []
+    session.run(tf.operation(seen.append, [gradient], "see"))
+    (weighted,) = tf.gradients(w * 2, w, grad_ys=[gradient])
+    np.testing.assert_array_equal(session.run(weighted), [[0], [2]])
+    assert isinstance(seen[0], IndexedSlices)
+
+
+def test_gradients_under_control_dependencies_come_after_the_update() -> None:
+    w, other = tf.Variable(2.0), tf.Variable(0.0)
+    loss = w * w
+    with tf.control_dependencies([other.assign_add(1.0)]):
+        (gradient,) = tf.gradients(loss, w)
+        seen = other.read_value()
+    assert initialized().run([gradient, seen, w.assign_sub(gradient)]) == [4.0, 1.0, -2.0]

@@ -1,0 +1,487 @@
+"""Graph mode: what a session runs, in which order, what goes in and comes out."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict, namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.graph as tf
+from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def initialized() -> tf.Session:
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def counted(values: list[Any], value: float = 1.0, **kwargs: Any) -> Any:
+    """An operation that notes that it ran."""
+    output = tf.Output(torch.float32, ())
+    name = f"count{value:.0f}"
+
+    def function(*_: Any) -> torch.Tensor:
+        values.append(value)
+        return torch.tensor(value)
+
+    return tf.operation(function, kwargs.pop("inputs", []), name, outputs=output, **kwargs)
+
+
+def test_example_of_the_tensorflow_documentation(graph: tf.Graph) -> None:
+    var0 = tf.Variable([1.0, 2.0])
+    var1 = tf.Variable([3.0, 4.0])
+    cost = 5 * var0 + 3 * var1
+    global_step = tf.Variable(tf.zeros([], torch.int64), name="global_step")
+    init_op = tf.initialize_all_variables()
+    grads = tf.gradients(cost, [var0, var1])
+    updates = [v.assign_sub(3.0 * g) for v, g in zip([var0, var1], grads, strict=True)]
+    with tf.control_dependencies(updates):
+        opt_op = global_step.assign_add(1).op
+    session = tf.Session(graph=graph)
+    session.run(init_op)
+    opt_op.run(session=session)
+    np.testing.assert_array_equal(session.run(var0), [-14.0, -13.0])
+    np.testing.assert_array_equal(session.run(var1), [-6.0, -5.0])
+    assert session.run(global_step) == 1
+
+
+def test_fetches_are_returned_in_their_structure() -> None:
+    x, y = tf.constant(1.0, name="x"), tf.constant([2, 3], name="y")
+    op = tf.no_op(name="nothing")
+    fetches = {"a": [x, (y, op)], "b": Pair(x, "y:0"), "c": "nothing", "d": []}
+    result = tf.Session().run(fetches)
+    assert list(result) == ["a", "b", "c", "d"]
+    assert result["a"][0] == 1.0
+    assert result["a"][1][1] is None
+    assert isinstance(result["a"][1], tuple)
+    assert isinstance(result["b"], Pair)
+    np.testing.assert_array_equal(result["b"].second, [2, 3])
+    assert (result["c"], result["d"]) == (None, [])
+    own = tf.Session().run(defaultdict(list, x=x))
+    assert (type(own), own["x"], own["new"]) == (defaultdict, 1.0, [])
+
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "scalar": (lambda: tf.constant(1.0), np.float32(1)),
+    "array": (lambda: tf.constant([1, 2]), np.array([1, 2], np.int32)),
+    "bool": (lambda: tf.constant(True), np.bool_(True)),
+    "float16": (lambda: tf.constant(1, torch.float16), np.float16(1)),
+    "complex": (lambda: tf.constant(1j), np.complex128(1j)),
+    "no elements": (lambda: tf.zeros([0, 3]), np.zeros((0, 3), np.float32)),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
+def test_values_are_numpy(make: Callable[[], Any], expected: Any) -> None:
+    got = tf.Session().run(make())
+    assert type(got) is type(expected)
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_bfloat16_stays_a_torch_tensor() -> None:
+    got = tf.Session().run(tf.constant([1.0], torch.bfloat16))
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype == torch.bfloat16
+
+
+def test_what_is_fetched_is_a_copy() -> None:
+    w = tf.Variable([1.0, 2.0])
+    session = initialized()
+    first, view = session.run([w, w[0:1]])
+    first[:] = 7
+    view[:] = 7
+    np.testing.assert_array_equal(session.run(w), [1, 2])
+
+
+def test_only_what_is_needed_runs_and_once() -> None:
+    ran: list[float] = []
+    a = counted(ran, 1)
+    counted(ran, 2)
+    c = a + a
+    assert tf.Session().run([c, c * a, a]) == [2.0, 2.0, 1.0]
+    assert ran == [1]
+
+
+BAD_FETCHES: dict[str, tuple[Any, str]] = {
+    "int": (3, r"Fetch argument 3 has invalid type <class 'int'>, must be a string or Tensor."),
+    "None": (None, "Fetch argument None has invalid type <class 'NoneType'>"),
+    "array": (np.ones(2), "has invalid type <class 'numpy.ndarray'>"),
+    "eager tensor": (torch.ones(1), "has invalid type <class 'torch.Tensor'>"),
+    "unknown tensor": ("y:0", "Fetch argument 'y:0' cannot be found"),
+    "unknown operation": ("y", "Fetch argument 'y' cannot be found"),
+}
+
+
+@pytest.mark.parametrize(("fetch", "message"), BAD_FETCHES.values(), ids=BAD_FETCHES.keys())
+def test_fetch_that_is_nothing_of_the_graph(fetch: Any, message: str) -> None:
+    x = tf.constant(1.0)
+    with pytest.raises(ValueError, match=message):
+        tf.Session().run([x, fetch])
+
+
+def test_type_of_a_fetch_is_also_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        tf.Session().run(3)
+
+
+def test_fetch_from_another_graph() -> None:
+    with tf.Graph().as_default():
+        other = tf.constant(1.0)
+    with pytest.raises(
+        ValueError, match=r"cannot be interpreted as a Tensor\. .*not an element of"
+    ):
+        tf.Session().run(other)
+
+
+FEEDS: dict[str, tuple[Any, Any]] = {
+    "array": (np.array([[1, 2]], np.float32), [[1, 2]]),
+    "double array": (np.array([[1, 2]]) / 1.0, [[1, 2]]),
+    "list": ([[1, 2], [3.5, 4]], [[1, 2], [3.5, 4]]),
+    "tensor": (torch.ones(3, 2, dtype=torch.int64), np.ones((3, 2))),
+    "read-only array": (np.broadcast_to(np.float32(1), (1, 2)), [[1, 1]]),
+    "reversed array": (np.array([[1, 2]], np.float32)[:, ::-1], [[2, 1]]),
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), FEEDS.values(), ids=FEEDS.keys())
+def test_feed_is_converted(value: Any, expected: Any) -> None:
+    x = tf.placeholder("float32", [None, 2], name="x")
+    got = tf.Session().run(x * 1, {x: value})
+    np.testing.assert_array_equal(got, np.array(expected, np.float32))
+    assert got.dtype == np.float32
+
+
+def test_anything_can_be_fed() -> None:
+    w = tf.Variable([1.0, 2.0], name="w")
+    y = w * 2
+    z = y + 1
+    session = initialized()
+    np.testing.assert_array_equal(session.run(z, {y: [5, 6]}), [6, 7])
+    np.testing.assert_array_equal(session.run(z, {w: [5, 6]}), [11, 13])
+    np.testing.assert_array_equal(session.run(z, {"w:0": [5, 6]}), [11, 13])
+    np.testing.assert_array_equal(session.run([w, y], {w: [0, 0]}), [[0, 0], [0, 0]])
+    np.testing.assert_array_equal(session.run(z), [3, 5])
+
+
+def test_placeholder_with_default() -> None:
+    x = tf.placeholder_with_default([1.0, 2.0], [None])
+    session = tf.Session()
+    np.testing.assert_array_equal(session.run(x), [1, 2])
+    np.testing.assert_array_equal(session.run(x, {x: [3]}), [3])
+
+
+BAD_FEEDS: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "shape": (
+        "x:0",
+        np.ones(3),
+        ValueError,
+        r"Cannot feed value of shape \(3,\) for Tensor 'x:0', which has shape \(None, 2\)",
+    ),
+    "dtype": ("i:0", [1.5], TypeError, "Cannot feed Tensor 'i:0', which has dtype int32"),
+    "text": ("x:0", "no", TypeError, "Cannot feed Tensor 'x:0'"),
+    "symbol": ("x:0", tf.Graph, TypeError, "Cannot feed 'x:0' with the symbolic tensor"),
+    "key": (3, 1.0, TypeError, "Cannot interpret feed_dict key 3 as Tensor"),
+    "unknown key": ("y:0", 1.0, ValueError, "Cannot interpret feed_dict key 'y:0' as Tensor"),
+    "operation": ("x", 1.0, TypeError, "it is an operation"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"), BAD_FEEDS.values(), ids=BAD_FEEDS.keys()
+)
+def test_bad_feed(key: Any, value: Any, error: type[Exception], message: str) -> None:
+    x = tf.placeholder("float32", [None, 2], name="x")
+    tf.placeholder("int32", [None], name="i")
+    value = x if value is tf.Graph else value
+    with pytest.raises(error, match=message):
+        tf.Session().run(x, {key: value})
+
+
+def test_placeholder_that_is_not_fed_stops_the_run_before_it_begins() -> None:
+    ran: list[float] = []
+    x = tf.placeholder(torch.float32, name="x")
+    message = "You must feed a value for placeholder tensor 'x' with dtype float32"
+    with pytest.raises(InvalidArgumentError, match=message):
+        tf.Session().run([counted(ran), x + 1])
+    assert not ran
+
+
+def test_closed_session() -> None:
+    x = tf.constant(1.0)
+    with tf.Session() as session:
+        assert session.run(x) == 1.0
+    with pytest.raises(RuntimeError, match=r"Attempted to use a closed Session\."):
+        session.run(x)
+
+
+def test_error_names_the_operation_and_stops_what_follows() -> None:
+    ran: list[float] = []
+    w = tf.Variable([1.0, 2.0], name="w")
+    rows = tf.placeholder("int64", [None])
+    looked_up = tf.gather(w, rows)
+    with tf.control_dependencies([looked_up]):
+        after = counted(ran)
+    session = initialized()
+    with pytest.raises(IndexError, match=r"indices\[1\] = 9 is not in \[0, 2\)") as caught:
+        session.run([after, w.assign_add([1, 1])], {rows: [0, 9]})
+    assert "In operation 'Gather' (Gather), made at " in caught.value.__notes__[0]
+    assert f"{__file__}:" in caught.value.__notes__[0]
+    assert not ran
+    np.testing.assert_array_equal(session.run(w), [1, 2])
+
+
+def test_session_goes_on_after_an_error() -> None:
+    x = tf.placeholder("int64", [None])
+    y = tf.gather(tf.constant([1.0]), x)
+    session = tf.Session()
+    with pytest.raises(IndexError):
+        session.run(y, {x: [4]})
+    np.testing.assert_array_equal(session.run(y, {x: [0]}), [1])
+    assert tf.current_session() is None
+    assert torch.is_grad_enabled()
+
+
+def test_default_sessions() -> None:
+    x = tf.constant(2.0)
+    w = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="Cannot evaluate tensor 'Const:0': no default session"):
+        x.eval()
+    with pytest.raises(ValueError, match="Cannot run operation 'Variable/Assign'"):
+        w.initializer.run()
+    session = tf.Session()
+    with session.as_default():
+        assert tf.get_default_session() is session
+        w.initializer.run()
+        assert w.eval() + x.eval({x: 5.0}) == 6.0
+    assert w.eval(session=session) == 1.0
+    assert tf.get_default_session() is None
+
+
+def test_interactive_session() -> None:
+    session = tf.InteractiveSession()
+    assert tf.constant(1.0).eval() == 1.0
+    session.close()
+    assert tf.get_default_session() is None
+    session.close()
+
+
+def test_sessions_have_values_of_their_own() -> None:
+    w = tf.Variable(1.0)
+    increase = w.assign_add(1.0)
+    one, two = initialized(), initialized()
+    assert [one.run(increase), one.run(increase)] == [2.0, 3.0]
+    assert (one.run(w), two.run(w)) == (3.0, 1.0)
+
+
+def test_make_callable() -> None:
+    x = tf.placeholder("float32")
+    double = tf.Session().make_callable(x * 2, [x])
+    assert [double(1.0), double(2.0)] == [2.0, 4.0]
+
+
+def test_steady_state_plans_nothing() -> None:
+    x = tf.placeholder("float32", [])
+    w = tf.Variable(1.0)
+    train = w.assign_add(x)
+    session = initialized()
+    session.run([train, w], {x: 1.0})
+    before = session.plans_made
+    for step in range(5):
+        session.run([train, w], {x: float(step)})
+    assert session.plans_made == before
+    session.run([train, w], {x: 1.0, w: 2.0})
+    session.run([w, train], {x: 1.0})
+    assert session.plans_made == before + 2
+
+
+def test_variable_fetched_beside_an_update_has_its_value_from_before() -> None:
+    w = tf.Variable([1.0, 2.0])
+    train = w.assign_add([1, 1])
+    view, transposed, copied = w[1:], w.T, tf.identity(w)
+    session = initialized()
+    new, *old = session.run([train, w, view, transposed, copied])
+    np.testing.assert_array_equal(new, [2, 3])
+    assert [list(x) for x in old] == [[1, 2], [2], [1, 2], [1, 2]]
+
+
+def test_reads_come_before_updates_also_as_their_inputs() -> None:
+    a, b = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    swap = tf.group(a.assign(b), b.assign(a))
+    rotated = a.assign(torch.flip(b[...], [0])[...]), b.assign(tf.identity(a))
+    session = initialized()
+    session.run(swap)
+    np.testing.assert_array_equal(session.run([a, b]), [[3, 4], [1, 2]])
+    session.run(rotated)
+    np.testing.assert_array_equal(session.run([a, b]), [[2, 1], [3, 4]])
+
+
+def test_variable_assigned_to_a_view_of_itself() -> None:
+    w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    session = initialized()
+    np.testing.assert_array_equal(session.run(w.assign(w.T)), [[1, 3], [2, 4]])
+
+
+def test_control_dependencies_order_reads_after_updates() -> None:
+    w = tf.Variable(1.0)
+    with tf.control_dependencies([w.assign_add(1.0)]):
+        after = w.read_value()
+        with tf.control_dependencies([w.assign_add(10.0)]):
+            last = w * 1
+    session = initialized()
+    assert session.run([w, after, last, after + 0]) == [1.0, 2.0, 12.0, 2.0]
+
+
+def test_value_of_an_update_is_read_before_the_next() -> None:
+    w = tf.Variable(1.0)
+    first = w.assign_add(1.0)
+    doubled = first * 2
+    with tf.control_dependencies([first]):
+        second = w.assign_add(10.0)
+    assert initialized().run([doubled, second, first]) == [4.0, 12.0, 2.0]
+
+
+def test_group_and_tuple() -> None:
+    ran: list[float] = []
+    everything = tf.group(counted(ran, 1), [counted(ran, 2), None])
+    gated = tf.tuple_([counted(ran, 3), None, counted(ran, 4)], control_inputs=[everything])
+    assert gated[1] is None
+    assert tf.Session().run(gated[0]) == 3.0
+    assert sorted(ran) == [1, 2, 3, 4]
+    with pytest.raises(TypeError, match="Can not convert a int"):
+        tf.group(3)
+
+
+def test_deep_graphs_need_no_recursion() -> None:
+    x = tf.Variable(0.0)
+    y = x
+    for _ in range(3000):
+        y = y.graph.add("step", lambda v: v + 1, (y,), outputs=[tf.Output(y.dtype, ())]).outputs[0]
+    (slope,) = tf.gradients(y, [x])
+    assert initialized().run([y, slope]) == [3000.0, 1.0]
+
+
+def test_values_are_let_go_when_nothing_needs_them() -> None:
+    alive: list[Any] = []
+
+    def make(*_: Any) -> Any:
+        tensor = torch.ones(3)
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    output = tf.Output(torch.float32, (3,))
+    x = tf.operation(make, [], "first", kind="pure", outputs=output)
+    y = tf.operation(make, [x], "second", kind="pure", outputs=output)
+    counts: list[int] = []
+    count = lambda _: counts.append(sum(ref() is not None for ref in alive))  # noqa: E731
+    tf.Session().run(tf.operation(count, [y], "count"))
+    assert counts == [1]
+
+
+def test_concurrent_updates_are_not_lost() -> None:
+    w = tf.Variable(torch.zeros(1000))
+    step = tf.group(w.assign_add(torch.ones(1000)))
+    session = initialized()
+    in_threads(4, lambda _: [session.run(step) for _ in range(50)])
+    np.testing.assert_array_equal(session.run(w), np.full(1000, 200))
+
+
+def test_concurrent_runs_read_consistent_snapshots() -> None:
+    a, b = tf.Variable(torch.zeros(2000)), tf.Variable(torch.zeros(2000))
+    difference = torch.sum(torch.abs(a - b))
+    loss = torch.sum(a * b)
+    both = tf.operation(
+        lambda x, y: (x.add_(1), y.add_(1)), [tf.by_reference(a), tf.by_reference(b)], "both"
+    )
+    slopes = tf.gradients(loss, [a, b])
+    train = a.assign_sub(slopes[0] - slopes[0])
+    session = initialized()
+    seen: list[float] = []
+
+    def work(number: int) -> None:
+        for _ in range(40):
+            session.run(both if number % 2 else train)
+            found, one, other = session.run([difference, *slopes])
+            seen.append(found + np.abs(one - other).sum())
+
+    in_threads(4, work)
+    assert not any(seen)
+
+
+def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
+    w, count = tf.Variable(torch.ones(20000)), tf.Variable(0.0)
+    loss = torch.sum(torch.tanh(w) * w)
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        train = w.assign_sub(0.001 * tf.gradients(loss, w)[0])
+    session = initialized()
+    in_threads(4, lambda _: [session.run(train.op) for _ in range(40)])
+    assert session.run(count) == 160
+
+
+def test_blocking_operation_lets_others_run() -> None:
+    w = tf.Variable(0.0)
+    opened = threading.Event()
+    wait = tf.operation(lambda: opened.wait(20), [], "wait", kind="blocking")
+    with tf.control_dependencies([wait]):
+        after = w.assign_add(1.0)
+    session = initialized()
+    thread = threading.Thread(target=session.run, args=(after,))
+    thread.start()
+    assert session.run(w.assign_add(10.0)) == 10.0
+    opened.set()
+    thread.join()
+    assert session.run(w) == 11.0
+
+
+def test_node_may_start_a_run_of_its_own() -> None:
+    w = tf.Variable(1.0)
+    inner_read, inner_write = w * 2, w.assign_add(1.0)
+    session = initialized()
+    scalar = tf.Output(torch.float32, ())
+    node = tf.operation(
+        lambda: torch.tensor(session.run(inner_read)), [], "outer", kind="pure", outputs=scalar
+    )
+    assert session.run(node) == 2.0
+    assert session.run(tf.operation(lambda: session.run(inner_write), [], "w")) is None
+    assert session.run(w) == 2.0
+    with pytest.raises(FailedPreconditionError, match="declared as pure started a run"):
+        session.run(tf.operation(lambda: session.run(inner_write), [], "w", kind="pure"))
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_wrong_kinds_of_operation() -> None:
+    with pytest.raises(InvalidArgumentError, match='must be "pure", "update" or "blocking"'):
+        tf.operation(print, [], "x", kind="other")
+    with pytest.raises(InvalidTypeError, match="Can not convert a bytes"):
+        tf.operation(print, [], "x", control_inputs=[b"no"])

@@ -1,0 +1,503 @@
+"""Graph mode: variables, their scopes, initial values and assignments."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+import thalweg.graph as tf
+from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def initialized() -> tf.Session:
+    session = tf.Session()
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    return session
+
+
+INITIAL: dict[str, tuple[Callable[[], Any], Any, torch.dtype]] = {
+    "number": (lambda: tf.Variable(1.5), 1.5, torch.float32),
+    "list": (lambda: tf.Variable([1, 2]), [1, 2], torch.int32),
+    "array": (lambda: tf.Variable(np.ones(2)), [1, 1], torch.float64),
+    "tensor": (lambda: tf.Variable(torch.ones(2, dtype=torch.int64)), [1, 1], torch.int64),
+    "symbol": (lambda: tf.Variable(tf.constant(2.0) * 3), 6, torch.float32),
+    "callable": (lambda: tf.Variable(lambda: [1.0, 2.0]), [1, 2], torch.float32),
+    "callable with symbols": (lambda: tf.Variable(lambda: tf.ones([2])), [1, 1], torch.float32),
+    "initializer": (
+        lambda: tf.Variable(tf.ones_initializer(), shape=[2]),
+        [1, 1],
+        torch.float32,
+    ),
+    "dtype": (lambda: tf.Variable(1, dtype="float64"), 1, torch.float64),
+    "dtype of a symbol": (lambda: tf.Variable(tf.constant(1.0), dtype="int64"), 1, torch.int64),
+}
+
+
+@pytest.mark.parametrize(("make", "value", "dtype"), INITIAL.values(), ids=INITIAL.keys())
+def test_initial_value(make: Callable[[], Any], value: Any, dtype: torch.dtype) -> None:
+    w = make()
+    got = initialized().run(w)
+    np.testing.assert_array_equal(got, value)
+    assert (w.dtype, w.shape, str(got.dtype)) == (dtype, np.shape(value), str(dtype)[6:])
+
+
+def test_attributes() -> None:
+    w = tf.Variable([1.0, 2.0], name="w", constraint=torch.abs)
+    assert (w.name, w.op.name, w.op.type) == ("w:0", "w", "VariableV2")
+    assert (w.trainable, w.constraint, w.device) == (True, torch.abs, torch.device("cpu"))
+    assert w.initializer.name == "w/Assign"
+    assert w.initial_value.name == "w/initial_value:0"
+    assert repr(w) == "<tf.Variable 'w:0' shape=(2,) dtype=float32>"
+    assert tf.is_symbolic(w)
+    assert isinstance(w, tf.SymbolicTensor)
+    assert copy.deepcopy(w) is w
+
+
+def test_collections_of_variables() -> None:
+    a = tf.Variable(1.0, name="a")
+    b = tf.Variable(1.0, name="b", trainable=False)
+    c = tf.Variable(1.0, name="c", collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+    d = tf.Variable(1.0, name="d", collections=["mine"])
+    assert tf.global_variables() == [a, b]
+    assert tf.trainable_variables() == [a, d]
+    assert tf.local_variables() == [c]
+    assert tf.trainable_variables(scope="a") == [a]
+
+
+def test_initial_value_is_required() -> None:
+    with pytest.raises(ValueError, match="initial_value must be specified"):
+        tf.Variable()
+
+
+def test_failed_initial_value_leaves_the_graph_as_it_was(graph: tf.Graph) -> None:
+    with pytest.raises(InvalidTypeError):
+        tf.Variable("text", name="w")
+    assert graph.get_operations() == []
+    assert graph.get_all_collection_keys() == []
+
+
+@pytest.mark.parametrize("use", ["fetch", "read", "gradient", "assign_add"])
+def test_uninitialized_variable(use: str) -> None:
+    w = tf.Variable(1.0, name="w")
+    fetch = {
+        "fetch": w,
+        "read": w * 2,
+        "gradient": tf.gradients(w * w, w),
+        "assign_add": w.assign_add(1.0),
+    }[use]
+    with pytest.raises(FailedPreconditionError, match=r"Attempting to use uninitialized value w\n"):
+        tf.Session().run(fetch)
+
+
+def test_what_is_initialized() -> None:
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
+    session = tf.Session()
+    report, known = tf.report_uninitialized_variables(), tf.is_variable_initialized(a)
+    assert session.run(report).tolist() == ["a", "b"]
+    session.run(a.initializer)
+    assert session.run(report).tolist() == ["b"]
+    assert session.run(known)
+    session.run(tf.variables_initializer([b]))
+    assert session.run(report).tolist() == []
+
+
+def test_initializing_again_starts_anew_in_the_same_memory() -> None:
+    w = tf.Variable([1.0])
+    session = initialized()
+    leaf = session.leaf(w)
+    session.run(w.assign_add([1.0]))
+    session.run(w.initializer)
+    assert session.run(w) == [1.0]
+    assert session.leaf(w) is leaf
+
+
+def test_initialized_value_orders_initial_values() -> None:
+    a = tf.Variable(tf.random_normal([3]), name="a")
+    b = tf.Variable(a.initialized_value() * 2, name="b")
+    session = initialized()
+    one, two = session.run([a, b])
+    np.testing.assert_array_equal(one * 2, two)
+    session.run(a.assign([1.0, 2.0, 3.0]))
+    session.run(b.initializer)
+    np.testing.assert_array_equal(session.run(b), [2, 4, 6])
+
+
+def test_initial_value_from_another_variable_needs_it() -> None:
+    a = tf.Variable(1.0, name="a")
+    b = tf.Variable(a * 2, name="b")
+    session = tf.Session()
+    with pytest.raises(FailedPreconditionError, match="uninitialized value a"):
+        session.run(tf.global_variables_initializer())
+    session.run(a.initializer)
+    session.run(b.initializer)
+    assert session.run(b) == 2.0
+
+
+ASSIGNMENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "assign": (lambda w: w.assign([5.0, 6.0]), [5, 6]),
+    "assign_add": (lambda w: w.assign_add(np.ones(2)), [2, 3]),
+    "assign_sub": (lambda w: w.assign_sub(tf.ones([2])), [0, 1]),
+    "function assign": (lambda w: tf.assign(w, w * 2), [2, 4]),
+    "function assign_add": (lambda w: tf.assign_add(w, w), [2, 4]),
+    "function assign_sub": (lambda w: tf.assign_sub(w, [1, 1], use_locking=True), [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("assign", "expected"), ASSIGNMENTS.values(), ids=ASSIGNMENTS.keys())
+def test_assignment(assign: Callable[[Any], Any], expected: Any) -> None:
+    w = tf.Variable([1.0, 2.0])
+    new = assign(w)
+    session = initialized()
+    assert session.run(new.op) is None
+    np.testing.assert_array_equal(session.run(w), expected)
+    session.run(w.initializer)
+    np.testing.assert_array_equal(session.run(new), expected)
+    assert (new.shape, new.dtype) == (w.shape, w.dtype)
+    assert new.op.name in ("Assign", "AssignAdd", "AssignSub")
+
+
+BAD_VALUES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "shape": (
+        lambda w: w.assign([1.0]),
+        InvalidArgumentError,
+        r"Cannot assign to 'w:0': it has shape \(2,\) but the value has \(1,\)",
+    ),
+    "shape of a symbol": (lambda w: w.assign(tf.ones([3])), ValueError, r"the value has \(3,\)"),
+    "dtype": (
+        lambda w: w.assign_add(tf.ones([2], torch.float64)),
+        TypeError,
+        "it is float32 but the value is float64. Cast the value.",
+    ),
+    "text": (lambda w: w.assign("no"), TypeError, "Cannot convert"),
+}
+
+
+@pytest.mark.parametrize(("assign", "error", "message"), BAD_VALUES.values(), ids=BAD_VALUES.keys())
+def test_value_that_cannot_be_assigned(
+    assign: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        assign(tf.Variable([1.0, 2.0], name="w"))
+
+
+def test_shape_is_checked_again_in_the_run() -> None:
+    x = tf.placeholder("float32")
+    w = tf.Variable([1.0, 2.0], name="w")
+    session = initialized()
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(2,\) but the value has \(3,\)"):
+        session.run(w.assign(x), {x: [1.0, 2.0, 3.0]})
+    np.testing.assert_array_equal(session.run(w), [1, 2])
+
+
+def test_shape_that_is_left_open() -> None:
+    x = tf.placeholder_with_default([1.0, 2.0], [None])
+    w = tf.Variable(x, validate_shape=False)
+    session = tf.Session()
+    session.run(w.initializer, {x: [1.0]})
+    assert session.run(w).shape == (1,)
+    session.run(w.initializer)
+    assert session.run(w).shape == (2,)
+    assert w.shape is None
+
+
+def test_load() -> None:
+    w = tf.Variable([1.0, 2.0], name="w")
+    session = tf.Session()
+    w.load([3, 4], session)
+    np.testing.assert_array_equal(session.run(w), [3, 4])
+    with session.as_default():
+        w.load([5, 6])
+        np.testing.assert_array_equal(w.eval(), [5, 6])
+    with pytest.raises(ValueError, match=r"Cannot give 'w:0' of shape \(2,\) a value of shape"):
+        w.load([1.0], session)
+    with pytest.raises(ValueError, match="Cannot load 'w:0'"):
+        w.load([1.0, 2.0])
+
+
+def test_eager_mode_makes_eager_variables() -> None:
+    node = tf.operation(lambda: made.append(tf.Variable([1.0], name="w")), [], "make")
+    made: list[Any] = []
+    tf.Session().run(node)
+    assert isinstance(made[0], thalweg.Variable)
+    assert made[0].name == "w:0"
+
+
+def test_variables_get_both_scopes_and_get_variable_one() -> None:
+    with tf.name_scope("n"), tf.variable_scope("v"), tf.name_scope("inner"):
+        a, b, c = tf.Variable(1.0, name="a"), tf.get_variable("b", [2]), tf.constant(1.0)
+    with tf.variable_scope("v"):
+        d, e = tf.Variable(1.0, name="a"), tf.get_variable("d", [2])
+    names = [x.op.name for x in (a, b, c, d, e)]
+    assert names == ["n/v/inner/a", "v/b", "n/v/inner/Const", "v/a", "v/d"]
+
+
+def test_variable_scope_opened_again_has_a_new_name_scope() -> None:
+    with tf.variable_scope("v") as scope:
+        assert (scope.name, scope.original_name_scope) == ("v", "v/")
+        with tf.variable_scope("w") as inner:
+            assert inner.name == tf.get_variable_scope().name == "v/w"
+    with tf.variable_scope("v") as again:
+        assert (again.name, again.original_name_scope) == ("v", "v_1/")
+    with tf.variable_scope("other"), tf.variable_scope(scope):
+        assert tf.get_variable("x", []).op.name == "v/x"
+    assert tf.get_variable_scope().name == ""
+
+
+def test_default_names_of_variable_scopes() -> None:
+    names = []
+    for _ in range(3):
+        with tf.variable_scope(None, "layer"):
+            names.append(tf.get_variable("w", []).op.name)
+    assert names == ["layer/w", "layer_1/w", "layer_2/w"]
+    with pytest.raises(ValueError, match="name_or_scope is required"), tf.variable_scope(None):
+        pass
+
+
+def test_reuse() -> None:
+    with tf.variable_scope("v"):
+        w = tf.get_variable("w", [2])
+        with pytest.raises(ValueError, match="Variable v/w already exists, disallowed"):
+            tf.get_variable("w", [2])
+        tf.get_variable_scope().reuse_variables()
+        assert tf.get_variable("w") is w
+    with tf.variable_scope("v", reuse=True):
+        assert tf.get_variable("w", [2]) is w
+        with (
+            tf.variable_scope("inner"),
+            pytest.raises(ValueError, match="v/inner/w does not exist"),
+        ):
+            tf.get_variable("w", [2])
+        with pytest.raises(ValueError, match=r"specified shape \(3,\) and found shape \(2,\)"):
+            tf.get_variable("w", [3])
+        with pytest.raises(TypeError, match="specified dtype float64 and found dtype float32"):
+            tf.get_variable("w", [2], torch.float64)
+    for _ in range(2):
+        with tf.variable_scope("auto", reuse=tf.AUTO_REUSE):
+            tf.get_variable("w", [2])
+    assert len(tf.global_variables()) == 2
+
+
+def test_defaults_of_a_variable_scope() -> None:
+    with tf.variable_scope(
+        "v",
+        initializer=tf.constant_initializer(3.0),
+        regularizer=lambda w: (w * w).sum(),
+        constraint=torch.abs,
+        dtype=torch.float64,
+    ):
+        a = tf.get_variable("a", [2])
+        with tf.variable_scope("inner"):
+            b = tf.get_variable("b", 2, initializer=tf.zeros_initializer)
+    assert (a.dtype, b.dtype, b.constraint) == (torch.float64, torch.float64, torch.abs)
+    session = initialized()
+    np.testing.assert_array_equal(session.run([a, b]), [[3, 3], [0, 0]])
+    losses = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+    assert session.run(losses) == [18.0, 0.0]
+
+
+GET_VARIABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "value": ({"initializer": [1.0, 2.0]}, torch.float32, [1, 2]),
+    "array": ({"initializer": np.array([1, 2])}, torch.int64, [1, 2]),
+    "integers": ({"shape": [2], "dtype": "int32"}, torch.int32, [0, 0]),
+    "function": (
+        {"shape": [2], "initializer": lambda s, d: torch.full(s, 7, dtype=d)},
+        None,
+        [7, 7],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype", "value"), GET_VARIABLE.values(), ids=GET_VARIABLE.keys()
+)
+def test_get_variable(arguments: dict[str, Any], dtype: Any, value: Any) -> None:
+    w = tf.get_variable("w", **arguments)
+    assert w.dtype == (dtype or torch.float32)
+    np.testing.assert_array_equal(initialized().run(w), value)
+
+
+def test_get_variable_that_lacks_a_shape() -> None:
+    with pytest.raises(ValueError, match=r"Shape of a new variable \(w\) must be fully defined"):
+        tf.get_variable("w")
+    with pytest.raises(ValueError, match="do not specify shape"):
+        tf.get_variable("w", [2], initializer=[1.0, 2.0])
+
+
+def test_default_initializer_is_glorot_uniform() -> None:
+    w = tf.get_variable("w", [3, 3, 100, 200])
+    value = initialized().run(w)
+    limit = np.sqrt(6 / (9 * 300))
+    assert 0.99 * limit < value.max() <= limit
+    assert abs(value.mean()) < limit / 100
+
+
+RANDOM: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "normal": (lambda s: tf.random_normal([20000], 1.0, 2.0, seed=s), lambda v: v.std() / 2),
+    "uniform": (lambda s: tf.random_uniform([20000], 0, 2, seed=s), lambda v: v.mean()),
+    "truncated": (
+        lambda s: tf.truncated_normal([20000], stddev=3.0, seed=s),
+        lambda v: np.abs(v).max() / 6,
+    ),
+    "integers": (
+        lambda s: tf.random_uniform([20000], 0, 3, torch.int64, seed=s),
+        lambda v: v.mean(),
+    ),
+    "normal initializer": (
+        lambda s: tf.random_normal_initializer(stddev=5, seed=s)([20000]),
+        lambda v: v.std() / 5,
+    ),
+    "uniform initializer": (
+        lambda s: tf.random_uniform_initializer(0.5, 1.5, seed=s)([20000]),
+        lambda v: v.mean(),
+    ),
+    "truncated initializer": (
+        lambda s: tf.truncated_normal_initializer(stddev=0.5, seed=s)([20000]),
+        lambda v: np.abs(v).max(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "measure"), RANDOM.values(), ids=RANDOM.keys())
+def test_random_numbers(make: Callable[[Any], Any], measure: Callable[[Any], Any]) -> None:
+    free, seeded = make(None), make(3)
+    one, two = tf.Session(), tf.Session()
+    first, second, other = one.run(seeded), one.run(seeded), two.run(seeded)
+    assert measure(first) == pytest.approx(1, abs=0.03)
+    assert (first != second).any()
+    np.testing.assert_array_equal(first, other)
+    assert (one.run(free) != one.run(free)).any()
+
+
+def test_seed_of_the_graph() -> None:
+    tf.set_random_seed(5)
+    a, b = tf.random_normal([4]), tf.random_normal([4])
+    one, two = tf.Session().run([a, b]), tf.Session().run([a, b])
+    np.testing.assert_array_equal(one, two)
+    assert (one[0] != one[1]).any()
+    with pytest.raises(ValueError, match="Must specify maxval"):
+        tf.random_uniform([2], dtype=torch.int32)
+
+
+# What optimizers build on
+
+
+def test_leaf_is_a_variable_of_the_session() -> None:
+    w = tf.Variable([1.0, 2.0], name="w", constraint=torch.abs)
+    frozen = tf.Variable([1.0], name="frozen", trainable=False)
+    seen: list[Any] = []
+    inputs = [tf.by_reference(w), {"frozen": (tf.by_reference(frozen),)}, "plain", w * 3]
+    session = initialized()
+    session.run(tf.operation(lambda *values: seen.extend(values), inputs, "look"))
+    leaf, nested, plain, value = seen
+    assert isinstance(leaf, thalweg.Variable)
+    assert (leaf.name, leaf.trainable, leaf.constraint) == ("w:0", True, torch.abs)
+    assert leaf.requires_grad
+    assert not nested["frozen"][0].requires_grad
+    assert plain == "plain"
+    assert value.tolist() == [3, 6]
+    assert session.leaf(w) is leaf
+    assert tf.handle_of(leaf) is w
+    assert tf.handle_of(value) is value
+    assert tf.handle_of(copy.deepcopy(leaf)) is not w
+    assert pickle.loads(pickle.dumps(leaf)).tolist() == [1, 2]
+
+
+def test_an_operation_writes_in_place() -> None:
+    w = tf.Variable([1.0, 2.0])
+    double = tf.operation(lambda leaf: leaf.mul_(2), [tf.by_reference(w)], "train/double")
+    assert isinstance(double, tf.Operation)
+    assert double.name == "train/double"
+    session = initialized()
+    session.run(double)
+    np.testing.assert_array_equal(session.run(w), [2, 4])
+
+
+def test_operations_with_values() -> None:
+    x = tf.constant([1.0, 2.0])
+    one = tf.operation(lambda v: v + 1, [x], "one", kind="pure", outputs=x)
+    two = tf.operation(
+        lambda v: [v, v.sum()], [x], "two", outputs=[x, tf.Output(torch.float32, ())]
+    )
+    assert (one.shape, one.dtype) == ((2,), torch.float32)
+    got = tf.Session().run([one, *two])
+    assert [np.sum(v) for v in got] == [5, 3, 3]
+
+
+def test_control_inputs_of_an_operation() -> None:
+    ran: list[int] = []
+    first = tf.operation(lambda: ran.append(1), [], "first")
+    last = tf.operation(lambda: ran.append(2), [], "last", kind="pure", control_inputs=[first])
+    tf.Session().run(last)
+    assert ran == [1, 2]
+
+
+def test_resolve() -> None:
+    w, x = tf.Variable(2.0, name="w"), tf.placeholder_with_default(5.0, [])
+    y = x * w
+    seen: list[Any] = []
+
+    def look(value: Any) -> None:
+        seen.append([tf.resolve(w), tf.resolve(y), tf.resolve(x), tf.resolve(3), value])
+        seen.append([tf.current_session(), tf.executing_eagerly()])
+
+    node = tf.operation(look, [x], "look")
+    session = initialized()
+    session.run(node, {x: 4.0})
+    before = session.plans_made
+    session.run(node, {x: 6.0})
+    assert session.plans_made == before
+    assert seen[0] == [2, 8, 4, 3, 4]
+    assert seen[2] == [2, 12, 6, 3, 6]
+    assert seen[1] == [session, True]
+    assert tf.resolve(w) is w
+    with pytest.raises(FailedPreconditionError, match="uninitialized value w"):
+        tf.Session().run(node)
+
+
+def test_slots_are_named_literally() -> None:
+    w = tf.Variable(np.ones((2, 3), np.float32), name="scope/w")
+    with tf.name_scope("train"), tf.control_dependencies([tf.no_op()]):
+        slots = [tf.make_variable(tf.zeros([2, 3]), "scope/w/Adam", like=w) for _ in range(2)]
+        power = tf.make_variable(0.9, "beta1_power", like=w)
+    names = [x.name for x in (*slots, power)]
+    assert names == ["scope/w/Adam:0", "scope/w/Adam_1:0", "beta1_power:0"]
+    assert all(not x.trainable for x in (*slots, power))
+    assert tf.global_variables() == [w, *slots, power]
+    assert initialized().run([power, slots[1]])[0] == np.float32(0.9)
+
+
+def test_slot_whose_value_is_made_when_it_is_initialized() -> None:
+    calls: list[int] = []
+    x = tf.placeholder("float32", [None, 2])
+    w = tf.Variable(x, name="w")
+
+    def make() -> Any:
+        calls.append(1)
+        return torch.zeros_like(tf.resolve(w)) + 0.5
+
+    slot = tf.make_variable(make, "w/Momentum", like=w)
+    assert not calls
+    assert (slot.dtype, slot.shape) == (torch.float32, (None, 2))
+    session = tf.Session()
+    session.run(tf.global_variables_initializer(), {x: [[1.0, 2.0]]})
+    np.testing.assert_array_equal(session.run(slot), [[0.5, 0.5]])
+    assert len(calls) == 1
+
+
+def test_slot_in_a_collection_and_dtype_of_its_own() -> None:
+    slot = tf.make_variable(lambda: 1, "slot", collections=["local_variables"], dtype="int64")
+    assert tf.local_variables() == [slot]
+    assert initialized().run(slot).dtype == np.int64

@@ -1,0 +1,540 @@
+"""Thalweg's optimizers inside Keras 3: `compile`, `fit`, saving, callbacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from thalweg.formula import sign
+from thalweg.keras import optimizers
+
+keras: Any = pytest.importorskip("keras", reason="Keras 3 is not installed")
+
+from thalweg.integrations import keras3  # noqa: E402
+
+# Keras' variables lack the `copy` of NumPy's protocol.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+NAMES = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in NAMES),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adam", {"amsgrad": True, "decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Nadam", {"schedule_decay": 0.01}),
+    ("Ftrl", {"l1_regularization_strength": 0.1, "learning_rate_power": -0.7}),
+]
+IDS = [f"{name}-{'-'.join(config) or 'plain'}" for name, config in CONFIGS]
+X = np.random.default_rng(0).normal(size=(32, 5)).astype("f4")
+Y = (X[:, :1] * 2 + 1).astype("f4")
+
+
+def make_model(optimizer: Any = None, **layer: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    hidden = keras.layers.Dense(4, activation="tanh", **layer)
+    model = keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
+    if optimizer is not None:
+        model.compile(optimizer=optimizer, loss="mse")
+    return model
+
+
+def train(model: Any, epochs: int = 1, **options: Any) -> Any:
+    return model.fit(X, Y, epochs=epochs, batch_size=8, shuffle=False, verbose=0, **options)
+
+
+def make_variables() -> list[Any]:
+    rng = np.random.default_rng(2)
+    shapes = [(3, 4), (4,)]
+    return [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in shapes]
+
+
+def make_gradients(step: int) -> list[torch.Tensor]:
+    rng = np.random.default_rng(10 + step)
+    return [torch.from_numpy(rng.normal(size=shape).astype("f4")) for shape in [(3, 4), (4,)]]
+
+
+def values(variables: Any) -> list[np.ndarray]:
+    return [var.value.detach().numpy().copy() for var in variables]
+
+
+def assert_same(first: Any, second: Any) -> None:
+    assert len(first) == len(second)
+    for left, right in zip(first, second, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def run_alone(optimizer: Any, steps: int = 3) -> list[np.ndarray]:
+    """What the optimizer of thalweg does without Keras."""
+    variables = [thalweg.Variable(value) for value in values(make_variables())]
+    for step in range(steps):
+        optimizer.apply_gradients(zip(make_gradients(step), variables, strict=True))
+    return [var.numpy() for var in variables]
+
+
+def run_in_keras(optimizer: Any, steps: int = 3) -> list[np.ndarray]:
+    variables = make_variables()
+    for step in range(steps):
+        optimizer.apply(make_gradients(step), variables)
+    return values(variables)
+
+
+@pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
+def test_steps_have_the_bits_of_thalweg(name: str, config: dict[str, Any]) -> None:
+    inside = getattr(keras3, name)(learning_rate=0.1, **config)
+    outside = getattr(optimizers, name)(learning_rate=0.1, **config)
+    assert_same(run_in_keras(inside), run_alone(outside))
+    assert_same(inside.get_weights(), outside.get_weights())
+
+
+@pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
+def test_training_goes_on_from_a_saved_model(
+    name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model(getattr(keras3, name)(learning_rate=0.05, **config))
+    train(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is getattr(keras3, name)
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert_same(loaded.optimizer.get_weights(), model.optimizer.get_weights())
+    train(model)
+    train(loaded)
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fit_lowers_the_loss(name: str) -> None:
+    model = make_model(getattr(keras3, name)(learning_rate=0.01))
+    before = model.evaluate(X, Y, verbose=0)
+    train(model, epochs=3)
+    assert model.evaluate(X, Y, verbose=0) < before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_those_of_thalweg(name: str) -> None:
+    own = getattr(optimizers, name)().get_config()
+    config = getattr(keras3, name)().get_config()
+    if name == "Nadam":
+        own["schedule_decay"] = own.pop("decay")
+    numbers = {key: np.float32(value) for key, value in own.items() if key != "name"}
+    assert {key: np.float32(config[key]) for key in numbers} == numbers
+
+
+def test_weights_are_iterations_then_slots() -> None:
+    optimizer = keras3.Adam()
+    train(make_model(optimizer))
+    shapes = [(), *[(5, 4), (4,), (4, 1), (1,)] * 2]
+    assert [np.shape(weight) for weight in optimizer.get_weights()] == shapes
+    assert optimizer.get_weights()[0] == 4
+    assert optimizer.wrapped.get_slot_names() == ["m", "v"]
+
+
+def test_weights_can_be_set() -> None:
+    optimizer = keras3.RMSprop()
+    train(make_model(optimizer))
+    weights = [np.ones_like(weight) for weight in optimizer.get_weights()]
+    optimizer.set_weights(weights)
+    assert_same(optimizer.get_weights(), weights)
+    assert int(optimizer.iterations.value) == 1
+
+
+def test_variables_of_keras_can_be_set() -> None:
+    optimizer = keras3.RMSprop()
+    train(make_model(optimizer))
+    optimizer.set_weights([np.full(var.shape, 2.0) for var in optimizer.variables])
+    assert float(optimizer.learning_rate.value) == 2.0
+    assert_same(optimizer.get_weights()[1:], [np.full((5, 4), 2), np.full(4, 2), [[2]] * 4, [2]])
+
+
+def test_wrapped_optimizer_and_keras_share_state() -> None:
+    own = optimizers.RMSprop(0.01)
+    optimizer = keras3.from_thalweg(own)
+    train(make_model(optimizer))
+    assert int(own.iterations.numpy()) == int(optimizer.iterations.value) == 4
+    own.learning_rate = 0.5
+    assert float(optimizer.learning_rate.value) == 0.5
+    optimizer.learning_rate = 0.25
+    assert own.learning_rate.numpy() == 0.25
+    own.set_weights([np.array(10), *own.get_weights()[1:]])
+    assert int(optimizer.iterations.value) == 10
+
+
+def test_variables_have_names() -> None:
+    optimizer = keras3.SGD(momentum=0.9)
+    layer = keras.layers.Dense(1, name="head")
+    layer.build((None, 2))
+    optimizer.build(layer.trainable_variables)
+    names = [var.path for var in optimizer.variables]
+    assert names == [
+        "SGD/iteration",
+        "SGD/learning_rate",
+        "SGD/head_kernel_momentum",
+        "SGD/head_bias_momentum",
+    ]
+
+
+CLIPPINGS = [
+    {"clipvalue": 0.5},
+    {"clipnorm": 0.5},
+    {"global_clipnorm": 0.5},
+    {"clipvalue": 0.5, "clipnorm": 0.7},
+]
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids="-".join)
+def test_clipping_is_that_of_thalweg(clipping: dict[str, float]) -> None:
+    inside, outside = keras3.Adam(0.1, **clipping), optimizers.Adam(0.1, **clipping)
+    assert_same(run_in_keras(inside), run_alone(outside))
+    assert {key: getattr(inside, key) for key in clipping} == clipping
+    again = keras3.Adam.from_config(inside.get_config())
+    assert_same(run_in_keras(again), run_alone(optimizers.Adam(0.1, **clipping)))
+
+
+def test_clipping_can_be_changed() -> None:
+    optimizer = keras3.SGD(1.0)
+    optimizer.clipvalue = 0.25
+    assert optimizer.wrapped.clipvalue == 0.25
+    variable = keras.Variable(np.zeros(2, "f4"))
+    optimizer.apply([torch.tensor([3.0, -3.0])], [variable])
+    assert_same(values([variable]), [[-0.25, 0.25]])
+
+
+def test_both_norms_are_refused() -> None:
+    with pytest.raises(ValueError, match="both `clipnorm` and `global_clipnorm`"):
+        keras3.SGD(clipnorm=1.0, global_clipnorm=1.0)
+
+
+def test_unknown_keyword_is_refused() -> None:
+    with pytest.raises(ValueError, match="not recognized"):
+        keras3.SGD(momentun=0.9)
+
+
+SCHEDULES = {
+    "thalweg": lambda: thalweg.schedules.ExponentialDecay(0.5, 2, 0.5),
+    "keras": lambda: keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_schedule_gives_the_rate_of_each_step(kind: str) -> None:
+    inside = keras3.SGD(SCHEDULES[kind]())
+    outside = optimizers.SGD(SCHEDULES["thalweg"]())
+    for left, right in zip(run_in_keras(inside), run_alone(outside), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6)
+    np.testing.assert_allclose(float(inside.learning_rate), 0.5 * 0.5**1.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [keras3.SGD, None], ids=["named", "wrapped"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_schedule_is_saved(kind: str, wrap: Any, tmp_path: Path) -> None:
+    schedule = SCHEDULES[kind]()
+    if wrap is None:
+        from_keras = keras3.SGD(schedule).wrapped
+        optimizer = keras3.from_thalweg(from_keras)
+    else:
+        optimizer = wrap(schedule)
+    model = make_model(optimizer)
+    train(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    train(model)
+    train(loaded)
+    assert_same(loaded.get_weights(), model.get_weights())
+    assert float(loaded.optimizer.learning_rate) == float(model.optimizer.learning_rate)
+
+
+def test_own_schedule_is_found_where_it_is_registered(tmp_path: Path) -> None:
+    class Halving(thalweg.schedules.LearningRateSchedule):
+        def __init__(self, start: float) -> None:
+            self.start = start
+
+        def __call__(self, step: Any) -> float:
+            return self.start / 2 ** int(step)
+
+        def get_config(self) -> dict[str, Any]:
+            return {"start": self.start}
+
+    model = make_model(keras3.SGD(Halving(0.5)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Halving": Halving})
+    assert float(loaded.optimizer.learning_rate) == 0.5
+
+
+def test_callable_rate() -> None:
+    inside, outside = keras3.SGD(lambda: 0.5), optimizers.SGD(lambda: 0.5)
+    assert_same(run_in_keras(inside), run_alone(outside))
+    assert inside.learning_rate == 0.5
+
+
+def test_rate_can_become_a_schedule() -> None:
+    optimizer = keras3.SGD(0.5)
+    optimizer.learning_rate = thalweg.schedules.PiecewiseConstantDecay([0], [0.25, 0.0])
+    variable = keras.Variable(np.zeros(1, "f4"))
+    for _ in range(3):
+        optimizer.apply([torch.ones(1)], [variable])
+    assert_same(values([variable]), [[-0.25]])
+
+
+def test_integer_rate_takes_fractions_later() -> None:
+    optimizer = keras3.from_thalweg(optimizers.SGD(1))
+    optimizer.learning_rate = 0.5
+    assert optimizer.wrapped.learning_rate.numpy() == 0.5
+
+
+def test_integer_variable_is_no_rate() -> None:
+    own = optimizers.SGD(1)
+    own.apply_gradients([([1.0], thalweg.Variable([1.0]))])
+    with pytest.raises(InvalidTypeError, match="learning_rate of 'SGD' is an integer variable"):
+        keras3.from_thalweg(own)
+
+
+def test_learning_rate_scheduler_callback() -> None:
+    optimizer = keras3.SGD(0.5)
+    rates: list[float] = []
+    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 / (epoch + 1))
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rates.append(float(optimizer.wrapped.learning_rate))
+    )
+    train(make_model(optimizer), epochs=3, callbacks=[callback, seen])
+    np.testing.assert_allclose(rates, [0.5, 0.25, 0.5 / 3], rtol=1e-6)
+
+
+def test_reduce_on_plateau_callback() -> None:
+    optimizer = keras3.Adam(0.5)
+    callback = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
+    train(make_model(optimizer), epochs=3, callbacks=[callback])
+    assert optimizer.wrapped.learning_rate.numpy() == 0.125
+
+
+@pytest.mark.parametrize("name", ["beta_1", "beta_2"])
+def test_hyperparameters_are_attributes(name: str) -> None:
+    optimizer = keras3.Adam()
+    setattr(optimizer, name, 0.5)
+    assert float(getattr(optimizer, name)) == 0.5
+    assert optimizer.get_config()[name] == 0.5
+
+
+def test_missing_attribute() -> None:
+    with pytest.raises(AttributeError, match="'SGD' object has no attribute 'beta_1'"):
+        keras3.SGD().beta_1  # noqa: B018
+
+
+def test_weight_decay_is_decoupled() -> None:
+    optimizer = keras3.SGD(0.5, weight_decay=0.5)
+    variable = keras.Variable(np.array([4.0, 8.0], "f4"))
+    optimizer.apply([torch.ones(2)], [variable])
+    assert_same(values([variable]), [[2.5, 5.5]])
+
+
+def test_refused_step_does_not_decay_weights() -> None:
+    optimizer = keras3.SGD(0.5, weight_decay=0.5)
+    variable = keras.Variable(np.array([4.0, 8.0], "f4"))
+    with pytest.raises(InvalidArgumentError, match=r"shape \(3,\)"):
+        optimizer.apply([torch.ones(3)], [variable])
+    assert_same(values([variable]), [[4, 8]])
+    assert int(optimizer.iterations.value) == 0
+
+
+def test_gradient_accumulation_takes_one_step_for_several() -> None:
+    accumulating = keras3.Adam(0.1, gradient_accumulation_steps=2)
+    variables = make_variables()
+    gradients = make_gradients(0)
+    for _ in range(4):
+        accumulating.apply(gradients, variables)
+    plain, expected = keras3.Adam(0.1), make_variables()
+    for _ in range(2):
+        plain.apply(gradients, expected)
+    assert_same(values(variables), values(expected))
+    assert int(accumulating.iterations) == 2
+
+
+def test_moving_average() -> None:
+    optimizer = keras3.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    variable = keras.Variable(np.zeros(1, "f4"))
+    for _ in range(2):
+        optimizer.apply([torch.ones(1)], [variable])
+    optimizer.finalize_variable_values([variable])
+    assert_same(values([variable]), [[-1.5]])
+
+
+def test_constraint_follows_the_update() -> None:
+    model = make_model(keras3.SGD(0.5), kernel_constraint=keras.constraints.NonNeg())
+    train(model)
+    assert (values(model.trainable_variables)[0] >= 0).all()
+
+
+def test_loss_scaling() -> None:
+    scaled = keras.optimizers.LossScaleOptimizer(keras3.Adam(0.01), initial_scale=4.0)
+    model, plain = make_model(scaled), make_model(keras3.Adam(0.01))
+    train(model)
+    train(plain)
+    assert_same(model.get_weights(), plain.get_weights())
+
+
+def test_frozen_layer_stays() -> None:
+    model = make_model()
+    model.layers[0].trainable = False
+    model.compile(optimizer=keras3.Adam(0.1), loss="mse")
+    before = values(model.layers[0].variables)
+    train(model)
+    assert_same(values(model.layers[0].variables), before)
+    assert len(model.optimizer.get_weights()) == 5
+
+
+def test_sparse_gradient() -> None:
+    optimizer = keras3.Adagrad(0.5)
+    table = keras.Variable(np.ones((4, 2), "f4"))
+    slices = thalweg.IndexedSlices(torch.ones(1, 2), torch.tensor([2]))
+    optimizer.apply([slices], [table])
+    changed = (values([table])[0] != 1).any(axis=1)
+    assert changed.tolist() == [False, False, True, False]
+
+
+STATELESS = [
+    keras3.SGD,
+    lambda rate: keras3.SGD(rate, momentum=0.9, weight_decay=0.1),
+    lambda rate: keras3.Nadam(rate, clipnorm=1.0),
+    lambda rate: keras3.Adam(rate, gradient_accumulation_steps=2),
+    lambda rate: keras3.Adam(thalweg.schedules.ExponentialDecay(rate, 2, 0.5), use_ema=True),
+]
+
+
+@pytest.mark.parametrize("make", STATELESS, ids=["sgd", "decay", "nadam", "accumulate", "ema"])
+def test_stateless_apply_is_apply_on_copies(make: Any) -> None:
+    optimizer, variables = make(0.1), make_variables()
+    for step in range(2):
+        optimizer.apply(make_gradients(step), variables)
+    start = [torch.from_numpy(value) for value in values(variables)]
+    state = [torch.from_numpy(value) for value in values(optimizer.variables)]
+    for step in range(2, 5):
+        start, state = optimizer.stateless_apply(state, make_gradients(step), start)
+    untouched, own = values(variables), values(optimizer.variables)
+    other, expected = make(0.1), make_variables()
+    for step in range(5):
+        other.apply(make_gradients(step), expected)
+        if step == 1:
+            assert_same(untouched, values(expected))
+            assert_same(own, values(other.variables))
+    assert_same([tensor.detach().numpy() for tensor in start], values(expected))
+    assert_same([tensor.detach().numpy() for tensor in state], values(other.variables))
+
+
+def sign_update(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return (var - learning_rate * sign(grad),)
+
+
+SIGN = thalweg.Rule(
+    name="SignSGD", update=sign_update, hypers=(thalweg.Hyper("learning_rate", 0.5),)
+)
+
+
+def test_own_rule_trains_and_is_saved(tmp_path: Path) -> None:
+    model = make_model(keras3.from_thalweg(optimizers.RuleOptimizer(SIGN, 0.01)))
+    train(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"SignSGD": SIGN})
+    train(model)
+    train(loaded)
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+def test_own_class_trains_and_is_saved(tmp_path: Path) -> None:
+    class Halver(optimizers.Optimizer):
+        def __init__(self, name: str = "Halver") -> None:
+            super().__init__(name)
+
+        def _create_slots(self, var_list: Any) -> None:
+            for var in var_list:
+                self.add_slot(var, "count")
+
+        def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+            self.get_slot(var, "count").assign_add(torch.ones_like(var))
+            var.mul_(0.5)
+
+    model = make_model(keras3.from_thalweg(Halver()))
+    before = values(model.trainable_variables)
+    train(model)
+    assert_same(values(model.trainable_variables), [value / 16 for value in before])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Halver": Halver})
+    assert_same(loaded.optimizer.get_weights(), model.optimizer.get_weights())
+
+
+def test_two_models_may_share_an_optimizer_of_thalweg() -> None:
+    own = optimizers.Adam(0.01)
+    first, second = keras3.from_thalweg(own), keras3.from_thalweg(own)
+    train(make_model(first))
+    train(make_model(second))
+    assert len(first.variables) == len(second.variables) == 10
+    assert len(own.get_weights()) == 17
+
+
+def test_only_optimizers_of_thalweg_can_be_wrapped() -> None:
+    with pytest.raises(InvalidTypeError, match=r"optimizer of thalweg\.keras\.optimizers"):
+        keras3.from_thalweg(keras.optimizers.SGD())
+
+
+def test_replaced_variable_is_refused() -> None:
+    optimizer, variables = keras3.SGD(0.1), make_variables()
+    optimizer.build(variables)
+    variables[0]._initialize(torch.nn.Parameter(torch.zeros(3, 4)))
+    with pytest.raises(FailedPreconditionError, match="holds another tensor"):
+        optimizer.apply(make_gradients(0), variables)
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ({"0": np.array(3)}, "the state has 1 variables, the optimizer 3"),
+        ({"0": np.array(3), "1": np.array(0.1), "2": np.ones(5)}, r"has shape \(5,\)"),
+    ],
+    ids=["count", "shape"],
+)
+def test_state_that_does_not_fit_is_refused(store: dict[str, Any], message: str) -> None:
+    optimizer = keras3.SGD(0.5, momentum=0.9)
+    optimizer.build([keras.Variable(np.ones(2, "f4"))])
+    with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
+        optimizer.load_own_variables(store)
+    assert int(optimizer.iterations.value) == 0
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
+    )
+
+
+def test_importing_thalweg_imports_no_keras() -> None:
+    done = run_python("import sys, thalweg; sys.exit('keras' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_backend_is_refused() -> None:
+    done = run_python("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
+    assert "FailedPreconditionError" in done.stderr
+    assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in done.stderr
+
+
+def test_missing_keras_is_said() -> None:
+    hide = "import sys; sys.meta_path.insert(0, type('F', (), {'find_spec': staticmethod(fail)}))"
+    fail = (
+        "def fail(name, path=None, target=None):\n"
+        " if name == 'keras': raise ModuleNotFoundError('no keras', name='keras')\n"
+    )
+    done = run_python(f"{fail}{hide}\nimport thalweg.integrations.keras3")
+    assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in done.stderr

@@ -1,0 +1,236 @@
+"""What a constructor is given in error: refused at once, by the name of the argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from keras_table import Row, all_rows
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, RMSprop, schedules
+
+WAY_OUT = r"Variables go to minimize\(\) or apply_gradients\(\)"
+NAN = float("nan")
+
+
+def linear() -> torch.nn.Linear:
+    return torch.nn.Linear(2, 1)
+
+
+class Wrong(schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return "fast"
+
+
+@all_rows
+@pytest.mark.parametrize(
+    "value",
+    ["fast", b"1", None, [0.1], (0.1,), object(), 1j, np.str_("x"), np.array("x"), np.complex64(1)],
+    ids=lambda value: type(value).__name__,
+)
+def test_learning_rate_that_is_no_number(row: Row, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^learning_rate must be a number, .* not "):
+        row.make(learning_rate=value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        linear().parameters(),
+        list(linear().parameters()),
+        tuple(linear().parameters()),
+        linear(),
+        linear().named_parameters(),
+        [{"params": list(linear().parameters())}],
+        dict(linear().named_parameters()),
+    ],
+    ids=["generator", "list", "tuple", "module", "named", "groups", "dict"],
+)
+def test_variables_in_place_of_the_learning_rate(value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {WAY_OUT}"):
+        Adam(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2), r"learning_rate must be a scalar, not of shape \(2,\)"),
+        (torch.tensor(1j), "learning_rate must be real, not complex64"),
+        (NAN, "learning_rate is nan"),
+        (np.float32("nan"), "learning_rate is nan"),
+    ],
+    ids=["vector", "complex", "nan", "numpy nan"],
+)
+def test_learning_rate_of_another_value(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SGD(value)
+
+
+@pytest.mark.parametrize(
+    "value", [True, 1, np.int64(1), np.float16(1), torch.tensor(1), np.array(1)]
+)
+def test_learning_rates_that_are_numbers(value: Any) -> None:
+    w = thalweg.Variable([3.0])
+    SGD(value).apply_gradients([([1.0], w)])
+    assert w.item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (Adam, "beta_1"),
+        (Adam, "beta_2"),
+        (Adam, "epsilon"),
+        (Nadam, "beta_1"),
+        (Nadam, "schedule_decay"),
+        (RMSprop, "rho"),
+        (RMSprop, "momentum"),
+        (SGD, "momentum"),
+        (SGD, "decay"),
+        (Adagrad, "initial_accumulator_value"),
+        (Adagrad, "epsilon"),
+        (Ftrl, "learning_rate_power"),
+        (Ftrl, "initial_accumulator_value"),
+        (Ftrl, "l1_regularization_strength"),
+        (Ftrl, "l2_regularization_strength"),
+        (Ftrl, "l2_shrinkage_regularization_strength"),
+        (Ftrl, "beta"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("value", "error"), [("x", TypeError), ([0.5], TypeError), (1j, TypeError), (NAN, ValueError)]
+)
+def test_other_arguments(cls: Any, name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"^{name} (must be a number|is nan)"):
+        cls(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm"])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("1", TypeError),
+        ([1.0], TypeError),
+        (torch.ones(2), TypeError),
+        (lambda: 1.0, TypeError),
+        (NAN, ValueError),
+        (torch.tensor(-1.0), ValueError),
+    ],
+    ids=["string", "list", "tensor", "callable", "nan", "negative"],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
+def test_clipping(name: str, value: Any, error: type[Exception], later: bool) -> None:
+    opt = SGD()
+    with pytest.raises(error, match=rf"^{name} must be a number|^{name} is nan|^Expected {name}"):
+        setattr(opt, name, value) if later else SGD(**{name: value})
+    assert getattr(opt, name) is None
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm"])
+def test_an_infinite_norm_would_make_all_gradients_nan(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be finite; None does not clip"):
+        SGD(**{name: float("inf")})
+
+
+@pytest.mark.parametrize("value", [1, np.float64(1), torch.tensor(1.0), np.array(1.0)], ids=repr)
+@pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_clipping_takes_any_number(name: str, value: Any) -> None:
+    w, opt = thalweg.Variable([0.0]), SGD(1.0, **{name: value})
+    opt.apply_gradients([([4.0], w)])
+    assert w.item() == -1.0
+    assert opt.get_config()[name] == 1.0
+    assert not isinstance(opt.get_config()[name], torch.Tensor | np.ndarray)
+
+
+@pytest.mark.parametrize("name", ["clipvalue", "clipnorm", "global_clipnorm", "decay"])
+def test_none_is_no_option(name: str) -> None:
+    assert SGD(**{name: None}).get_config() == SGD().get_config()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: "fast", "learning_rate must be a number, not 'fast'"),
+        (lambda: torch.ones(2), r"learning_rate must be a number, not tensor\(\[1"),
+        (linear().parameters, "learning_rate must be a number, not <generator"),
+        (torch.tensor(1.0, device="meta"), "learning_rate must be a number, not tensor"),
+        (Wrong(), "Wrong must return a number or a tensor of shape .*, not 'fast'"),
+    ],
+    ids=["string", "vector", "generator", "meta", "schedule"],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_what_is_called_returns_no_number(value: Any, message: str, steps: int) -> None:
+    w, opt = thalweg.Variable([1.0]), SGD(lambda: 0.0)
+    for _ in range(steps):
+        opt.apply_gradients([([1.0], w)])
+    opt.learning_rate = value
+    with pytest.raises(TypeError, match=message) as raised:
+        opt.apply_gradients([([1.0], w)])
+    assert "The step was not taken" in raised.value.__notes__[0]
+    assert (w.item(), opt.iterations.item()) == (1.0, steps)
+
+
+def test_only_the_learning_rate_can_be_a_schedule() -> None:
+    w, opt = thalweg.Variable([1.0]), Adam(beta_1=schedules.ExponentialDecay(0.5, 1, 0.5))
+    with pytest.raises(TypeError, match="beta_1 cannot be a schedule; only learning_rate can"):
+        opt.apply_gradients([([1.0], w)])
+    assert w.item() == 1.0
+
+
+@pytest.mark.parametrize("value", [None, "x", NAN])
+def test_epsilon_set_later(value: Any) -> None:
+    w, opt = thalweg.Variable([1.0]), Adam()
+    opt.apply_gradients([([0.0], w)])
+    opt.epsilon = value
+    with pytest.raises((TypeError, ValueError), match="epsilon"):
+        opt.apply_gradients([([1.0], w)])
+    assert w.item() == 1.0
+
+
+@all_rows
+def test_a_hyperparameter_is_not_set_to_nan(row: Row) -> None:
+    opt = row.make(learning_rate=0.5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="learning_rate is nan"):
+            opt.learning_rate = NAN
+        assert opt.learning_rate.item() == 0.5
+
+
+@pytest.mark.parametrize("value", [3, b"Adam", 0.5])
+def test_name_that_is_no_string(value: Any) -> None:
+    with pytest.raises(TypeError, match="name must be a string, not"):
+        Adam(name=value)
+
+
+@pytest.mark.parametrize("value", [3, "sum", [len]])
+@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
+def test_aggregator_that_is_no_function(value: Any, later: bool) -> None:
+    opt = SGD()
+    with pytest.raises(TypeError, match="gradient_aggregator must be a function, not"):
+        setattr(opt, "gradient_aggregator", value) if later else SGD(gradient_aggregator=value)
+    assert opt.gradient_aggregator is None
+
+
+@pytest.mark.parametrize("value", [3, len, ["sum"], [len, None]])
+@pytest.mark.parametrize("later", [False, True], ids=["constructor", "attribute"])
+def test_transformers_that_are_no_functions(value: Any, later: bool) -> None:
+    opt = SGD()
+    with pytest.raises(TypeError, match="gradient_transformers must be a list of functions, not"):
+        setattr(opt, "gradient_transformers", value) if later else SGD(gradient_transformers=value)
+    assert opt.gradient_transformers == []
+
+
+def test_transformer_that_returns_nothing() -> None:
+    w = thalweg.Variable([1.0])
+    with pytest.raises(TypeError, match=r"iterable of \(gradient, variable\), not None"):
+        SGD(gradient_transformers=[lambda pairs: None]).apply_gradients([([1.0], w)])
+    assert w.item() == 1.0
+
+
+def test_a_module_in_place_of_variables() -> None:
+    module = linear()
+    with pytest.raises(TypeError, match=r"not a module; give list\(module\.parameters\(\)\)"):
+        SGD().minimize(lambda: module.weight.sum(), module)

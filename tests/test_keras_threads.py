@@ -1,0 +1,99 @@
+"""Several threads with one optimizer: steps, and looks at its state, come one after the other."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg
+from keras_table import pair, train
+from thalweg.keras.optimizers import SGD, Adam, Optimizer
+
+STEPS = 150
+
+
+class Summing(Optimizer):
+    """A user's optimizer, whose update takes several operations."""
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self.add_slot(var, "m")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+        total = self.get_slot(var, "m")
+        total.copy_(total + grad)
+        var.copy_(var - grad)
+
+
+@pytest.fixture(autouse=True)
+def _threads_change_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*works: Callable[[], Any]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])
+def test_no_update_is_lost(make: Any) -> None:
+    w, opt = torch.nn.Parameter(torch.zeros(100)), make()
+
+    def work() -> None:
+        for _ in range(STEPS):
+            opt.apply_gradients([(torch.ones(100), w)])
+
+    together(work, work, work)
+    assert opt.iterations.item() == 3 * STEPS
+    assert torch.equal(w.detach(), torch.full((100,), -3.0 * STEPS))
+
+
+@pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: Adam(beta_1=0.0)])
+def test_a_state_is_of_one_step(make: Any) -> None:
+    w, opt = thalweg.Variable([0.0], "w"), make()
+    opt.apply_gradients([([1.0], w)])
+    states: list[Any] = []
+
+    def work() -> None:
+        for step in range(2, STEPS):
+            opt.apply_gradients([([step if isinstance(opt, Adam) else 1.0], w)])
+
+    def look() -> None:
+        for _ in range(STEPS):
+            states.append(opt.state_dict())
+
+    together(work, look)
+    for state in states:
+        assert state["slots"]["w:0"]["m"].item() == state["iterations"].item()
+
+
+@pytest.mark.parametrize("make", [lambda: Summing("Summing"), Adam])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_copies_take_turns_of_their_own(make: Any, copied: Any) -> None:
+    opt, variables = make(), pair()
+    train(opt, variables, 1)
+    again = copied(opt)
+    with opt._lock:
+        together(lambda: again.apply_gradients([([1.0], thalweg.Variable([1.0], "c"))]))
+    assert again.iterations.item() == 2
+
+
+def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
+    rates, copies = [0.5], []
+    opt = SGD(lambda: copies.append(copy.deepcopy(opt)) or rates[0] if not copies else rates[0])
+    train(opt, pair(), 1)
+    rates[0] = 0.25
+    assert copies[0]._decayed_lr(torch.float32).item() == 0.25

@@ -1,0 +1,138 @@
+"""GATE_NONE: values as with the other gates, one gradient at a time, errors that name the rest."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from thalweg import Variable, embedding_lookup
+from thalweg.v1 import train
+
+NONE, OP, GRAPH = (
+    train.Optimizer.GATE_NONE,
+    train.Optimizer.GATE_OP,
+    train.Optimizer.GATE_GRAPH,
+)
+MAKERS: dict[str, Any] = {
+    "GradientDescent": lambda: train.GradientDescentOptimizer(0.1),
+    "Momentum": lambda: train.MomentumOptimizer(0.1, 0.9),
+    "Adam": lambda: train.AdamOptimizer(0.1),
+    "Ftrl": lambda: train.FtrlOptimizer(0.1),
+    "RMSProp": lambda: train.RMSPropOptimizer(0.1, centered=True),
+}
+
+
+class Problem:
+    """A small network with an embedding, a weight that is used twice, and one that is not used."""
+
+    def __init__(self) -> None:
+        seed = np.random.default_rng(0)
+        self.table = Variable(seed.normal(size=(6, 4)).astype(np.float32), "table")
+        self.twice = Variable(seed.normal(size=(4, 4)).astype(np.float32), "twice")
+        self.bias = Variable(np.zeros(4, np.float32), "bias", constraint=torch.relu)
+        self.unused = Variable([1.0], "unused")
+        self.variables = [self.table, self.twice, self.bias, self.unused]
+
+    def loss(self) -> Tensor:
+        x = embedding_lookup(self.table, torch.tensor([1, 4, 1]))
+        for _ in range(2):
+            x = torch.tanh(x @ self.twice + self.bias)
+        return (x**2).mean()
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+@pytest.mark.parametrize("gate", [OP, GRAPH])
+def test_the_values_are_those_of_the_other_gates(kind: str, gate: int) -> None:
+    problems = [Problem(), Problem()]
+    steps = [Variable(np.int64(0), trainable=False) for _ in problems]
+    for problem, step, chosen in zip(problems, steps, (NONE, gate), strict=True):
+        opt = MAKERS[kind]()
+        for _ in range(4):
+            opt.minimize(problem.loss, step, problem.variables, gate_gradients=chosen)
+    for ours, theirs in zip(problems[0].variables, problems[1].variables, strict=True):
+        assert torch.equal(ours, theirs), ours.name
+    assert [step.item() for step in steps] == [4, 4]
+
+
+def test_gradients_do_not_stay() -> None:
+    problem = Problem()
+    kept = torch.ones(4)
+    problem.bias.grad = kept
+    train.AdamOptimizer().minimize(problem.loss, gate_gradients=NONE)
+    assert problem.bias.grad is kept
+    assert problem.table.grad is problem.twice.grad is None
+    assert kept.tolist() == [1.0] * 4
+
+
+def test_one_gradient_exists_at_a_time() -> None:
+    layers = [nn.Linear(32, 32, bias=False) for _ in range(6)]
+    weights = [layer.weight for layer in layers]
+    alive: list[int] = []
+    made: list[weakref.ref[Tensor]] = []
+
+    class Counting(train.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            made.append(weakref.ref(grad))
+            alive.append(sum(each() is not None for each in made))
+            alive.append(sum(weight.grad is not None for weight in weights))
+            return super()._apply_dense(grad, var)
+
+    def loss() -> Tensor:
+        x = torch.ones(2, 32)
+        for layer in layers:
+            x = torch.tanh(layer(x))
+        return x.sum()
+
+    Counting(0.1).minimize(loss, var_list=weights, gate_gradients=NONE)
+    assert alive == [1, 0] * 6
+
+
+def test_an_error_names_what_was_updated() -> None:
+    class Failing(train.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            if var.name == "a:0":
+                raise RuntimeError("no")
+            return super()._apply_dense(grad, var)
+
+    a, b = Variable(2.0, "a"), Variable(3.0, "b")
+    step = Variable(np.int64(0), trainable=False)
+    with pytest.raises(RuntimeError, match="no") as info:
+        Failing(1.0).minimize(lambda: torch.tanh(a) * 1.0 + b, step, gate_gradients=NONE)
+    assert any("had been updated before: ['b:0']" in note for note in info.value.__notes__)
+    assert (a.item(), b.item(), step.item()) == (2.0, 2.0, 0)
+    assert a.grad is b.grad is None
+
+
+def test_nothing_to_update_is_an_error() -> None:
+    a = Variable(2.0, "a")
+    with pytest.raises(ValueError, match="No gradients provided for any variable, check"):
+        train.GradientDescentOptimizer(1.0).minimize(
+            lambda: torch.ones(()), var_list=[a], gate_gradients=NONE
+        )
+
+
+@pytest.mark.parametrize("method", ["compute_gradients", "apply_gradients"])
+def test_overridden_methods_get_all_gradients(method: str) -> None:
+    calls = []
+
+    def override(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(method)
+        return getattr(train.GradientDescentOptimizer, method)(self, *args, **kwargs)
+
+    custom = type("Custom", (train.GradientDescentOptimizer,), {method: override})
+    problem = Problem()
+    custom(0.1).minimize(problem.loss, gate_gradients=NONE)
+    assert calls == [method]
+
+
+def test_weights_of_the_loss() -> None:
+    a = Variable([1.0, 1.0])
+    train.GradientDescentOptimizer(1.0).minimize(
+        lambda: 2 * a, gate_gradients=NONE, grad_loss=torch.tensor([1.0, 10.0])
+    )
+    assert a.tolist() == [-1.0, -19.0]

@@ -1,0 +1,100 @@
+"""TensorFlow 1's rules give its recorded numbers: to the bit, but for the listed exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replay
+import v1_rules
+
+CASES = v1_rules.cases()
+TRAJECTORIES = [id for id in CASES if CASES[id]["kind"] == "trajectory"]
+
+# Part of a case's id -> bound of one step from TensorFlow's own state, in ulp of the largest
+# element of the tensor before and after it.
+RSQRT = 4  # TensorFlow's dense kernels take an approximate rsqrt for whole packets of float32
+POW = 2  # pow() of the C library against that of Eigen
+BOUNDS = {
+    "v1/Adagrad/default/dense/f32": RSQRT,
+    "v1/Adagrad/init/dense/f32": RSQRT,
+    "v1/Adagrad/callable/dense/f32": RSQRT,
+    "zero_grad_AdagradOptimizer": RSQRT,
+    "v1/Adadelta/default/dense/f32": RSQRT,
+    "v1/Adadelta/custom/dense/f32": RSQRT,
+    "v1/Adadelta/callable/dense/f32": RSQRT,
+    "zero_grad_AdadeltaOptimizer": RSQRT,
+    "v1/ProximalAdagrad/plain/dense/f32": RSQRT,
+    "v1/ProximalAdagrad/l1/dense/f32": RSQRT,
+    "v1/ProximalAdagrad/l1l2/dense/f32": RSQRT,
+    "v1/Ftrl/power/dense": POW,
+    "v1/Ftrl/power/sparse/f64": POW,
+    "v1/Ftrl/all/dense": POW,
+    "v1/Ftrl/all/sparse/f64": 4 * POW,  # the difference of two powers, over a small linear
+}
+HALF = 1e-2  # TensorFlow rounds every operation in half precision, the library each stored value
+
+engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
+
+
+def bound_of(case_id: str) -> int | None:
+    return next((bound for part, bound in BOUNDS.items() if part in case_id), None)
+
+
+def scale_of(value: replay.Value) -> Any:
+    """The largest magnitude among a tensor's elements before and after the step."""
+    return np.abs(np.nan_to_num([value.recorded, value.previous])).max(initial=0)
+
+
+def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
+    """Elements may be apart by `tolerance`; a tolerance of None asks for the same bits."""
+    got, recorded = np.asarray(value.got), np.asarray(value.recorded)
+    assert (got.dtype, got.shape) == (recorded.dtype, recorded.shape)
+    if tolerance is None:
+        bad = replay.distances(got, recorded) != 0
+    else:
+        bad = ~np.isclose(got, recorded, rtol=0, atol=tolerance, equal_nan=True)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        ulps = replay.distances(got, recorded)[at]
+        pair = f"got {float(got[at]).hex()}, recorded {float(recorded[at]).hex()}"
+        pytest.fail(f"{case_id}: {value.what} at {at}: {pair}, {ulps:.0f} ulp apart", False)
+
+
+@engines
+@pytest.mark.parametrize(
+    "case_id", [id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id]
+)
+def test_trajectory_has_tensorflows_bits(case_id: str, engine: str) -> None:
+    for value in v1_rules.replay(CASES[case_id], engine):
+        check(case_id, value, None)
+
+
+@engines
+@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
+def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
+    for value in v1_rules.replay(CASES[case_id], engine, resume=True):
+        ulp = float(np.spacing(value.got.dtype.type(scale_of(value))))
+        factor = 2 if "accum_update" in value.what else 1  # a square doubles the distance
+        check(case_id, value, factor * (bound_of(case_id) or 0) * ulp)
+
+
+@engines
+@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
+def test_bounded_trajectory_does_not_drift(case_id: str, engine: str) -> None:
+    for value in v1_rules.replay(CASES[case_id], engine):
+        check(case_id, value, 1e-5 * scale_of(value))
+
+
+@engines
+@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if "/half/" in id])
+def test_half_precision_is_near(case_id: str, engine: str) -> None:
+    for value in v1_rules.replay(CASES[case_id], engine):
+        check(case_id, value, HALF * scale_of(value))
+
+
+def test_every_recorded_trajectory_is_tested() -> None:
+    assert len(TRAJECTORIES) == 250
+    assert all(any(part in id for id in TRAJECTORIES) for part in BOUNDS)

@@ -1,0 +1,195 @@
+"""tf.train.ExponentialMovingAverage, eagerly and in graphs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import Variable, graph
+from thalweg.v1 import train
+
+AVERAGED = "ExponentialMovingAverage"
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def moved(average: Any, value: Any, decay: Any) -> Any:
+    share = average.dtype.type(np.float32(1) - np.float32(decay))
+    return average - (average - value) * share
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_average_starts_at_its_variable_and_follows(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((5, 3)).astype(dtype)
+    w, averages = Variable(start, name="w"), train.ExponentialMovingAverage(0.9)
+    wanted = start
+    for _ in range(4):
+        value = rng.standard_normal((5, 3)).astype(dtype)
+        averages.apply([w])
+        wanted = moved(wanted, w.numpy(), 0.9)
+        np.testing.assert_array_equal(averages.average(w).numpy(), wanted)
+        w.assign(value)
+    assert not averages.average(w).trainable
+
+
+@pytest.mark.parametrize(
+    ("count", "decay"), [(None, 0.9), (3, 4 / 13), (np.int64(3), 4 / 13), (10**6, 0.9)]
+)
+def test_the_count_of_updates_limits_the_decay(count: Any, decay: float) -> None:
+    w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.9, num_updates=count)
+    averages.apply([w])
+    w.assign(2.0)
+    averages.apply([w])
+    assert averages.average(w).item() == pytest.approx(1.0 + (1.0 - decay), rel=1e-7)
+
+
+def test_the_count_may_be_a_variable() -> None:
+    w, step = Variable(1.0, name="w"), Variable(np.int64(0), name="step", trainable=False)
+    averages = train.ExponentialMovingAverage(0.999, num_updates=step)
+    averages.apply([w])
+    w.assign(2.0)
+    step.assign(3)
+    averages.apply([w])
+    assert averages.average(w).item() == pytest.approx(1 + 9 / 13, rel=1e-7)
+
+
+def test_names() -> None:
+    w, v = Variable(1.0, name="w"), Variable(1.0, name="v")
+    averages = train.ExponentialMovingAverage(0.9, name="Mean")
+    assert (averages.name, averages.average_name(w), averages.average(w)) == (
+        "Mean",
+        "w/Mean",
+        None,
+    )
+    averages.apply([w])
+    assert averages.average(w).name == "w/Mean:0"
+    assert averages.average_name(w) == "w/Mean"
+    assert averages.variables_to_restore([w, v, w]) == {"w/Mean": w, "v/Mean": v}
+    assert averages.variables_to_restore() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    w = Variable(torch.tensor([1.0, 2.0], dtype=dtype), name="w")
+    averages = train.ExponentialMovingAverage(0.75)
+    averages.apply([w])
+    w.assign(torch.tensor([3.0, 4.0], dtype=dtype))
+    averages.apply([w])
+    assert averages.average(w).tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda: torch.ones(2), "does not support non-Variable tensors"),
+        (lambda: 3.0, "does not support non-Variable tensors"),
+        (lambda: Variable([1, 2], name="n"), "must be half, float, or double: n"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused_and_nothing_moves(bad: Any, message: str) -> None:
+    w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.5)
+    averages.apply([w])
+    w.assign(2.0)
+    with pytest.raises(TypeError, match=message):
+        averages.apply([w, bad()])
+    assert averages.average(w).item() == 1.0
+
+
+def test_eager_mode_has_no_list_of_variables() -> None:
+    with pytest.raises(ValueError, match="Name the variables"):
+        train.ExponentialMovingAverage(0.5).apply()
+
+
+def test_a_copy_goes_on_alone() -> None:
+    w, averages = Variable(1.0, name="w"), train.ExponentialMovingAverage(0.5)
+    averages.apply([w])
+    other, v = copy.deepcopy((averages, w))
+    v.assign(2.0)
+    other.apply([v])
+    assert (averages.average(w).item(), other.average(v).item()) == (1.0, 1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_averages_in_a_graph(dtype: torch.dtype) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.tensor([1.0, -1.0], dtype=dtype), name="w")
+        averages = train.ExponentialMovingAverage(0.9)
+        update = w.assign_add(torch.ones(2, dtype=dtype))
+        with graph.control_dependencies([update]):
+            op = averages.apply([w])
+        assert op.name == AVERAGED
+        keys = graph.GraphKeys
+        assert graph.get_collection(keys.MOVING_AVERAGE_VARIABLES) == [w]
+        assert averages.average(w).name == f"w/{AVERAGED}:0"
+        assert averages.average(w) in graph.get_collection(keys.GLOBAL_VARIABLES)
+        assert averages.average(w) not in graph.get_collection(keys.TRAINABLE_VARIABLES)
+        session.run(graph.global_variables_initializer())
+        wanted = DTYPES[dtype]([1.0, -1.0])
+        value = wanted.copy()
+        for _ in range(3):
+            session.run(op)
+            value = value + 1
+            wanted = moved(wanted, value, 0.9)
+            np.testing.assert_array_equal(session.run(averages.average(w)), wanted)
+
+
+def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
+    with graph.Graph().as_default():
+        w, v = graph.Variable(1.0, name="w"), graph.Variable(1.0, name="v", trainable=False)
+        averages = train.ExponentialMovingAverage(0.9)
+        averages.apply()
+        assert averages.average(w) is not None
+        assert averages.average(v) is None
+
+
+def test_variables_to_restore_in_a_graph() -> None:
+    with graph.Graph().as_default():
+        w, v = graph.Variable(1.0, name="w"), graph.Variable(1.0, name="v")
+        step = graph.Variable(0, name="step", trainable=False)
+        averages = train.ExponentialMovingAverage(0.9)
+        averages.apply([w])
+        found = averages.variables_to_restore()
+        assert found == {f"w/{AVERAGED}": w, f"v/{AVERAGED}": v, "step": step}
+        only = averages.variables_to_restore([w])
+        assert only == {f"w/{AVERAGED}": w, "v": v, "step": step}
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        fed = graph.placeholder(torch.float32, (2,))
+        value = fed * 2.0
+        averages = train.ExponentialMovingAverage(0.75, zero_debias=debias)
+        op = averages.apply([value])
+        session.run(graph.global_variables_initializer())
+        biased = np.zeros(2, np.float32)
+        for step, given in enumerate(([1.0, 2.0], [3.0, -1.0], [0.5, 0.5]), 1):
+            session.run(op, {fed: given})
+            biased = moved(biased, np.float32(2) * np.array(given, np.float32), 0.75)
+            weight = np.float32(1 - 0.75**step) if debias else np.float32(1)
+            got = session.run(averages.average(value))
+            np.testing.assert_array_equal(got, biased / weight)
+
+
+def test_a_tensor_without_a_shape_is_refused() -> None:
+    with graph.Graph().as_default():
+        fed = graph.placeholder(torch.float32, (None, 2))
+        with pytest.raises(TypeError, match="The shape of"):
+            train.ExponentialMovingAverage(0.9).apply([fed])
+
+
+def test_decay_may_be_a_tensor_of_a_graph() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w, decay = graph.Variable(1.0, name="w"), graph.placeholder(torch.float32, ())
+        averages = train.ExponentialMovingAverage(decay)
+        with graph.control_dependencies([w.assign_add(1.0)]):
+            op = averages.apply([w])
+        session.run(graph.global_variables_initializer())
+        session.run(op, {decay: 0.5})
+        assert session.run(averages.average(w)) == 1.5
+        session.run(op, {decay: 0.0})
+        assert session.run(averages.average(w)) == 3.0

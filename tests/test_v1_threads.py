@@ -1,0 +1,56 @@
+"""Steps taken at the same time: with locks no update is lost, without them none is torn."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import Variable
+from thalweg.v1 import train
+
+SIZE, UPDATES = 1_000_000, 400
+STEP = 2.0**-12  # sums of it are exact in float32
+
+
+def together(work: Any, threads: int) -> None:
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=guarded) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failed
+
+
+@pytest.mark.parametrize("threads", [2, 4, 8])
+@pytest.mark.parametrize("shared", [True, False], ids=["one optimizer", "an optimizer each"])
+@pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
+def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
+    w = Variable(np.zeros(SIZE, np.float32))
+    grad = torch.full((SIZE,), -1.0)
+    common = train.GradientDescentOptimizer(STEP, use_locking=locking)
+
+    def work() -> None:
+        own = train.GradientDescentOptimizer(STEP, use_locking=locking)
+        for _ in range(UPDATES // threads):
+            (common if shared else own).apply_gradients([(grad, w)])
+
+    together(work, threads)
+    values, expected = w.numpy(), UPDATES * STEP
+    if locking or shared:
+        assert (values == expected).all()
+    else:
+        assert (values <= expected).all()
+        assert (values > 0).all()
+        assert (values % STEP == 0).all()

@@ -1,0 +1,386 @@
+"""The training kernels: each against the optimizer of its rule, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import IndexedSlices, Variable, graph, keras
+from thalweg.errors import InvalidArgumentError
+from thalweg.scalars import power
+from thalweg.v1 import train, training_ops
+from thalweg.v1.contrib import opt as contrib
+
+NAMES = training_ops.__all__
+BETAS = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-4}
+# TensorFlow 1 multiplies them up in float32; Keras computes them anew.
+POWERS = {
+    "beta1_power": lambda t, dtype: dtype(np.prod(np.full(t, 0.8, np.float32))),
+    "beta2_power": lambda t, dtype: dtype(np.prod(np.full(t, 0.95, np.float32))),
+}
+KERAS_POWERS = {
+    "beta1_power": lambda t, dtype: power(dtype(np.float32(0.8)), dtype(t)),
+    "beta2_power": lambda t, dtype: power(dtype(np.float32(0.95)), dtype(t)),
+}
+PULLS = {"l1": 0.01, "l2": 0.02}
+PULLED = {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02}
+
+
+# The kernel without its prefixes; an optimizer; its arguments besides the learning rate; the
+# kernel's slots under the names the optimizer has for them, in the kernel's order; the kernel's
+# scalars, which may depend on the step and the dtype; its options.
+ROWS: list[tuple[str, Any, dict[str, Any], list[str], dict[str, Any], dict[str, Any]]] = [
+    ("apply_gradient_descent", train.GradientDescentOptimizer, {}, [], {}, {}),
+    ("apply_momentum", train.MomentumOptimizer, {"momentum": 0.7}, ["momentum"],
+     {"momentum": 0.7}, {}),
+    ("apply_momentum", train.MomentumOptimizer, {"momentum": 0.7, "use_nesterov": True},
+     ["momentum"], {"momentum": 0.7}, {"use_nesterov": True}),
+    ("apply_keras_momentum", keras.optimizers.SGD, {"momentum": 0.7}, ["momentum"],
+     {"momentum": 0.7}, {}),
+    ("apply_keras_momentum", keras.optimizers.SGD, {"momentum": 0.7, "nesterov": True},
+     ["momentum"], {"momentum": 0.7}, {"use_nesterov": True}),
+    ("apply_adagrad", train.AdagradOptimizer, {}, ["accumulator"], {}, {}),
+    ("apply_adagrad_v2", keras.optimizers.Adagrad, {"epsilon": 1e-4}, ["accumulator"],
+     {"epsilon": 1e-4}, {}),
+    ("apply_adagrad_da", train.AdagradDAOptimizer, PULLED,
+     ["gradient_accumulator", "gradient_squared_accumulator"],
+     {**PULLS, "global_step": lambda t, dtype: np.int64(t)}, {}),
+    ("apply_adadelta", train.AdadeltaOptimizer, {"rho": 0.9, "epsilon": 1e-4},
+     ["accum", "accum_update"], {"rho": 0.9, "epsilon": 1e-4}, {}),
+    ("apply_adam", train.AdamOptimizer, BETAS, ["m", "v"], {**POWERS, **BETAS}, {}),
+    ("apply_adam", contrib.NadamOptimizer, BETAS, ["m", "v"], {**POWERS, **BETAS},
+     {"use_nesterov": True}),
+    ("apply_adam_with_amsgrad", keras.optimizers.Adam,
+     {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-4, "amsgrad": True}, ["m", "v", "vhat"],
+     {**KERAS_POWERS, **BETAS}, {}),
+    ("apply_ada_max", contrib.AdaMaxOptimizer, BETAS, ["m", "v"],
+     {"beta1_power": POWERS["beta1_power"], **BETAS}, {}),
+    ("apply_ftrl", train.FtrlOptimizer, PULLED, ["accum", "linear"], {**PULLS, "lr_power": -0.5},
+     {}),
+    ("apply_ftrl", train.FtrlOptimizer, {**PULLED, "learning_rate_power": -0.75},
+     ["accum", "linear"], {**PULLS, "lr_power": -0.75}, {}),
+    ("apply_ftrl_v2", train.FtrlOptimizer,
+     {**PULLED, "l2_shrinkage_regularization_strength": 0.1}, ["accum", "linear"],
+     {**PULLS, "l2_shrinkage": 0.1, "lr_power": -0.5}, {}),
+    ("apply_rms_prop", train.RMSPropOptimizer, {"decay": 0.8, "momentum": 0.5, "epsilon": 1e-4},
+     ["rms", "momentum"], {"rho": 0.8, "momentum": 0.5, "epsilon": 1e-4}, {}),
+    ("apply_centered_rms_prop", train.RMSPropOptimizer,
+     {"decay": 0.8, "momentum": 0.5, "epsilon": 1e-4, "centered": True},
+     ["mg", "rms", "momentum"], {"rho": 0.8, "momentum": 0.5, "epsilon": 1e-4}, {}),
+    ("apply_proximal_adagrad", train.ProximalAdagradOptimizer, PULLED, ["accumulator"], PULLS, {}),
+    ("apply_proximal_gradient_descent", train.ProximalGradientDescentOptimizer, PULLED, [], PULLS,
+     {}),
+]  # fmt: skip
+row_names = "name, make, kwargs, slots, scalars, options"
+
+
+def named(prefixes: tuple[str, str]) -> list[Any]:
+    """The rows for those of the prefixes that there are kernels with."""
+    pairs = [
+        (prefix + row[0], number, row) for number, row in enumerate(ROWS) for prefix in prefixes
+    ]
+    return [
+        pytest.param(name, *row[1:], id=f"{name}-{number}")
+        for name, number, row in pairs
+        if name in NAMES
+    ]
+
+
+each_dense = pytest.mark.parametrize(row_names, named(("", "resource_")))
+each_sparse = pytest.mark.parametrize(row_names, named(("sparse_", "resource_sparse_")))
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
+RATE = 0.125  # the same number in both dtypes
+
+
+def numbers(scalars: dict[str, Any], dtype: Any, step: int) -> dict[str, Any]:
+    """The scalars of a step, as optimizers round them: to float32, and then to the dtype."""
+    found: dict[str, Any] = {"lr": RATE, "alpha": RATE}
+    for name, value in scalars.items():
+        found[name] = value(step, dtype) if callable(value) else dtype(np.float32(value))
+    return found
+
+
+def optimizer(make: Any, kwargs: dict[str, Any], step: Any) -> Any:
+    if make is train.AdagradDAOptimizer:
+        kwargs = {**kwargs, "global_step": step}
+    if make in (train.ProximalAdagradOptimizer, train.ProximalGradientDescentOptimizer):
+        return make(RATE, **kwargs)
+    if make.__module__.startswith("thalweg.keras") and "epsilon" in kwargs:
+        # Keras takes it as it was written.
+        kwargs = {**kwargs, "epsilon": float(np.float32(kwargs["epsilon"]))}
+    return make(learning_rate=RATE, **kwargs)
+
+
+def call(name: str, given: dict[str, Any]) -> Any:
+    """Call a kernel by position, with the arguments that it has no defaults for, and options."""
+    function = getattr(training_ops, name)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    optional = {each.name for each in parameters} - set(needed)
+    named = {key: value for key, value in given.items() if key in optional}
+    return function(*(given[each] for each in needed), **named)
+
+
+def arguments(name: str, var: Any, own: list[Any]) -> dict[str, Any]:
+    """A variable and its slots, under the names of the kernel."""
+    names = list(inspect.signature(getattr(training_ops, name)).parameters)
+    return {"var": var, **dict(zip(names[1 : 1 + len(own)], own, strict=True))}
+
+
+@each_dtype
+@each_dense
+def test_dense_kernels_are_their_optimizers(
+    name: str, make: Any, kwargs: Any, slots: Any, scalars: Any, options: Any, dtype: Any
+) -> None:
+    rng = np.random.default_rng(2)
+    start = rng.standard_normal((3, 5)).astype(dtype)
+    w, v, counter = Variable(start, name="w"), Variable(start, name="v"), Variable(np.int64(0))
+    opt = optimizer(make, kwargs, counter)
+    own = [Variable(x) for x in initial(opt, w, slots)]
+    for step in range(1, 5):
+        grad = torch.from_numpy(rng.standard_normal((3, 5)).astype(dtype))
+        opt.apply_gradients([(grad, w)])
+        counter.assign_add(1)
+        given = arguments(name, v, own) | numbers(scalars, dtype, step)
+        result = call(name, given | options | {"grad": grad, "delta": grad})
+        assert (result is None) == name.startswith("resource_")
+        assert torch.equal(w, v), step
+        for kind, slot in zip(slots, own, strict=True):
+            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+
+
+def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
+    """What the slots of an optimizer start from."""
+    opt._create_slots([var])
+    return [opt.get_slot(var, name).detach().clone() for name in slots]
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(6, 3), (6,)], ids=["rows", "single"])
+@each_sparse
+def test_sparse_kernels_are_their_optimizers(
+    name: str,
+    make: Any,
+    kwargs: Any,
+    slots: Any,
+    scalars: Any,
+    options: Any,
+    shape: Any,
+    dtype: Any,
+) -> None:
+    rng = np.random.default_rng(3)
+    start = rng.standard_normal(shape).astype(dtype)
+    w, v, counter = Variable(start, name="w"), Variable(start, name="v"), Variable(np.int64(0))
+    opt = optimizer(make, kwargs, counter)
+    own = [Variable(x) for x in initial(opt, w, slots)]
+    for step in range(1, 5):
+        values = torch.from_numpy(rng.standard_normal((3, *shape[1:])).astype(dtype))
+        indices = torch.from_numpy(rng.permutation(6)[:3])
+        opt.apply_gradients([(IndexedSlices(values, indices), w)])
+        counter.assign_add(1)
+        given = arguments(name, v, own) | numbers(scalars, dtype, step)
+        call(name, given | options | {"grad": values, "indices": indices})
+        assert torch.equal(w, v), step
+        for kind, slot in zip(slots, own, strict=True):
+            assert torch.equal(opt.get_slot(w, kind), slot), (step, kind)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "sparse" in name])
+def test_a_row_that_is_named_twice_is_updated_twice(name: str) -> None:
+    rng = np.random.default_rng(4)
+    values = torch.from_numpy(rng.standard_normal((2, 3)).astype(np.float32))
+    scalars = {"lr": 0.1, "alpha": 0.1, "momentum": 0.9, "rho": 0.9, "epsilon": 1e-3, "l1": 0.01,
+               "l2": 0.01, "l2_shrinkage": 0.1, "lr_power": -0.5, "global_step": 2}  # fmt: skip
+    results = []
+    for parts in ([[0, 1]], [[0], [1]]):
+        var = Variable(np.ones((4, 3), np.float32))
+        own = [Variable(np.ones((4, 3), np.float32)) for _ in range(3)]
+        given = arguments(name, var, own) | scalars
+        for part in parts:
+            rows = {"grad": values[part], "indices": [2] * len(part)}
+            call(name, given | rows)
+        results.append([var, *own])
+    for once, twice in zip(*results, strict=True):
+        assert torch.equal(once, twice)
+        assert torch.equal(once[[0, 1, 3]], torch.ones(3, 3))
+    assert not torch.equal(results[0][0], torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kernel_has_a_signature_and_a_docstring(name: str) -> None:
+    function = getattr(training_ops, name)
+    parameters = list(inspect.signature(function).parameters)
+    assert (function.__name__, parameters[0], parameters[-1]) == (name, "var", "name")
+    assert "use_locking" in parameters
+    assert ("indices" in parameters) == ("sparse" in name)
+    assert "rule" in function.__doc__
+    assert "Reference:" in function.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("apply_gradient_descent", "var alpha delta use_locking name"),
+        ("resource_apply_adam",
+         "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad use_locking use_nesterov"
+         " name"),
+        ("resource_sparse_apply_ftrl_v2",
+         "var accum linear grad indices lr l1 l2 l2_shrinkage lr_power use_locking"
+         " multiply_linear_by_lr name"),
+        ("sparse_apply_momentum",
+         "var accum lr grad indices momentum use_locking use_nesterov name"),
+        ("sparse_apply_proximal_gradient_descent",
+         "var alpha l1 l2 grad indices use_locking name"),
+        ("resource_apply_centered_rms_prop",
+         "var mg ms mom lr rho momentum epsilon grad use_locking name"),
+        ("sparse_apply_adagrad_da",
+         "var gradient_accumulator gradient_squared_accumulator grad indices lr l1 l2 global_step"
+         " use_locking name"),
+    ],
+)  # fmt: skip
+def test_arguments_are_in_tensorflows_order(name: str, wanted: str) -> None:
+    assert list(inspect.signature(getattr(training_ops, name)).parameters) == wanted.split()
+
+
+@pytest.mark.parametrize(("v2", "epsilon"), [(False, 0.0), (True, 0.25)], ids=["v1", "v2"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_adagrad_may_leave_its_accumulator(sparse: bool, v2: bool, epsilon: float) -> None:
+    w, accum = Variable([[1.0], [2.0]]), Variable([[4.0], [16.0]])
+    name = ("sparse_" if sparse else "") + "apply_adagrad" + ("_v2" if v2 else "")
+    given = {"var": w, "accum": accum, "lr": 0.5, "epsilon": epsilon, "update_slots": False}
+    grad = [[1.0]] if sparse else [[0.0], [1.0]]
+    call(name, given | {"grad": grad, "indices": [1]})
+    assert accum.tolist() == [[4.0], [16.0]]
+    assert w[0].item() == 1.0
+    assert w[1].item() == pytest.approx(2.0 - 0.5 / (4.0 + epsilon), rel=1e-6)
+
+
+def test_sign_kernels() -> None:
+    for name, steps in (
+        ("apply_add_sign", [0.5 * (2.0 + 3.0), -0.5 * (2.0 - 3.0)]),
+        ("apply_power_sign", [0.5 * np.exp(2.0 * 3.0), -0.5 * np.exp(-2.0 * 3.0)]),
+    ):
+        w, m = Variable(np.zeros(2)), Variable(np.full(2, 8.0))
+        getattr(training_ops, name)(w, m, 0.5, 2.0, 3.0, 0.75, np.array([1.0, -1.0]))
+        np.testing.assert_allclose(w.numpy(), [-step for step in steps], rtol=1e-15)
+        assert m.tolist() == [6.25, 5.75]
+
+
+class KernelAdam(train.Optimizer):
+    """Adam as a script writes it that calls the kernels."""
+
+    def __init__(self, rate: float, name: str = "KernelAdam") -> None:
+        super().__init__(False, name)
+        self._rate = rate
+
+    def _create_slots(self, var_list: Any) -> None:
+        self._create_non_slot_variable(0.9, "beta1_power", var_list[0])
+        for var in var_list:
+            self._zeros_slot(var, "m", self._name)
+            self._zeros_slot(var, "v", self._name)
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        power = self._get_non_slot_variable("beta1_power")
+        return training_ops.apply_adam(
+            var, m, v, power, 0.999, self._rate, 0.9, 0.999, 1e-8, grad, use_locking=True
+        ).op
+
+    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
+        m = self.get_slot(handle, "m")
+        return training_ops.resource_sparse_apply_momentum(
+            handle, m, self._rate, grad, indices, 0.9
+        )
+
+
+def test_kernels_in_the_hooks_of_an_optimizer() -> None:
+    grads = [torch.tensor([1.0, -2.0]), IndexedSlices(torch.tensor([1.0, 3.0]), [1, 1])]
+    eager = Variable([1.0, 2.0], name="w")
+    opt = KernelAdam(0.1)
+    for grad in grads:
+        opt.apply_gradients([(grad, eager)])
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable([1.0, 2.0], name="w")
+        opt = KernelAdam(0.1)
+        operations = [opt.apply_gradients([(grad, w)]) for grad in grads]
+        session.run(graph.global_variables_initializer())
+        for operation in operations:
+            session.run(operation)
+        np.testing.assert_array_equal(session.run(w), eager.numpy())
+    assert eager[0].item() == pytest.approx(0.9, rel=1e-5)
+
+
+def test_kernels_with_symbolic_arguments_are_operations() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w, accum = graph.Variable([1.0, 2.0]), graph.Variable([0.0, 0.0])
+        rate = graph.placeholder(torch.float32, ())
+        plain = training_ops.apply_momentum(w, accum, rate, w * 2.0, 0.5)
+        resource = training_ops.resource_apply_momentum(
+            w, accum, rate, torch.ones(2), 0.5, name="r"
+        )
+        assert isinstance(plain, graph.SymbolicTensor)
+        assert plain.op.name == "ApplyMomentum"
+        assert isinstance(resource, graph.Operation)
+        assert resource.name == "r"
+        session.run(graph.global_variables_initializer())
+        assert session.run(plain, {rate: 0.25}).tolist() == [0.5, 1.0]
+        assert session.run(resource, {rate: 0.25}) is None
+        assert session.run(w).tolist() == [0.0, 0.25]
+        assert session.run(accum).tolist() == [2.0, 3.0]
+
+
+def test_a_symbolic_tensor_cannot_be_updated() -> None:
+    with graph.Graph().as_default():
+        w = graph.Variable([1.0])
+        with pytest.raises(TypeError, match="accum must be a variable of the graph"):
+            training_ops.apply_momentum(w, w * 1.0, 0.1, torch.ones(1), 0.5)
+
+
+ONE = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "message"),
+    [
+        ("apply_momentum", (ONE, 0.1, 0.5), TypeError, r"apply_momentum\(\): missing"),
+        ("apply_momentum", (ONE, 0.1, torch.ones(3), 0.5), InvalidArgumentError, "shape"),
+        ("apply_momentum", (ONE, 0.1, ONE.double(), 0.5), TypeError, "float64"),
+        ("apply_momentum", (ONE.double(), 0.1, ONE, 0.5), TypeError, "its slot float64"),
+        ("apply_momentum", (torch.ones(3), 0.1, ONE, 0.5), InvalidArgumentError, "slot"),
+        ("apply_momentum", (ONE, ONE, ONE, 0.5), InvalidArgumentError, "lr is not a scalar"),
+        ("apply_momentum", (3.0, 0.1, ONE, 0.5), TypeError, "updates tensors in place"),
+        ("apply_momentum", (ONE, 0.1, IndexedSlices(ONE, [0, 1]), 0.5), TypeError, "values of a"),
+        ("sparse_apply_momentum", (ONE, 0.1, ONE, [0, 2], 0.5), InvalidArgumentError,
+         "Index 2 at offset 1"),
+        ("sparse_apply_momentum", (ONE, 0.1, ONE, [0], 0.5), InvalidArgumentError, "do not match"),
+        ("apply_proximal_adagrad", (ONE, 0.0, 0.0, 0.0, ONE), InvalidArgumentError, "lr must"),
+        ("sparse_apply_ftrl", (ONE, ONE.clone(), ONE, [0, 1], 0.0, 0.0, 0.0, -0.5),
+         InvalidArgumentError, "lr must be positive"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_changes(
+    name: str, given: Any, error: type[Exception], message: str
+) -> None:
+    w = Variable([1.0, 2.0], name="w")
+    with pytest.raises(error, match=message):
+        getattr(training_ops, name)(w, *given)
+    assert w.tolist() == [1.0, 2.0]
+    assert ONE.tolist() == [1.0, 1.0]
+
+
+def test_the_linear_slot_has_one_meaning() -> None:
+    w, accum, linear = (Variable([1.0]) for _ in range(3))
+    with pytest.raises(InvalidArgumentError, match="multiply_linear_by_lr"):
+        training_ops.apply_ftrl(
+            w, accum, linear, [1.0], 0.1, 0.0, 0.0, -0.5, multiply_linear_by_lr=True
+        )
+
+
+def test_scalars_are_not_float32_on_the_way() -> None:
+    w = Variable(np.zeros(1), name="w")
+    training_ops.resource_apply_gradient_descent(w, 0.1, np.ones(1))
+    assert w.item() == -0.1
