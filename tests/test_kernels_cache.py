@@ -546,7 +546,24 @@ def test_a_loop_returns_one_number():
     assert Loop(last)(np.array([3, -5])) == -5
 
 
-@pytest.mark.parametrize("values", [np.arange(6)[::2], 0.5, [1]], ids=["strided", "float", "list"])
+def test_a_loop_reads_what_may_not_be_written():
+    values = np.array([3, -5])
+    values.flags.writeable = False
+    assert Loop(last)(values) == -5
+
+
+def test_a_loop_takes_empty_arrays():
+    assert Loop(scaled, shifted)(np.ones((0, 3)), 3, np.ones(3, bool)) == (0, 3)
+
+
+REFUSED_BY_LOOPS = {
+    "strided": np.arange(6)[::2],
+    "float": 0.5,
+    "list": [1],
+}
+
+
+@pytest.mark.parametrize("values", REFUSED_BY_LOOPS.values(), ids=REFUSED_BY_LOOPS)
 def test_a_loop_refuses_what_has_no_address(values):
     with pytest.raises(TypeError):
         Loop(last)(values)
