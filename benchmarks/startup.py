@@ -36,6 +36,10 @@ start = time.perf_counter()
 step()
 print(time.perf_counter() - start)
 """
+WITHOUT = """
+if "numba" in sys.modules:
+    sys.exit("The step imported numba.")
+"""
 
 
 @contextmanager
@@ -65,7 +69,7 @@ def importing() -> list[Figure]:
 
 
 def first_steps() -> list[Figure]:
-    """Seconds of the first step: with nothing compiled, and from the disk after `import numba`."""
+    """Seconds of the first step: with nothing compiled; from the disk, with and without Numba."""
     figures: list[Figure] = []
     for rule in catalogue.ENTRIES:
         with _watched(figures):
@@ -74,12 +78,14 @@ def first_steps() -> list[Figure]:
 
 
 def _first_steps(rule: str) -> list[Figure]:
-    cold, warm = [], []
+    cold, warm, bare = [], [], []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
             cold.append(_run(FIRST.format(rule=rule, warm=""), folder))
             warm.append(_run(FIRST.format(rule=rule, warm="import numba"), folder))
+            bare.append(_run(FIRST.format(rule=rule, warm="") + WITHOUT, folder))
     return [
         Figure(f"cold_{rule}", median(cold), 1.5, unit="s", note="compiling, with import numba"),
         Figure(f"disk_{rule}", median(warm), 0.25, unit="s", note="after import numba"),
+        Figure(f"fresh_{rule}", median(bare), 0.25, unit="s", note="without importing numba"),
     ]

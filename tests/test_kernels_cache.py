@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import stat
@@ -15,7 +16,8 @@ import torch
 
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg.engines import store
+from thalweg.engines import codegen, machine_code, store
+from thalweg.engines.loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
 
@@ -282,8 +284,13 @@ def folder(tmp_path, monkeypatch):
     """An empty kernel folder, and nothing in memory."""
     path = tmp_path / "kernels"
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(store, "_loaded", {})
+    forget(monkeypatch)
     return path
+
+
+def forget(monkeypatch):
+    monkeypatch.setattr(store, "_loaded", {})
+    monkeypatch.setattr(store, "_addresses", {})
 
 
 TEXT = "import numba\n\n@numba.cfunc('float64()', cache={cache})\ndef NAME():\n    return VALUE\n"
@@ -291,7 +298,7 @@ TEXT = "import numba\n\n@numba.cfunc('float64()', cache={cache})\ndef NAME():\n 
 
 def made(name, value):
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
-    return getattr(store.load(name, text), name).ctypes()
+    return ctypes.CFUNCTYPE(ctypes.c_double)(store.address(name, text))()
 
 
 def test_the_folder_is_private(folder):
@@ -314,16 +321,113 @@ def test_foreign_content_under_the_right_name_is_overwritten(folder, content):
     assert b"return 2.5" in (folder / "k_foreign.py").read_bytes()
 
 
+def flip(code, place):
+    return code[:place] + bytes([code[place] ^ 1]) + code[place + 1 :]
+
+
+DAMAGES = {
+    "empty": lambda code: b"",
+    "truncated": lambda code: code[:-1],
+    "longer": lambda code: code + b"\0",
+    "no code": lambda code: code[:64],
+    "a bit of the seal": lambda code: flip(code, 3),
+    "a bit of the code": lambda code: flip(code, len(code) // 2),
+    "garbage": lambda code: b"garbage",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_machine_code_is_rebuilt(folder, monkeypatch, damage):
+    assert made("k_damaged", 3.5) == 3.5
+    (file,) = folder.glob("k_damaged.*.o")
+    damaged = damage(file.read_bytes())
+    file.write_bytes(damaged)
+    forget(monkeypatch)
+    linked = []
+    monkeypatch.setattr(
+        machine_code, "link", lambda name, code, link=machine_code.link: (
+            linked.append(code), link(name, code))[1],
+    )  # fmt: skip
+    assert made("k_damaged", 3.5) == 3.5
+    assert linked == [file.read_bytes()[64:]] != [damaged[64:]]
+
+
+def test_machine_code_under_another_name_is_rebuilt(folder, monkeypatch):
+    assert made("k_one", 1.5) == 1.5
+    assert made("k_two", 2.5) == 2.5
+    one, two = (next(folder.glob(f"k_{name}.*.o")) for name in ("one", "two"))
+    two.write_bytes(one.read_bytes())
+    forget(monkeypatch)
+    assert made("k_two", 2.5) == 2.5
+
+
+def test_another_processor_or_llvm_is_another_file(folder, monkeypatch):
+    made("k_target", 1.5)
+    monkeypatch.setattr(machine_code, "target", lambda: "x86_64\nznver9\n+avx1024")
+    forget(monkeypatch)
+    made("k_target", 1.5)
+    assert len(list(folder.glob("k_target.*.o"))) == 2
+
+
+def test_the_target_names_processor_features_and_llvm():
+    from llvmlite import binding
+
+    words = machine_code.target()
+    assert binding.get_host_cpu_name() in words
+    assert binding.get_process_triple() in words
+    assert repr(binding.llvm_version_info) in words
+
+
+def test_another_version_of_numba_is_another_kernel(monkeypatch):
+    before = codegen.generate_measure("float32").name
+    monkeypatch.setattr(codegen, "version", lambda package: "0.0")
+    codegen.versions.cache_clear()
+    try:
+        assert codegen.generate_measure("float32").name != before
+    finally:
+        codegen.versions.cache_clear()
+
+
+def test_code_that_needs_python_is_left_to_the_cache_of_numba(folder, monkeypatch):
+    divides = TEXT.replace("float64()", "float64(float64)").replace("NAME():", "k_python(x):")
+    for _ in range(3):  # it may raise ZeroDivisionError
+        address = store.address("k_python", divides.replace("VALUE", "3.0 / x"))
+        assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(address)(2.0) == 1.5
+        (file,) = folder.glob("k_python.*.o")
+        assert len(file.read_bytes()) == 64
+        forget(monkeypatch)
+    assert list(folder.glob("**/*.nbi"))
+
+
+def test_code_that_llvm_cannot_load_is_left_to_the_cache_of_numba(folder, monkeypatch):
+    monkeypatch.setattr(machine_code, "link", lambda name, code: 0)
+    for _ in range(3):
+        assert made("k_unloadable", 1.5) == 1.5
+        forget(monkeypatch)
+    assert list(folder.glob("**/*.nbi"))
+
+
+@pytest.fixture
+def by_numba(monkeypatch):
+    """A setting that leaves machine code to Numba."""
+    monkeypatch.setattr(machine_code, "available", lambda: False)
+
+
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("content", [b"", b"garbage"], ids=["empty", "garbage"])
-def test_damaged_files_of_numba_are_survived(folder, monkeypatch, ending, content):
+def test_damaged_files_of_numba_are_survived(folder, by_numba, monkeypatch, ending, content):
     assert made("k_damaged", 3.5) == 3.5
     files = list(folder.glob(f"**/*.{ending}"))
     assert files
     for file in files:
         file.write_bytes(content)
-    monkeypatch.setattr(store, "_loaded", {})
+    forget(monkeypatch)
     assert made("k_damaged", 3.5) == 3.5
+
+
+def test_settings_of_numba_are_left_to_numba(monkeypatch):
+    monkeypatch.setenv("NUMBA_ENABLE_AVX", "0")
+    assert not machine_code.available()
 
 
 def test_temporary_files_are_removed(folder):
@@ -334,7 +438,7 @@ def test_temporary_files_are_removed(folder):
 def test_an_unwritable_folder_warns_once_and_works(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path / "file" / "kernels"))
-    monkeypatch.setattr(store, "_loaded", {})
+    forget(monkeypatch)
     with pytest.warns(PerformanceWarning, match="Set THALWEG_CACHE_DIR to a folder") as seen:
         values = [made("k_memory", 4.5), made("k_memory_too", 5.5)]
     assert values == [4.5, 5.5]
@@ -342,36 +446,110 @@ def test_an_unwritable_folder_warns_once_and_works(tmp_path, monkeypatch):
     assert step(closure(1.25)) == -1.5
 
 
-def test_the_kernels_of_a_rule_come_from_the_disk_the_second_time(folder):
-    script = (
-        "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
-        "w = thalweg.Variable([1.0]); Adam(0.1).apply_gradients([([2.0], w)])\n"
-        "sys.stdout.write(w.detach().numpy().tobytes().hex())"
-    )
+DENSE = (
+    "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
+    "w = thalweg.Variable([1.0]); Adam(0.1).apply_gradients([([2.0], w)])\n"
+    "sys.stdout.write(w.detach().numpy().tobytes().hex())"
+)
+SPARSE = (
+    "import thalweg, sys, torch; from thalweg.keras.optimizers import {optimizer}\n"
+    "w = thalweg.Variable(torch.arange(24.0).reshape(8, 3))\n"
+    "rows, values = torch.tensor([5, 2, 5, 0]), torch.arange(12.0).reshape(4, 3)\n"
+    "g = thalweg.IndexedSlices(values, rows, (8, 3))\n"
+    "{optimizer}(0.1).apply_gradients([(g, w)])\n"
+    "sys.stdout.write(w.detach().numpy().tobytes().hex())"
+)
+POWER = (
+    "import thalweg, sys; from thalweg.keras.optimizers import Ftrl\n"
+    "w = thalweg.Variable([1.0]); o = Ftrl(0.1, learning_rate_power=-0.6)\n"
+    "o.apply_gradients([([2.0], w)])\n"
+    "sys.stdout.write(w.detach().numpy().tobytes().hex())"
+)
+STEPS = {
+    "dense": DENSE,
+    "the C library's pow": POWER,
+    "sums": SPARSE.format(optimizer="Adagrad"),
+    "successive": SPARSE.format(optimizer="SGD"),
+    "untouched rows": SPARSE.format(optimizer="Adam"),
+}
+WITHOUT = "\nsys.exit('numba' in sys.modules)"
+
+
+@pytest.mark.parametrize("script", STEPS.values(), ids=STEPS)
+def test_a_second_process_takes_the_same_step_without_numba(folder, script):
     first = run_python("-c", script)
+    assert first
     files = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert files
-    assert run_python("-c", script) == first
+    assert run_python("-c", script + WITHOUT) == first
     after = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert after == files
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_loaded_machine_code_runs_in_a_forked_child(folder):
+    run_python("-c", DENSE)
+    fork = (
+        "\nimport os\nchild = os.fork()\nv = thalweg.Variable([1.0] * 3)\n"
+        "thalweg.keras.optimizers.SGD(0.5).apply_gradients([([2.0] * 3, v)])\n"
+        "Adam(0.1).apply_gradients([([2.0], w)])\n"
+        "os._exit(v.tolist() != [0.0] * 3) if not child else None\n"
+        "sys.exit(os.waitpid(child, 0)[1])"
+    )
+    run_python("-c", DENSE + fork)
+
+
 @pytest.mark.slow
 def test_processes_may_compile_one_kernel_at_once(folder):
-    script = (
-        "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
-        "w = thalweg.Variable([1.0]); Adam(0.1).apply_gradients([([2.0], w)])\n"
-        "sys.stdout.write(w.detach().numpy().tobytes().hex())"
-    )
     paths = os.pathsep.join([str(Path(__file__).parents[1] / "src"), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths}
     started = [
-        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
+        subprocess.Popen([sys.executable, "-c", DENSE], stdout=subprocess.PIPE, env=environment)
         for _ in range(4)
     ]
     outputs = {process.communicate()[0] for process in started}
     assert len(outputs) == 1
     assert outputs != {b""}
+
+
+# Loops
+
+
+def scaled(values, factor, wanted):
+    count = 0
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            values[row, column] = shifted(values[row, column]) * factor
+            count += wanted[column]
+    return count, values.shape[1]
+
+
+def shifted(value):
+    return value + 1
+
+
+def last(values):
+    return values[len(values) - 1]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.float32, np.float64])
+def test_a_loop_does_what_its_python_does(dtype):
+    values, same = (np.arange(6, dtype=dtype).reshape(2, 3) for _ in range(2))
+    wanted = np.array([True, False, True])
+    assert Loop(scaled, shifted)(values, np.int64(3), wanted) == (4, 3)
+    for place in np.ndindex(same.shape):
+        same[place] = (same[place] + 1) * 3
+    np.testing.assert_array_equal(values, same)
+
+
+def test_a_loop_returns_one_number():
+    assert Loop(last)(np.array([3, -5])) == -5
+
+
+@pytest.mark.parametrize("values", [np.arange(6)[::2], 0.5, [1]], ids=["strided", "float", "list"])
+def test_a_loop_refuses_what_has_no_address(values):
+    with pytest.raises(TypeError):
+        Loop(last)(values)
 
 
 def test_importing_thalweg_does_not_import_numba():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 
 from thalweg.engines import store, team
 from thalweg.engines.codegen import Kernel, generate, generate_measure
+from thalweg.engines.loops import Loop
 from thalweg.engines.work import SERIAL, Table
 from thalweg.formula import Formula
 
@@ -26,9 +26,7 @@ class Compiled:
     def __init__(self, kernel: Kernel, compute: type[np.floating]) -> None:
         self.scalars = kernel.scalars
         self.dtype = compute
-        # The function owns the machine code, so it must live as long as the address is used.
-        self._function = getattr(store.load(kernel.name, kernel.source), kernel.name)
-        self._address: int = self._function.address
+        self._address = store.address(kernel.name, kernel.source)
 
     def run(self, table: Table, scalars: np.ndarray, flush: bool) -> None:
         """Update everything the table points at.
@@ -67,17 +65,9 @@ def compiled(
 
 
 @cache
-def jitted(*functions: Callable[..., Any]) -> Any:
-    """Plain functions compiled by Numba and kept where kernels are; returns the first."""
-    texts = [
-        "@numba.njit(nogil=True, cache={cache}, boundscheck=False, error_model='numpy')\n"
-        + inspect.getsource(function)
-        for function in functions
-    ]
-    source = "import numba\nimport numpy as np\nfrom thalweg.engines.intrinsics import *\n\n"
-    source += "\n\n".join(reversed(texts))
-    name = f"j_{store.digest(source)}"
-    return getattr(store.load(name, source), functions[0].__name__)
+def jitted(*functions: Callable[..., Any]) -> Loop:
+    """A plain function over arrays and integers, compiled; followed by the functions it calls."""
+    return Loop(*functions)
 
 
 @cache

@@ -42,6 +42,16 @@ float64_pointer = _pointer_to(types.float64, ir.DoubleType(), "float64_pointer")
 
 
 @intrinsic
+def void_pointer(typingctx: Any, address: Any) -> Any:
+    """The void pointer to an integer address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
 def address_of(typingctx: Any, pointer: Any) -> Any:
     """The integer address of a void pointer."""
 
@@ -127,9 +137,23 @@ def float_to_bfloat(typingctx: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-def _c_function(function: Any, arguments: int, name: str) -> Any:
-    # Under a name of its own, so that LLVM neither rewrites nor replaces it.
-    binding.add_symbol(name, libm.address(function))
+@intrinsic
+def square_root(typingctx: Any, x: Any) -> Any:
+    """LLVM's square root of a float or double: an instruction, not a call that may set errno."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = args[0].type
+        name = f"llvm.sqrt.{kind.intrinsic_name}"
+        function = builder.module.globals.get(name)
+        return builder.call(
+            function or ir.Function(builder.module, ir.FunctionType(kind, [kind]), name), args
+        )
+
+    return x(x), codegen
+
+
+def _c_function(name: str, arguments: int) -> Any:
+    binding.add_symbol(name, libm.address(libm.SYMBOLS[name]))
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         double = ir.DoubleType()
@@ -142,9 +166,9 @@ def _c_function(function: Any, arguments: int, name: str) -> Any:
     return emit
 
 
-_exp = _c_function(libm.exp, 1, "thalweg_exp")
-_log = _c_function(libm.log, 1, "thalweg_log")
-_pow = _c_function(libm.power, 2, "thalweg_pow")
+_exp = _c_function("thalweg_exp", 1)
+_log = _c_function("thalweg_log", 1)
+_pow = _c_function("thalweg_pow", 2)
 
 
 @intrinsic

@@ -19,6 +19,9 @@ def _function(name: str, arguments: int) -> Callable[..., float]:
 
 exp, log, power = _function("exp", 1), _function("log", 1), _function("pow", 2)
 
+# What compiled code calls them: names that LLVM does not know.
+SYMBOLS = {"thalweg_exp": exp, "thalweg_log": log, "thalweg_pow": power}
+
 
 def address(function: Callable[..., float]) -> int:
     """Where the machine code of one of these functions lies."""

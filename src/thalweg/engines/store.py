@@ -19,9 +19,11 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from thalweg.engines import machine_code
 from thalweg.errors import PerformanceWarning, warn
 
 _lock = threading.RLock()
+_addresses: dict[str, int] = {}
 _loaded: dict[str, ModuleType] = {}
 
 
@@ -58,49 +60,99 @@ def _usable(path: Path) -> bool:
     return True
 
 
-def _write(path: Path, source: str) -> None:
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == source.encode():
-            return
+def _write(path: Path, content: bytes) -> None:
+    # Atomically: other processes may be reading the file, or writing it, too.
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(source)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
 
 
-def load(name: str, source: str) -> ModuleType:
-    """The module of a generated source; `{cache}` in it becomes whether Numba may cache on disk.
+def _holds(path: Path, content: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return path.read_bytes() == content
+    return False
+
+
+def _sealed(path: Path, code: bytes) -> bytes:
+    # The name is sealed with the code: nothing can take another kernel's place.
+    return hashlib.blake2b(path.name.encode() + b"\0" + code).digest() + code
+
+
+def _read(path: Path) -> bytes | None:
+    """The code in a file, empty where Numba's own cache must do; None if missing or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    code = content[hashlib.blake2b().digest_size :]
+    return code if content == _sealed(path, code) else None
+
+
+def address(name: str, source: str) -> int:
+    """The address of the C function of a generated source, from memory, disk or Numba.
+
+    Args:
+        name: The function's name, which holds the hash of all that matters to its code.
+        source: Its text; must define it as a `numba.cfunc`.
+    """
+    with _lock:
+        found = _addresses.get(name)
+        if found is None:
+            found = _addresses[name] = _address(name, source)
+        return found
+
+
+def _address(name: str, source: str) -> int:
+    if not (machine_code.available() and _usable(folder())):
+        return getattr(load(name, source), name).address
+    path = folder() / f"{name}.{digest(machine_code.target())}.o"
+    code = _read(path)
+    if code is not None:
+        return machine_code.link(name, code) or getattr(load(name, source), name).address
+    function = getattr(load(name, source, cached=False), name)
+    code = machine_code.emit(function, name)
+    found = machine_code.link(name, code)
+    with contextlib.suppress(OSError):
+        _write(path, _sealed(path, code if found else b""))
+    return found or function.address
+
+
+def load(name: str, source: str, cached: bool = True) -> ModuleType:
+    """The module of a generated source, run with Numba.
 
     Args:
         name: A Python identifier that holds the hash of the source.
-        source: Its text.
+        source: Its text; `{cache}` in it becomes whether Numba may cache on disk.
+        cached: Whether it should, where the folder can be used.
     """
     with _lock:
         module = _loaded.get(name)
         if module is None:
-            module = _loaded[name] = _load(name, source)
+            module = _loaded[name] = _load(name, source, cached)
         return module
 
 
-def _load(name: str, source: str) -> ModuleType:
+def _load(name: str, source: str, cached: bool) -> ModuleType:
     qualified = f"thalweg_kernels.{name}"
     text, file = source.replace("{cache}", "False"), f"<{qualified}>"
     if _usable(folder()):
-        path, cached = folder() / f"{name}.py", source.replace("{cache}", "True")
-        with contextlib.suppress(OSError):
-            _write(path, cached)
-            text, file = cached, str(path)
-    try:
-        return _execute(qualified, text, file)
-    except Exception:
-        if "{cache}" not in source or file.startswith("<"):
-            raise
-        # A damaged file of Numba's beside ours: compile in memory, where none is read.
-        return _execute(qualified, source.replace("{cache}", "False"), f"<{qualified}>")
+        path, kept = folder() / f"{name}.py", source.replace("{cache}", str(cached))
+        try:
+            if not _holds(path, kept.encode()):  # Numba asks when the file was written
+                _write(path, kept.encode())
+            return _execute(qualified, kept, str(path))
+        except OSError:
+            pass
+        except Exception:
+            if kept == text:
+                raise
+            # A damaged file of Numba's beside ours: compile in memory, where none is read.
+    return _execute(qualified, text, file)
 
 
 def _execute(name: str, text: str, file: str) -> ModuleType:
