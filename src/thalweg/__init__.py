@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.autodiff import GradientTape, embedding_lookup
 from thalweg.errors import (
+    CancelledError,
     CheckpointMismatchError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -51,6 +52,7 @@ _FACES = ("keras", "tf", "v1")
 _ENGINES = ("check_rule", "engine")
 
 __all__ = [
+    "CancelledError",
     "CheckpointMismatchError",
     "FailedPreconditionError",
     "GradientTape",

@@ -28,6 +28,10 @@ class FailedPreconditionError(ThalwegError, RuntimeError):
     """The call is legal, but not in the present state of the object."""
 
 
+class CancelledError(ThalwegError, RuntimeError):
+    """A wait was ended on purpose: the session was closed, or a stop was requested."""
+
+
 class NotFoundError(ThalwegError, KeyError):
     """What was asked for by name does not exist."""
 

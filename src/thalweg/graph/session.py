@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class Session:
         self._lock = ReadWriteLock()
         self._plans: dict[Any, Plan] = {}
         self._generators: dict[object, torch.Generator] = {}
+        self._resources: dict[Any, Any] = {}
+        self._opening = threading.Lock()  # no resource is made while the session is closed
         self._closed = False
         self._context: contextlib.ExitStack | None = None
 
@@ -70,8 +73,7 @@ class Session:
             InvalidTypeError: A fetch or the key of a feed is nothing of a graph.
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
-        if self._closed:
-            raise FailedPreconditionError("Attempted to use a closed Session.")
+        self._check_open()
         wanted = tuple(leaves_of(fetches))
         feeds = converted_feeds(self.graph, feed_dict) if feed_dict else {}
         results = self._execute(self._plan(wanted, frozenset(feeds)), feeds, len(wanted))
@@ -143,7 +145,11 @@ class Session:
         Raises:
             FailedPreconditionError: The variable is not initialized.
         """
-        return self._leaves.get(variable)
+        try:
+            return self._leaves.get(variable)
+        except FailedPreconditionError:
+            self._check_open()  # another thread may have closed it during the run
+            raise
 
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Whether the variable has a value here."""
@@ -168,6 +174,26 @@ class Session:
         with self._exclusively():
             self._leaves.put(variable, value)
 
+    def resource(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make()` returned when this session was first asked for `key`.
+
+        It has a method `close`, called when the session is closed: that must end all waits.
+        """
+        with self._opening:
+            self._check_open()
+            if key not in self._resources:
+                self._resources[key] = make()
+            return self._resources[key]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session cannot run any more."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError("Attempted to use a closed Session.")
+
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
         self._lock.acquire(EXCLUSIVE)
@@ -177,8 +203,16 @@ class Session:
             self._lock.release(EXCLUSIVE)
 
     def close(self) -> None:
-        """Forget the values of all variables; the session cannot run any more."""
-        self._closed = True
+        """Forget the values of all variables; the session cannot run any more.
+
+        Operations that wait in other threads end with CancelledError.
+        """
+        with self._opening:
+            self._closed = True
+            resources = list(self._resources.values())
+            self._resources.clear()
+        for resource in resources:
+            resource.close()
         self._leaves.clear()
         self._plans.clear()
 

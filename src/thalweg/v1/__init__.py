@@ -2,7 +2,7 @@
 
 from thalweg import graph
 from thalweg.autodiff import GradientTape
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
 from thalweg.indexed_slices import IndexedSlices
@@ -10,6 +10,7 @@ from thalweg.v1 import contrib, train, training_ops
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *graph.__all__,
+    "CancelledError",
     "FailedPreconditionError",
     "GradientTape",
     "IndexedSlices",

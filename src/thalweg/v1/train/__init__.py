@@ -4,6 +4,7 @@ from thalweg.v1.train.adadelta import AdadeltaOptimizer
 from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
 from thalweg.v1.train.adam import AdamOptimizer
+from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.decay import (
     cosine_decay,
     cosine_decay_restarts,
@@ -30,13 +31,17 @@ from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
 from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
+from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner, start_queue_runners
 from thalweg.v1.train.rmsprop import RMSPropOptimizer
+from thalweg.v1.train.session_run_hook import SessionRunHook
+from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
 
 __all__ = [
     "AdadeltaOptimizer",
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "Coordinator",
     "ExponentialMovingAverage",
     "FtrlOptimizer",
     "GradientDescentOptimizer",
@@ -44,7 +49,11 @@ __all__ = [
     "Optimizer",
     "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer",
+    "QueueRunner",
     "RMSPropOptimizer",
+    "SessionRunHook",
+    "SyncReplicasOptimizer",
+    "add_queue_runner",
     "assert_global_step",
     "cosine_decay",
     "cosine_decay_restarts",
@@ -60,4 +69,5 @@ __all__ = [
     "piecewise_constant",
     "piecewise_constant_decay",
     "polynomial_decay",
+    "start_queue_runners",
 ]

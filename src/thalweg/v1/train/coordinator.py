@@ -1,0 +1,161 @@
+"""`Coordinator`: threads that end together; the first error is raised where they are joined."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from thalweg.errors import CancelledError, FailedPreconditionError, InvalidTypeError
+
+_PAUSE = 0.05  # seconds between two looks at whether threads have ended
+
+
+class Coordinator:
+    """Lets threads ask each other to stop, and waits for them.
+
+    Args:
+        clean_stop_exception_types: Exceptions that stop the threads without being an error; by
+            default CancelledError, with which waits end when others have stopped.
+
+    Example:
+        >>> import threading
+        >>> coordinator, done = Coordinator(), []
+        >>> def work():
+        ...     with coordinator.stop_on_exception():
+        ...         while not coordinator.should_stop():
+        ...             done.append(len(done))
+        ...             if len(done) == 3:
+        ...                 coordinator.request_stop()
+        >>> thread = threading.Thread(target=work)
+        >>> thread.start()
+        >>> coordinator.join([thread])
+        >>> done
+        [0, 1, 2]
+
+    Reference: tf.train.Coordinator
+    """
+
+    def __init__(
+        self, clean_stop_exception_types: tuple[type[BaseException], ...] | None = None
+    ) -> None:
+        self._clean = (
+            (CancelledError,) if clean_stop_exception_types is None else clean_stop_exception_types
+        )
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self._callbacks: list[Callable[[BaseException | None], None]] = []
+        self._joined = False
+
+    def should_stop(self) -> bool:
+        """Whether a stop was requested."""
+        return self._stopped.is_set()
+
+    def request_stop(self, ex: Any = None) -> None:
+        """Ask all threads to stop. Of several errors the first counts.
+
+        Args:
+            ex: Optional. The exception that is the reason, or `sys.exc_info()`; `join` raises it,
+                unless it is of one of the types for clean stops.
+
+        Raises:
+            TypeError: `ex` is no exception.
+            BaseException: `ex`, if `join` has returned already and cannot raise it.
+        """
+        error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
+        if error is not None and not isinstance(error, BaseException):
+            raise InvalidTypeError(f"request_stop takes an exception or None, not {ex!r}.")
+        if isinstance(error, self._clean):
+            error = None
+        with self._lock:
+            if self._joined and error is not None:
+                raise error
+            if self._stopped.is_set():
+                return
+            self._error = error
+            callbacks, self._callbacks = self._callbacks, []
+            self._stopped.set()
+        for callback in callbacks:
+            callback(error)
+
+    def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call `callback` with the error, or None, when a stop is requested, or now if it was.
+
+        That is for waits that know nothing of the coordinator and must be ended.
+        """
+        with self._lock:
+            if not self._stopped.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self._error)
+
+    def clear_stop(self) -> None:
+        """Forget that a stop was requested, and its error."""
+        with self._lock:
+            self._joined, self._error = False, None
+            self._stopped.clear()
+
+    @contextlib.contextmanager
+    def stop_on_exception(self) -> Iterator[None]:
+        """Request a stop with what the block raises, which goes no further."""
+        try:
+            yield
+        except BaseException as error:
+            self.request_stop(error)
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """Wait until a stop is requested, or for `timeout` seconds; whether it was."""
+        return self._stopped.wait(timeout)
+
+    def register_thread(self, thread: threading.Thread) -> None:
+        """Let `join` wait for a thread."""
+        with self._lock:
+            self._threads.append(thread)
+
+    @property
+    def joined(self) -> bool:
+        """Whether `join` has returned or raised."""
+        return self._joined
+
+    def join(
+        self,
+        threads: Iterable[threading.Thread] | None = None,
+        stop_grace_period_secs: float = 120,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Wait until all threads have ended.
+
+        Args:
+            threads: Threads to wait for, besides those that are registered.
+            stop_grace_period_secs: How long threads may go on after a stop was requested.
+            ignore_live_threads: Whether those that go on for longer are left alone.
+
+        Raises:
+            BaseException: The error with which the stop was requested.
+            FailedPreconditionError: Threads go on after that time.
+        """
+        with self._lock:
+            waited = dict.fromkeys([*self._threads, *(threads or ())])
+        alive = [thread for thread in waited if thread is not threading.current_thread()]
+        while alive and not self._stopped.wait(_PAUSE):
+            alive = [thread for thread in alive if thread.is_alive()]
+        end = time.monotonic() + stop_grace_period_secs
+        for thread in alive:
+            thread.join(max(0.0, end - time.monotonic()))
+        names = [thread.name for thread in alive if thread.is_alive()]
+        with self._lock:
+            self._joined, self._threads = True, []
+        self.raise_requested_exception()
+        if names and not ignore_live_threads:
+            raise FailedPreconditionError(
+                f"Coordinator stopped with threads still running: {' '.join(names)}"
+            )
+
+    def raise_requested_exception(self) -> None:
+        """Raise the error with which a stop was requested, if there is one."""
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,176 @@
+"""`Rendezvous`: where the workers and the chief of one session meet."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thalweg.errors import CancelledError, FailedPreconditionError
+from thalweg.v1.train.accumulators import Accumulator
+
+Make = Callable[[], list[Accumulator]]
+
+
+class _Request:
+    """The chief waits for so many gradients; once they are there, `found` holds their sums."""
+
+    def __init__(self, required: int) -> None:
+        self.required = required
+        self.found: list[Accumulator] | None = None
+
+
+class _Era:
+    """What there is until a stop; those who wait when it ends never see the next one."""
+
+    def __init__(self, make: Make) -> None:
+        self.sums = make()
+        self.count = 0
+        self.requests: deque[_Request] = deque()
+        self.tokens: deque[Any] = deque()
+        self.ending: tuple[str, BaseException | None] | None = None
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        """Refuse everything from now on; the first reason stays."""
+        self.ending = self.ending or (reason, error)
+
+    def check(self) -> None:
+        """Raise the error of those who wait or come after the end."""
+        if self.ending is None:
+            return
+        reason, error = self.ending
+        message = f"Workers and chief no longer wait for each other: {reason}."
+        if error is None:
+            raise CancelledError(message)
+        raise FailedPreconditionError(message) from error
+
+
+class Rendezvous:
+    """Gradients go from the workers to the chief, tokens from the chief to the workers.
+
+    A worker's gradients are added all together or not at all. The step counts how often gradients
+    were handed over to the chief; those computed before it are stale.
+
+    Every wait ends with CancelledError when the rendezvous is stopped or closed, or with
+    FailedPreconditionError when it is stopped by a failure; so do all calls that come later.
+
+    Args:
+        make: Makes new accumulators, one for each gradient of a worker.
+
+    Attributes:
+        step: Gradients of an earlier step are stale.
+        dropped: How many times a worker's gradients were stale.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._changed = threading.Condition()
+        self._era = _Era(make)
+        self._closed = False
+        self.step: Any = 0
+        self.dropped = 0
+
+    def push(self, gradients: Sequence[Any], local_step: Any) -> bool:
+        """Add a worker's gradients, unless `local_step` is before the present step.
+
+        Returns:
+            Whether they were added.
+        """
+        with self._changed:
+            era = self._era
+            era.check()
+            if local_step < self.step:
+                self.dropped += 1
+                return False
+            try:
+                for accumulator, gradient in zip(era.sums, gradients, strict=True):
+                    accumulator.add(gradient)
+            except BaseException as error:  # the sums are half done, and must not be used
+                self._end(f"gradients could not be added: {_described(error)}", error)
+                raise
+            era.count += 1
+            self._serve(era)
+            return True
+
+    def take(self, required: int) -> list[Any]:
+        """Wait for `required` gradients of each variable, and take their means.
+
+        If the chief comes late there may be more, which are taken as well.
+        """
+        request = _Request(required)
+        with self._changed:
+            era = self._era
+            era.check()
+            era.requests.append(request)
+            try:
+                self._serve(era)
+                while request.found is None:
+                    self._changed.wait()
+                    era.check()
+            finally:
+                if request in era.requests:
+                    era.requests.remove(request)
+        return [accumulator.mean() for accumulator in request.found]
+
+    def _serve(self, era: _Era) -> None:
+        """Hand over as soon as there is enough, so that what comes next is a new step's."""
+        if era.requests and era.count >= era.requests[0].required:
+            era.requests.popleft().found = era.sums
+            era.sums, era.count = self._make(), 0
+            self.step += 1
+            self._changed.notify_all()
+
+    def put_tokens(self, value: Any, count: int) -> None:
+        """Let `count` workers go on, with `value` as their local step.
+
+        After a stop nobody waits for them; a chief that is done with a step may end it properly.
+        """
+        with self._changed:
+            self._era.tokens.extend([value] * count)
+            self._changed.notify_all()
+
+    def wait_token(self) -> Any:
+        """Wait for a token, the oldest first; its value."""
+        with self._changed:
+            era = self._era
+            era.check()
+            while not era.tokens:
+                self._changed.wait()
+                era.check()
+            return era.tokens.popleft()
+
+    def check(self) -> None:
+        """Raise the error of those who wait, if there has been a stop."""
+        with self._changed:
+            self._era.check()
+
+    def begin(self, step: Any) -> None:
+        """Set the step; after a stop also open again, with no gradients and no tokens."""
+        with self._changed:
+            if self._era.ending is not None and not self._closed:
+                self._era = _Era(self._make)
+            self.step = step
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """End all waits.
+
+        Args:
+            error: The failure that is the reason; None if a stop was asked for.
+        """
+        with self._changed:
+            self._end("a stop was requested" if error is None else _described(error), error)
+
+    def close(self) -> None:
+        """End all waits for good."""
+        with self._changed:
+            self._closed = True
+            self._end("the session was closed", None)
+
+    def _end(self, reason: str, error: BaseException | None) -> None:
+        self._era.end(reason, error)
+        self._changed.notify_all()
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(".")

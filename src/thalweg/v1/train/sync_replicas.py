@@ -1,0 +1,514 @@
+"""`SyncReplicasOptimizer`: several workers take one step together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.engines.selection import EngineName
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    GraphVariable,
+    Operation,
+    Output,
+    SymbolicSlices,
+    SymbolicTensor,
+    by_reference,
+    current_session,
+    executing_eagerly,
+    get_default_graph,
+    global_variables,
+    is_symbolic,
+    make_variable,
+    no_op,
+    operation,
+    report_uninitialized_variables,
+)
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.pairs import as_gradient, as_pairs
+from thalweg.step import check_pairs
+from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
+from thalweg.v1.train.gradients import in_graph
+from thalweg.v1.train.moving_averages import ExponentialMovingAverage
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.queue_runner import QueueRunner
+from thalweg.v1.train.rendezvous import Rendezvous
+from thalweg.v1.train.session_run_hook import SessionRunHook
+from thalweg.v1.train.state import base_name
+
+
+class SyncReplicasOptimizer(Optimizer):
+    """Lets another optimizer take one step with the mean of the gradients of several workers.
+
+    Workers are threads that run the returned operation in one session. It hands the worker's
+    gradients over and waits until the step has been taken. The chief, a thread of
+    `get_chief_queue_runner()`, takes the step as soon as `replicas_to_aggregate` gradients of the
+    present step are there. Gradients computed before the last step are dropped.
+
+    Dense gradients: the mean of all. Sparse gradients: of each row the mean of the gradients that
+    contain it. They are added in the order in which they arrive, which with more than two workers
+    may show in the last bit. Where a run finds no gradient of a variable, it counts as zeros.
+
+    Workers of one session that train the same variables work together, also through several
+    optimizers; each session is on its own. All waits end with CancelledError when the session is
+    closed or the chief's coordinator stops, and with an error that names the cause when the chief
+    or a thread of its coordinator fails.
+
+    Args:
+        opt: The optimizer that takes the steps.
+        replicas_to_aggregate: How many gradients make a step.
+        total_num_replicas: How many workers there are, if not as many. More are spare: a step does
+            not wait for the slowest. With fewer, each gives several gradients for a step.
+        variable_averages: Optional. An `ExponentialMovingAverage` that follows each step.
+        variables_to_average: Optional. Its variables; all trainable ones by default.
+        use_locking: Accepted for compatibility; what `opt` was given counts.
+        name: The scope of the operations.
+
+    Attributes:
+        local_step_init_op: Starts a worker: its gradients count as of the present global step.
+            Exists after `apply_gradients`, as do the next two.
+        chief_init_op: Starts the chief, and the worker beside it; also after a stop.
+        ready_for_local_init_op: The names of the global variables that are not initialized; the
+            other two may run when there are none.
+
+    Raises:
+        TypeError: `opt` is no optimizer of this module, or `variable_averages` keeps no averages.
+        ValueError: A number of replicas is not a positive integer.
+
+    Differs from:
+        TensorFlow: the gradients of a worker count all together or not at all, optimizers of
+        different variables do not share tokens, and a shared local step never goes back. A
+        gradient that does not fit its variable is refused in the run of the worker that has it.
+
+    Example:
+        >>> import threading
+        >>> from thalweg import v1
+        >>> with v1.Graph().as_default():
+        ...     w = v1.Variable([1.0, 2.0])
+        ...     grad = v1.placeholder("float32", [2])
+        ...     opt = SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.5), 2)
+        ...     step = v1.train.get_or_create_global_step()
+        ...     train_op = opt.apply_gradients([(grad, w)], step)
+        ...     hook = opt.make_session_run_hook(is_chief=True, num_tokens=0)
+        ...     hook.begin()
+        ...     with v1.Session() as session:
+        ...         session.run(v1.global_variables_initializer())
+        ...         hook.after_create_session(session, None)
+        ...         feeds = {grad: [1.0, 1.0]}, {grad: [3.0, 0.0]}
+        ...         run = lambda feed: session.run(train_op, feed)
+        ...         workers = [threading.Thread(target=run, args=[feed]) for feed in feeds]
+        ...         for worker in workers:
+        ...             worker.start()
+        ...         for worker in workers:
+        ...             worker.join()
+        ...         print(session.run(w), session.run(step))
+        [0.   1.75] 1
+
+    Reference: tf.train.SyncReplicasOptimizer; https://arxiv.org/abs/1604.00981
+    """
+
+    local_step_init_op: Operation
+    chief_init_op: Operation
+    ready_for_local_init_op: SymbolicTensor
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        replicas_to_aggregate: int,
+        total_num_replicas: int | None = None,
+        variable_averages: ExponentialMovingAverage | None = None,
+        variables_to_average: Sequence[Any] | None = None,
+        use_locking: bool = False,
+        name: str = "sync_replicas",
+    ) -> None:
+        super().__init__(use_locking, name)
+        if not isinstance(opt, Optimizer):
+            raise InvalidTypeError(f"opt must be an optimizer of thalweg.v1, not {opt!r}.")
+        if not (variable_averages is None or hasattr(variable_averages, "apply")):
+            raise InvalidTypeError(
+                f"variable_averages must have a method apply, not be {variable_averages!r}."
+            )
+        if total_num_replicas is None:
+            total_num_replicas = replicas_to_aggregate
+        self._opt = opt
+        self._replicas_to_aggregate = _count("replicas_to_aggregate", replicas_to_aggregate)
+        self._total_num_replicas = _count("total_num_replicas", total_num_replicas)
+        self._tokens_per_step = max(self._replicas_to_aggregate, self._total_num_replicas)
+        self._variable_averages = variable_averages
+        self._variables_to_average = variables_to_average
+        self._meeting: _Meeting | None = None
+        self._chief_queue_runner: QueueRunner | None = None
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As `opt.compute_gradients`."""
+        return self._opt.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As `opt.get_slot`."""
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
+        """As `opt.get_slot_names`."""
+        return self._opt.get_slot_names(*args, **kwargs)
+
+    def variables(self) -> list[Any]:
+        """As `opt.variables`."""
+        return self._opt.variables()
+
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine of `opt`."""
+        return self._opt.engine
+
+    @engine.setter
+    def engine(self, name: EngineName | None) -> None:
+        self._opt.engine = name
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """Build what the workers and the chief run.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor,
+                `IndexedSlices`, or None.
+            global_step: The variable that counts the steps.
+            name: Name of the worker's operation.
+            skip_gradients_aggregation: Accepted for compatibility.
+
+        Returns:
+            The worker's operation. It changes no variable but `sync_rep_local_step`: the chief
+            takes the step.
+
+        Raises:
+            RuntimeError: In eager mode.
+            ValueError: There are no pairs, no variable has a gradient, a gradient is of no known
+                type, or there is no global step.
+            TypeError: `global_step` is no variable of a graph.
+        """
+        given = as_pairs(grads_and_vars)
+        if executing_eagerly() and not any(is_symbolic(part) for pair in given for part in pair):
+            raise RuntimeError(
+                "SyncReplicasOptimizer works in graph mode only: its workers are runs of a session."
+                " Build a Graph, or call thalweg.v1.disable_eager_execution() first."
+            )
+        if not given:
+            raise ValueError("Must supply at least one variable")
+        if global_step is None:
+            raise ValueError("Global step is required to check staleness")
+        step = in_graph(global_step)
+        if not isinstance(step, GraphVariable):
+            raise InvalidTypeError(
+                f"global_step must be a variable of the graph, not {global_step!r}."
+            )
+        for grad, var in given:
+            _check_type(grad, var)
+        with step.graph.as_default():
+            pairs = [(grad, in_graph(var)) for grad, var in given]
+            return self._build(pairs, step, name or self._name)
+
+    def _build(self, given: list[tuple[Any, Any]], step: GraphVariable, name: str) -> Operation:
+        graph = get_default_graph()
+        meeting = _Meeting([pair for pair in given if pair[0] is not None], self._opt)
+        with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
+            with graph.name_scope(self._name) as scope:
+                taken = meeting.take(self._replicas_to_aggregate)
+            chief = self._chief_step(meeting, given, taken, step)
+            local_step = make_variable(
+                0, "sync_rep_local_step", dtype=step.dtype, collections=[GraphKeys.LOCAL_VARIABLES]
+            )
+            stamp = local_step.read_value()  # not later than the variables the gradients are of
+            with graph.name_scope(scope):
+                start = _local_step_init(local_step, step)
+                begin = meeting.begin(step, after=start)
+                ready = report_uninitialized_variables(global_variables())
+                runner = _ChiefQueueRunner(meeting, chief)
+        with graph.name_scope(scope):
+            pushed = meeting.push(stamp)
+        with graph.control_dependencies([pushed]):
+            train_op = meeting.wait(local_step, name)
+        self.local_step_init_op, self.chief_init_op = start, begin
+        self.ready_for_local_init_op = ready
+        self._local_step, self._global_step = local_step, step
+        self._meeting, self._chief_queue_runner = meeting, runner
+        return train_op
+
+    def _chief_step(
+        self,
+        meeting: _Meeting,
+        given: list[tuple[Any, Any]],
+        taken: list[Any],
+        step: GraphVariable,
+    ) -> Operation:
+        """Take gradients, apply them, hand out tokens."""
+        graph = get_default_graph()
+        means = iter(taken)
+        pairs = [(None if grad is None else next(means), var) for grad, var in given]
+        waited = [grad for grad, _ in pairs if grad is not None]
+        # After the wait, so that what the optimizer reads is of this step.
+        with graph.name_scope(None), graph.control_dependencies(waited):
+            update = self._opt.apply_gradients(pairs, step)
+        with graph.control_dependencies([update]):
+            last = meeting.put_tokens(step, self._tokens_per_step)
+        if self._variable_averages is not None:
+            with graph.name_scope(None), graph.control_dependencies([last]):
+                last = self._variable_averages.apply(self._variables_to_average)
+        return last
+
+    def get_chief_queue_runner(self) -> QueueRunner:
+        """The queue runner whose thread is the chief.
+
+        Raises:
+            ValueError: `apply_gradients` was not called before.
+        """
+        if self._chief_queue_runner is None:
+            raise ValueError("Should be called after apply_gradients().")
+        return self._chief_queue_runner
+
+    def get_init_tokens_op(self, num_tokens: int = -1) -> Operation:
+        """An operation that lets workers go on before the first step.
+
+        The tokens say that the local step is the present global step. Gradients of workers that
+        got one after the first step was taken are dropped.
+
+        Args:
+            num_tokens: How many; -1 means `replicas_to_aggregate`. At least as many are needed as
+                workers are missing: `replicas_to_aggregate - total_num_replicas`.
+
+        Raises:
+            ValueError: `apply_gradients` was not called before, or there are too few tokens.
+        """
+        if self._meeting is None:
+            raise ValueError("get_init_tokens_op() should be called after apply_gradients().")
+        needed = self._replicas_to_aggregate - self._total_num_replicas
+        if num_tokens == -1:
+            num_tokens = self._replicas_to_aggregate
+        elif num_tokens < needed:
+            raise ValueError(
+                f"Too few tokens to finish the first step: {num_tokens} (given) vs {needed}"
+                " (needed)"
+            )
+        graph = self._global_step.graph
+        with graph.as_default(), graph.control_dependencies(None):
+            if num_tokens <= 0:
+                return no_op(name="no_op_init_tokens")
+            return self._meeting.put_tokens(self._global_step, num_tokens, check=True)
+
+    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
+        """A hook that initializes the worker, and on the chief starts the queue runner.
+
+        Args:
+            is_chief: Whether the chief is beside this worker.
+            num_tokens: As in `get_init_tokens_op`.
+        """
+        return _SyncReplicasHook(self, is_chief, num_tokens)
+
+
+class _Meeting:
+    """The operations by which workers and chief meet in the rendezvous of their session.
+
+    Args:
+        pairs: The symbolic gradients, none of them None, and their variables.
+        opt: The optimizer that will get them.
+    """
+
+    def __init__(self, pairs: list[tuple[Any, Any]], opt: Optimizer) -> None:
+        self._gradients = [grad for grad, _ in pairs]
+        self._variables = tuple(var for _, var in pairs)
+        self._kinds = [_kind(grad) for grad in self._gradients]
+        self._opt = opt
+
+    def here(self) -> Rendezvous:
+        """The rendezvous of the session that runs."""
+        session: Any = current_session()
+        key = (Rendezvous, self._variables, tuple(self._kinds))
+        return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
+
+    def handle(self) -> SymbolicTensor:
+        """The rendezvous itself."""
+        return operation(self.here, [], "rendezvous", kind="pure", outputs=Output())
+
+    def push(self, stamp: SymbolicTensor) -> Operation:
+        """Hand a worker's gradients over."""
+        titles = [base_name(var) for var in self._variables]
+
+        def push(gradients: list[Any], leaves: list[Tensor], local_step: Tensor) -> None:
+            found = [
+                _as_kind(grad, leaf, title, kind)
+                for grad, leaf, title, kind in zip(
+                    gradients, leaves, titles, self._kinds, strict=True
+                )
+            ]
+            known = [i for i, grad in enumerate(found) if grad is not None]
+            pairs = [(found[i], leaves[i]) for i in known]
+            check_pairs(pairs, [titles[i] for i in known], scatter=self._opt._scatters())
+            self.here().push(found, local_step.item())
+
+        references = [by_reference(var) for var in self._variables]
+        return operation(push, [self._gradients, references, stamp], "push", kind="blocking")
+
+    def wait(self, local_step: GraphVariable, name: str) -> Operation:
+        """Wait for a token, and let the local step be its value."""
+        scalar = Output(local_step.dtype, ())
+        token = operation(
+            lambda: torch.tensor(self.here().wait_token(), dtype=local_step.dtype),
+            [],
+            "sync_token_q_Dequeue",
+            kind="blocking",
+            outputs=scalar,
+        )
+
+        def advance(leaf: Tensor, token: Tensor) -> None:
+            # Workers share the variable, and may come here in another order than their tokens.
+            leaf.copy_(torch.maximum(leaf, token))
+
+        return operation(advance, [by_reference(local_step), token], name)
+
+    def take(self, required: int) -> list[Any]:
+        """Wait for the means of the gradients."""
+        outputs = [
+            Output(grad.dtype, var.shape)
+            for grad, var in zip(self._gradients, self._variables, strict=True)
+        ]
+        found = operation(
+            lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
+        )
+        return [
+            _slices(mean) if kind is SparseAccumulator else mean
+            for mean, kind in zip(found, self._kinds, strict=True)
+        ]
+
+    def put_tokens(self, step: GraphVariable, count: int, check: bool = False) -> Operation:
+        """Hand out tokens that hold the global step."""
+
+        def put(leaf: Tensor) -> None:
+            rendezvous = self.here()
+            if check:
+                rendezvous.check()
+            rendezvous.put_tokens(leaf.item(), count)
+
+        return operation(put, [by_reference(step)], "sync_token_q_EnqueueMany")
+
+    def begin(self, step: GraphVariable, after: Operation) -> Operation:
+        """Let the chief begin at the present global step."""
+        return operation(
+            lambda leaf: self.here().begin(leaf.item()),
+            [by_reference(step)],
+            "chief_init",
+            control_inputs=[after],
+        )
+
+
+class _ChiefQueueRunner(QueueRunner):
+    """The chief's thread; when it ends, so do all waits."""
+
+    def __init__(self, meeting: _Meeting, step: Operation) -> None:
+        super().__init__(enqueue_ops=[step])
+        self._rendezvous = meeting.handle()
+
+    @property
+    def name(self) -> str:
+        return "sync_token_q"
+
+    def _end_waits(self, sess: Any, error: BaseException | None) -> None:
+        sess.run(self._rendezvous).stop(error)
+
+
+class _SyncReplicasHook(SessionRunHook):
+    """Starts a worker, and the chief beside it."""
+
+    def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
+        self._optimizer = optimizer
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+        self._tokens: Operation | None = None
+
+    def begin(self) -> None:
+        """Prepare what `after_create_session` runs.
+
+        Raises:
+            ValueError: `apply_gradients` was not called before, or there are too few tokens.
+        """
+        if self._optimizer._meeting is None:
+            raise ValueError(
+                "SyncReplicasOptimizer.apply_gradient should be called before using the hook."
+            )
+        if self._is_chief:
+            self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Initialize the local step; on the chief also hand out the first tokens and start.
+
+        Raises:
+            RuntimeError: A global variable is not initialized.
+        """
+        optimizer = self._optimizer
+        init = optimizer.chief_init_op if self._is_chief else optimizer.local_step_init_op
+        missing = session.run(optimizer.ready_for_local_init_op)
+        if len(missing):
+            raise RuntimeError(
+                "Init operations did not make model ready for SyncReplicasOptimizer local_init."
+                f" Init op: {init.name}, error: Variables not initialized: {', '.join(missing)}"
+            )
+        session.run(init)
+        if self._tokens is not None:
+            session.run(self._tokens)
+            runner = optimizer.get_chief_queue_runner()
+            runner.create_threads(session, coord=coord, daemon=True, start=True)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, Integral) or value < 1:
+        raise InvalidArgumentError(f"{name} must be a positive integer, not {value!r}.")
+    return int(value)
+
+
+def _check_type(grad: Any, var: Any) -> None:
+    kinds = (SymbolicTensor, SymbolicSlices, Tensor, IndexedSlices)
+    if grad is not None and not isinstance(grad, kinds):
+        title = base_name(var)
+        raise InvalidTypeError(
+            f"Unknown grad type! The gradient of '{title}' is of type {type(grad).__name__};"
+            " expected a tensor, IndexedSlices or None."
+        )
+
+
+def _kind(grad: Any) -> type[DenseAccumulator] | type[SparseAccumulator]:
+    by_rows = isinstance(grad, SymbolicSlices | IndexedSlices) or (
+        isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
+    )
+    return SparseAccumulator if by_rows else DenseAccumulator
+
+
+def _as_kind(grad: Any, var: Tensor, title: str, kind: Any) -> Any:
+    """The gradient as the accumulator of its kind takes it."""
+    if grad is None:
+        return None
+    grad = as_gradient(grad, var, title)
+    if kind is DenseAccumulator and isinstance(grad, IndexedSlices):
+        return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
+    if kind is SparseAccumulator and isinstance(grad, Tensor):
+        return IndexedSlices(grad, torch.arange(len(grad), device=grad.device), grad.shape)
+    return grad
+
+
+def _slices(source: SymbolicTensor) -> SymbolicSlices:
+    source.may_be_sparse = True
+    return SymbolicSlices.of(source)
+
+
+def _local_step_init(local_step: GraphVariable, step: GraphVariable) -> Operation:
+    def initialize(leaf: Tensor) -> None:
+        session: Any = current_session()
+        session.initialize(local_step, leaf.clone())
+
+    return operation(initialize, [by_reference(step)], "local_step_init")
