@@ -276,4 +276,5 @@ class Hyperparameters:
         copied = Hyperparameters()
         copied._values.update(self._values)
         copied.created = self.created
+        copied.calls = self.calls
         return copied

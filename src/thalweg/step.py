@@ -32,6 +32,7 @@ Dtype = type[np.floating[Any]]
 Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
 ScalarsOf = Callable[[Dtype], dict[str, Any]]
 
+_SPARE = 16  # variables of earlier steps whose plans may be kept
 _GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
@@ -247,6 +248,12 @@ class Steppers:
     def alone(self, var: Tensor) -> Stepper:
         """For steps over this variable only."""
         return self._alone.setdefault(id(var), Stepper())
+
+    def forget_others(self, variables: Sequence[Tensor]) -> None:
+        """Let go of variables that were updated on their own in earlier steps, if they are many."""
+        if len(self._alone) > 2 * len(variables) + _SPARE:
+            kept = {id(var) for var in variables}
+            self._alone = {key: each for key, each in self._alone.items() if key in kept}
 
 
 class Plans:

@@ -18,6 +18,7 @@ from thalweg.engines.sparse import ENTRIES, SparsePlan
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
 
+_SPARE = 16  # plans of variables of earlier steps that are kept
 Gradient = Tensor | IndexedSlices
 Stages = tuple[Formula, ...]
 Step = Callable[[dict[type, Scalars], dict[str, np.ndarray], bool], None]
@@ -123,6 +124,8 @@ class Runner:
             if number == len(rounds):
                 rounds.append([])
             rounds[number].append(index)
+        if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
+            self._sparse = {key: each for key, each in self._sparse.items() if key[0] in seen}
         _check_memory(variables, slots, names)
         gradients = _apart(variables, gradients, slots)
         for number, indices in enumerate(rounds):

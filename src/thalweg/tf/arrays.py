@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from thalweg import graph
+from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, pair, sizes, stacked, tensor
-from thalweg.variable import as_dtype
+from thalweg.variable import as_dtype, to_tensor
 
 __all__ = [
     "broadcast_to",
@@ -105,8 +107,10 @@ def range(
 ) -> Any:
     """Numbers from `start`, or 0, up to a limit that is left out; int32 or float32 by default."""
     start, limit = (0, start) if limit is None else (start, limit)
-    floating = any(isinstance(number, float) for number in (start, limit, delta))
-    kind = as_dtype(dtype or (torch.float32 if floating else torch.int32))
+    numbers = [to_tensor(number) for number in (start, limit, delta)]
+    own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
+    kind = own if dtype is None else as_dtype(dtype)
+    start, limit, delta = (number.item() for number in numbers)
     return graph.constant(torch.arange(start, limit, delta, dtype=kind), name=name)
 
 
@@ -211,6 +215,11 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, name: str = "split
 
     def cut(given: Any) -> Any:
         if isinstance(num_or_size_splits, int):
+            if given.shape[axis] % num_or_size_splits:
+                raise InvalidArgumentError(
+                    f"{given.shape[axis]} elements along axis {axis} cannot be split into"
+                    f" {num_or_size_splits} equal parts."
+                )
             return torch.tensor_split(given, num_or_size_splits, axis)
         return torch.split(given, list(num_or_size_splits), axis)
 

@@ -33,7 +33,8 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         squares = (given * given).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        return given * limit / torch.clamp(size, min=limit)
+        bound = torch.clamp(size, min=limit)
+        return given * limit / torch.where(bound > 0, bound, 1)
 
     return call(clip, tensor(t), _limit(clip_norm), name=name or "clip_by_norm")
 
@@ -73,7 +74,8 @@ def clip_by_global_norm(
         return list(t_list), norm
 
     def factor(size: Any, limit: Any) -> Any:
-        return limit * torch.clamp(1 / size, max=1 / limit) + (size - size)
+        inverse = torch.as_tensor(1.0, dtype=size.dtype) / limit
+        return limit * torch.minimum(1 / size, inverse.clamp(max=1e30)) + (size - size)
 
     scale = call(factor, norm, _limit(clip_norm), name=name or "clip_by_global_norm")
     return [item if item is None else _scaled(item, scale) for item in t_list], norm

@@ -130,8 +130,18 @@ less_equal = binary(torch.le, "less_equal")
 logical_and = binary(torch.logical_and, "logical_and")
 logical_or = binary(torch.logical_or, "logical_or")
 logical_xor = binary(torch.logical_xor, "logical_xor")
-maximum = binary(torch.maximum, "maximum")
-minimum = binary(torch.minimum, "minimum")
+
+
+def _larger(x: Any, y: Any) -> Any:
+    return torch.where((x >= y) | x.isnan(), x, y)  # of equal ones the first has the gradient
+
+
+def _smaller(x: Any, y: Any) -> Any:
+    return torch.where((x <= y) | x.isnan(), x, y)
+
+
+maximum = binary(_larger, "maximum")
+minimum = binary(_smaller, "minimum")
 mod = floormod = binary(torch.remainder, "mod")
 multiply = binary(torch.mul, "multiply")
 not_equal = binary(torch.ne, "not_equal")

@@ -100,7 +100,8 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, for each element."""
 
     def entropy(given: Any, wanted: Any) -> Any:
-        return torch.relu(given) - given * wanted + torch.log1p(torch.exp(-given.abs()))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits
+        return loss(given, wanted, reduction="none")
 
     return call(entropy, *pair(logits, labels), name=name or "logistic_loss")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
+from thalweg.graph import executing_eagerly
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hooks import ApplyState
 from thalweg.keras.optimizers.optimizer import Optimizer
@@ -158,7 +159,7 @@ class RuleOptimizer(Optimizer):
                 pairs: Any = grads_and_vars if type(grads_and_vars) is list else [*grads_and_vars]
             except TypeError:
                 pairs = grads_and_vars  # refused below
-            repeatable = self._plans.now().repeatable
+            repeatable = self._plans.now().repeatable and executing_eagerly()
             if repeatable and pairs and self._aggregator is None and not self._transformers:
                 iterations = self._repeat(pairs)
                 if iterations is not None:
@@ -220,6 +221,7 @@ class RuleOptimizer(Optimizer):
 
     def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> list[BaseException]:
         if self._one_by_one(pairs):
+            self._plans.now().forget_others([var for _, var in pairs])
             errors = super()._apply(pairs, apply_state)
             dtypes = dict.fromkeys(compute_dtype(var.dtype) for _, var in pairs)
             self._finish({dtype: self._rule_scalars(dtype) for dtype in dtypes})

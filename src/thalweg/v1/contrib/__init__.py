@@ -1,1 +1,5 @@
-"""The parts of TensorFlow 1.15's `tf.contrib` that train."""
+"""What people used beside TensorFlow 1's own optimizers: `tf.contrib`."""
+
+from thalweg.v1.contrib import opt as opt
+
+__all__ = ["opt"]

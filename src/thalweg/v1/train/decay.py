@@ -148,10 +148,10 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
 
-    def at(step: Any, rate: Any, steps: Any) -> Tensor:
-        return schedules.CosineDecay(rate, steps, alpha)(step)
+    def at(step: Any, rate: Any, steps: Any, end: Any) -> Tensor:
+        return schedules.CosineDecay(rate, steps, end)(step)
 
-    return _decayed(at, global_step, (learning_rate, decay_steps), name or "CosineDecay")
+    return _decayed(at, global_step, (learning_rate, decay_steps, alpha), name or "CosineDecay")
 
 
 def cosine_decay_restarts(
@@ -176,10 +176,10 @@ def cosine_decay_restarts(
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
 
-    def at(step: Any, rate: Any, steps: Any, longer: Any, lower: Any) -> Tensor:
-        return schedules.CosineDecayRestarts(rate, steps, longer, lower, alpha)(step)
+    def at(step: Any, *own: Any) -> Tensor:
+        return schedules.CosineDecayRestarts(*own)(step)
 
-    inputs = (learning_rate, first_decay_steps, t_mul, m_mul)
+    inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
     return _decayed(at, global_step, inputs, name or "SGDRDecay")
 
 
@@ -205,10 +205,11 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
 
-    def at(step: Any, rate: Any, steps: Any) -> Tensor:
-        return schedules.LinearCosineDecay(rate, steps, num_periods, alpha, beta)(step)
+    def at(step: Any, *own: Any) -> Tensor:
+        return schedules.LinearCosineDecay(*own)(step)
 
-    return _decayed(at, global_step, (learning_rate, decay_steps), name or "LinearCosineDecay")
+    inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
+    return _decayed(at, global_step, inputs, name or "LinearCosineDecay")
 
 
 def noisy_linear_cosine_decay(
@@ -232,13 +233,13 @@ def noisy_linear_cosine_decay(
 
     Reference: tf.compat.v1.train.noisy_linear_cosine_decay; Bello et al. 2017
     """
+
+    def at(step: Any, *own: Any) -> Tensor:
+        return schedules.NoisyLinearCosineDecay(*own)(step)
+
     noise = (initial_variance, variance_decay)
-
-    def at(step: Any, rate: Any, steps: Any) -> Tensor:
-        schedule = schedules.NoisyLinearCosineDecay(rate, steps, *noise, num_periods, alpha, beta)
-        return schedule(step)
-
-    return _decayed(at, global_step, (learning_rate, decay_steps), name or "NoisyLinearCosineDecay")
+    inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
+    return _decayed(at, global_step, inputs, name or "NoisyLinearCosineDecay")
 
 
 def piecewise_constant(

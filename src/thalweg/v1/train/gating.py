@@ -70,10 +70,8 @@ def minimize(
                 f" support gradients, between variables {[name_of(var) for var in variables]} and"
                 f" loss {value}."
             )
-        with torch.no_grad():
-            optimizer._finish([], optimizer.get_name())
-            if global_step is not None:
-                global_step.add_(1)
+        optimizer._forget_others(updated)
+        errors += optimizer._finished(optimizer.get_name(), global_step)
     raise_first(errors)
 
 

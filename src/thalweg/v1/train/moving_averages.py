@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,11 +26,12 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
+from thalweg.hyperparameters import as_number
 from thalweg.pairs import check_variables
 from thalweg.pipeline import Clipping
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.slots import SlotStore
-from thalweg.step import Dtype, Stepper, check_pairs
+from thalweg.step import Dtype, Plans, Stepper, check_pairs
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name
 from thalweg.variable import is_variable, over, titles_of
@@ -90,11 +92,22 @@ class ExponentialMovingAverage:
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:
+        if not is_symbolic(decay) and not isinstance(decay, Tensor):
+            as_number("decay", decay)
         self._decay = decay
         self._num_updates = num_updates
         self._zero_debias = zero_debias
         self._name = name
         self._slots = SlotStore()
+        self._plans = Plans()
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     @property
     def name(self) -> str:
@@ -122,13 +135,14 @@ class ExponentialMovingAverage:
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
         _check(variables)
+        share = _share(self._decay, self._num_updates, scalar_type(self._decay))
         for var in variables:
             if self._slots.get(var, _AVERAGE) is None:
                 value = var.detach().clone()
                 self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
         averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-        kind = scalar_type(self._decay)
-        _move(averages, variables, _share(self._decay, self._num_updates, kind))
+        with self._lock:
+            _move(self._plans.now().together, averages, variables, share)
         return None
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
@@ -153,10 +167,14 @@ class ExponentialMovingAverage:
         ) -> None:
             share = _share(decay, count, kind)
             plain = [index for index, slot in enumerate(biased) if slot is None]
-            _move([averages[i] for i in plain], [values[i] for i in plain], share)
-            for average, value, slot, step in zip(averages, values, biased, steps, strict=True):
-                if slot is not None:
-                    _move_debiased(average, value, slot, step, share)
+            with self._lock:
+                plans = self._plans.now()
+                own = [averages[i] for i in plain]
+                _move(plans.together, own, [values[i] for i in plain], share)
+                for average, value, slot, step in zip(averages, values, biased, steps, strict=True):
+                    if slot is not None:
+                        _move(plans.alone(slot), [slot], [value], share)
+                        _debias(average, slot, step, share)
 
         return operation(
             run,
@@ -264,7 +282,9 @@ def _share(decay: Any, num_updates: Any, kind: ScalarType) -> Any:
     return kind(1) - kept
 
 
-def _move(averages: Sequence[Tensor], values: Sequence[Tensor], share: Any) -> None:
+def _move(
+    stepper: Stepper, averages: Sequence[Tensor], values: Sequence[Tensor], share: Any
+) -> None:
     """Bring averages nearer to values, all in one pass."""
     if not averages:
         return
@@ -273,18 +293,18 @@ def _move(averages: Sequence[Tensor], values: Sequence[Tensor], share: Any) -> N
     def scalars(dtype: Dtype) -> dict[str, Any]:
         return {"share": dtype(share)}
 
+    given, rule = [value for value, _ in pairs], MOVING_AVERAGE
     with torch.no_grad():
+        if stepper.repeat(rule, _UNCLIPPED, averages, given, scalars, current(), calls=False):
+            return
         titles = titles_of(averages)
         check_pairs(pairs, titles, scatter=False)
-        own, rule = [()] * len(pairs), MOVING_AVERAGE
-        Stepper().take(rule, _UNCLIPPED, pairs, titles, own, scalars, current(), calls=False)
+        own = [()] * len(pairs)
+        stepper.take(rule, _UNCLIPPED, pairs, titles, own, scalars, current(), calls=False)
 
 
-def _move_debiased(
-    average: Tensor, value: Tensor, biased: Tensor, step: Tensor, share: Any
-) -> None:
-    """As `_move`, for an average that began at 0: it is divided by the weight it has gathered."""
-    _move([biased], [value], share)
+def _debias(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> None:
+    """Divide an average that began at 0 by the weight it has gathered."""
     with torch.no_grad():
         step.add_(1)
         kind = scalar_type(step)

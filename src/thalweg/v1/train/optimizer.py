@@ -44,8 +44,9 @@ class Optimizer(State):
     indices)`; both kinds get the variable itself and change it and its slots in place, with
     autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name)` are
     called around them. In graph mode `_create_slots` is called when the graph is built and the
-    others when the session runs, with that session's values. Should a hook fail, variables and
-    slots are put back from copies made before each step.
+    others when the session runs, with that session's values. Should a hook fail that updates
+    variables, they and their slots are put back from copies made before each step; should
+    `_finish` fail, the step has been taken.
 
     Args:
         use_locking: Whether no two steps run at the same time, of this optimizer or of others made
@@ -219,13 +220,13 @@ class Optimizer(State):
                 its variable.
 
         No variable and no slot has changed then, nor when a callable or a hook fails. A constraint
-        that fails is the only part of its step that is not done. A note on the exception says
-        which.
+        or a `_finish` that fails is the only part of its step that is not done. A note on the
+        exception says which.
         """
         given = as_pairs(grads_and_vars)
         if not given:
             raise ValueError("No variables provided.")
-        if self._repeats(given, global_step):
+        if executing_eagerly() and self._repeats(given, global_step):
             return None
         if not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair):
             return self._apply_in_graph(given, global_step, name)
@@ -319,11 +320,25 @@ class Optimizer(State):
                 if current_session() is None:  # in a graph they were made when it was built
                     self._create_slots(distinct([var for _, var in pairs]))
                 self._prepare()
-            errors = self._apply_pairs(pairs)
-            self._finish([], name)
+            errors = [*self._apply_pairs(pairs), *self._finished(name, global_step)]
+        raise_first(errors)
+
+    def _finished(self, name: str, global_step: Any) -> list[BaseException]:
+        """Call `_finish` and count the step.
+
+        Returns:
+            What `_finish` raised: the updates are done by now.
+        """
+        errors: list[BaseException] = []
+        with torch.no_grad():
+            try:
+                self._finish([], name)
+            except BaseException as error:
+                error.add_note("The step was taken, but `_finish` failed.")
+                errors.append(error)
             if global_step is not None:
                 global_step.add_(1)
-        raise_first(errors)
+        return errors
 
     def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
         """One hook call per pair, in order; a constraint follows its variable's update.
@@ -345,6 +360,9 @@ class Optimizer(State):
     def _apply_alone(self, grad: Any, var: Tensor) -> list[BaseException]:
         """Apply one gradient of several that come one after the other."""
         return self._apply_pairs([(grad, var)])
+
+    def _forget_others(self, variables: Sequence[Tensor]) -> None:
+        """Called after `_apply_alone` of each of these variables."""
 
     def _apply_slices(self, grad: IndexedSlices, var: Tensor) -> None:
         repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"

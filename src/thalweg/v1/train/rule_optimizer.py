@@ -14,7 +14,7 @@ from thalweg.formula import Rule
 from thalweg.graph import current_session, is_symbolic
 from thalweg.hyperparameters import is_function, is_number
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.outcome import constrain
+from thalweg.outcome import constrain, raise_first
 from thalweg.pairs import Pair
 from thalweg.pipeline import Clipping
 from thalweg.step import Dtype, Plans, Stepper, derived, scatters
@@ -149,10 +149,7 @@ class RuleOptimizer(Optimizer):
             )
             if shared is None:
                 return False
-            with torch.no_grad():
-                self._finish([], self._name)
-                if global_step is not None:
-                    global_step.add_(1)
+            raise_first(self._finished(self._name, global_step))
         return True
 
     def _calls(self) -> bool:
@@ -160,6 +157,7 @@ class RuleOptimizer(Optimizer):
 
     def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
         if self._one_by_one(pairs):
+            self._plans.now().forget_others([var for _, var in pairs])
             return super()._apply_pairs(pairs)
         plans = self._plans.now()
         self._step(plans.together, pairs)
@@ -172,6 +170,9 @@ class RuleOptimizer(Optimizer):
             return super()._apply_pairs([(grad, var)])
         self._update(grad, var)
         return constrain(var, name_of(var))
+
+    def _forget_others(self, variables: Sequence[Tensor]) -> None:
+        self._plans.now().forget_others(variables)
 
     def _step(self, stepper: Stepper, pairs: list[Pair]) -> None:
         rule = self._rule()
@@ -229,6 +230,10 @@ def _check_scalar(name: str, value: Any) -> None:
     title = name.lstrip("_")
     if not is_symbolic(value) and not is_number(value) and not hasattr(value, "shape"):
         raise InvalidTypeError(f"{title} must be a number, tensor or callable, not {value!r}.")
+    if isinstance(value, Tensor) and value.is_complex():
+        raise InvalidTypeError(f"{title} must be real, not {value!r}.")
+    if is_number(value) and value != value:
+        raise InvalidArgumentError(f"{title} is nan.")
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape) != ():
         raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(shape)}.")

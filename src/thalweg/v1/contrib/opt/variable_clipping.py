@@ -72,6 +72,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
     ) -> None:
         super().__init__(opt, use_locking, name)
         self._dims = [(var, _checked(var, dims)) for var, dims in vars_to_clip_dims.items()]
+        if not max_norm >= 0:
+            raise ValueError(f"max_norm must be 0 or more, not {max_norm}.")
         self._max_norm = float(max_norm)
 
     def _dims_of(self, var: Any) -> list[int] | None:
