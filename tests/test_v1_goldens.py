@@ -1,4 +1,8 @@
-"""TensorFlow 1's rules give its recorded numbers: to the bit, but for the listed exceptions."""
+"""The v1 optimizers give TensorFlow 1's recorded numbers, to the bit but for the listed exceptions.
+
+Each case is replayed in eager mode by both engines, and through a graph and a session by the fused
+one. Cases with callables are replayed in eager mode alone: a graph calls them once.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import numpy as np
 import pytest
 
 import replay
-import v1_rules
+import v1_replay
 
-CASES = v1_rules.cases()
+CASES = v1_replay.cases()
 TRAJECTORIES = [id for id in CASES if CASES[id]["kind"] == "trajectory"]
+MINIMIZED = [id for id in CASES if CASES[id]["kind"] == "minimize"]
+DECAYS = [id for id in CASES if CASES[id]["kind"] == "v1_decay"]
+RUNS = [("eager", "reference"), ("eager", "cpu"), ("graph", "cpu")]
 
 # Part of a case's id -> bound of one step from TensorFlow's own state, in ulp of the largest
 # element of the tensor before and after it.
@@ -35,8 +42,7 @@ BOUNDS = {
     "v1/Ftrl/all/sparse/f64": 4 * POW,  # the difference of two powers, over a small linear
 }
 HALF = 1e-2  # TensorFlow rounds every operation in half precision, the library each stored value
-
-engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
+GRADIENTS = 8  # ulp of the largest element: torch adds up products in another order
 
 
 def bound_of(case_id: str) -> int | None:
@@ -46,6 +52,11 @@ def bound_of(case_id: str) -> int | None:
 def scale_of(value: replay.Value) -> Any:
     """The largest magnitude among a tensor's elements before and after the step."""
     return np.abs(np.nan_to_num([value.recorded, value.previous])).max(initial=0)
+
+
+def ulp_of(value: replay.Value) -> float:
+    """The unit in the last place of that magnitude."""
+    return float(np.spacing(value.got.dtype.type(scale_of(value))))
 
 
 def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
@@ -63,38 +74,61 @@ def check(case_id: str, value: replay.Value, tolerance: Any) -> None:
         pytest.fail(f"{case_id}: {value.what} at {at}: {pair}, {ulps:.0f} ulp apart", False)
 
 
-@engines
-@pytest.mark.parametrize(
-    "case_id", [id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id]
-)
-def test_trajectory_has_tensorflows_bits(case_id: str, engine: str) -> None:
-    for value in v1_rules.replay(CASES[case_id], engine):
+def every_run_of(cases: list[str]) -> Any:
+    """Parametrizes a test with case, face and engine."""
+    runs = [
+        (case_id, face, engine)
+        for case_id in cases
+        for face, engine in RUNS
+        if face == "eager" or not v1_replay.calls(CASES[case_id])
+    ]
+    return pytest.mark.parametrize(
+        ("case_id", "face", "engine"), runs, ids=["-".join(run) for run in runs]
+    )
+
+
+@every_run_of([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
+def test_trajectory_has_tensorflows_bits(case_id: str, face: str, engine: str) -> None:
+    for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, None)
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
-def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
-    for value in v1_rules.replay(CASES[case_id], engine, resume=True):
-        ulp = float(np.spacing(value.got.dtype.type(scale_of(value))))
+@every_run_of([id for id in TRAJECTORIES if bound_of(id) is not None])
+def test_each_step_is_within_its_bound(case_id: str, face: str, engine: str) -> None:
+    for value in v1_replay.replay(CASES[case_id], face, engine, resume=True):
+        if value.got.dtype.kind != "f":
+            check(case_id, value, None)
+            continue
         factor = 2 if "accum_update" in value.what else 1  # a square doubles the distance
-        check(case_id, value, factor * (bound_of(case_id) or 0) * ulp)
+        check(case_id, value, factor * (bound_of(case_id) or 0) * ulp_of(value))
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
-def test_bounded_trajectory_does_not_drift(case_id: str, engine: str) -> None:
-    for value in v1_rules.replay(CASES[case_id], engine):
+@every_run_of([id for id in TRAJECTORIES if bound_of(id) is not None])
+def test_bounded_trajectory_does_not_drift(case_id: str, face: str, engine: str) -> None:
+    for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, 1e-5 * scale_of(value))
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if "/half/" in id])
-def test_half_precision_is_near(case_id: str, engine: str) -> None:
-    for value in v1_rules.replay(CASES[case_id], engine):
+@every_run_of([id for id in TRAJECTORIES if "/half/" in id])
+def test_half_precision_is_near(case_id: str, face: str, engine: str) -> None:
+    for value in v1_replay.replay(CASES[case_id], face, engine):
         check(case_id, value, HALF * scale_of(value))
 
 
-def test_every_recorded_trajectory_is_tested() -> None:
-    assert len(TRAJECTORIES) == 250
+@every_run_of(MINIMIZED)
+def test_minimize_with_torchs_gradients(case_id: str, face: str, engine: str) -> None:
+    for value in v1_replay.minimized(CASES[case_id], face, engine):
+        check(case_id, value, GRADIENTS * ulp_of(value))
+
+
+@pytest.mark.parametrize("face", list(v1_replay.FACES))
+@pytest.mark.parametrize("case_id", DECAYS)
+def test_decay_has_tensorflows_bits(case_id: str, face: str) -> None:
+    got, recorded = v1_replay.decayed(CASES[case_id], face)
+    assert (got.dtype, got.shape) == (recorded.dtype, recorded.shape)
+    assert replay.distances(got, recorded).max() == 0
+
+
+def test_every_recorded_case_is_tested() -> None:
+    assert (len(TRAJECTORIES), len(MINIMIZED), len(DECAYS)) == (250, 12, 13)
     assert all(any(part in id for id in TRAJECTORIES) for part in BOUNDS)

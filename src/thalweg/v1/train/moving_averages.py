@@ -33,7 +33,7 @@ from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.slots import SlotStore
 from thalweg.step import Dtype, Plans, Stepper, check_pairs
 from thalweg.v1.train.gradients import VALID_DTYPES
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.state import base_name, scoped
 from thalweg.variable import is_variable, over, titles_of
 
 _UNCLIPPED = Clipping()
@@ -191,7 +191,7 @@ class ExponentialMovingAverage:
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        title = f"{source.op.name}/{self._name}"
+        title = scoped(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
             self._put(source, _AVERAGE, source.initialized_value(), title)
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)

@@ -62,8 +62,11 @@ class RuleOptimizer(Optimizer):
         return [(slot.name, slot.initial, self._name) for slot in self._rule().slots]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
-        for name, value, part in self._slot_fills():
-            self._fill_slots(var_list, value, name, part)
+        # A graph lists variables in their order of creation: TensorFlow goes variable by variable.
+        is_deferred = any(is_symbolic(var) for var in var_list)
+        for variables in [[var] for var in var_list] if is_deferred else [var_list]:
+            for name, value, part in self._slot_fills():
+                self._fill_slots(variables, value, name, part)
 
     def _prepare(self) -> None:
         if current_session() is None:

@@ -12,6 +12,7 @@ from thalweg.graph import (
     current_session,
     executing_eagerly,
     get_default_graph,
+    get_variable_scope,
     handle_of,
     is_symbolic,
     make_variable,
@@ -24,6 +25,12 @@ from thalweg.variable import Variable, as_dtype, name_of, over, to_tensor
 def base_name(var: Any) -> str:
     """The name of a variable without ":0"."""
     return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
+
+
+def scoped(var: Any, title: str) -> str:
+    """The name of a slot of a graph's variable: below the variable scope it is made in."""
+    scope = get_variable_scope().name if var.graph is get_default_graph() else ""
+    return f"{scope}/{title}" if scope else title
 
 
 def _like(value: Any, var: Any) -> Any:
@@ -138,7 +145,7 @@ class State:
         """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
         title = f"{base_name(var)}/{op_name}"
         if is_symbolic(var):
-            return title
+            return scoped(var, title)
         count = self._slot_names.get(title, 0)
         self._slot_names[title] = count + 1
         return f"{title}_{count}" if count else title
@@ -148,7 +155,7 @@ class State:
 
         Args:
             initial_value: A number, array or tensor; it decides the dtype, float32 for a float.
-            name: Name of the variable.
+            name: Name of the variable; in a graph, below the name scope it is made in.
             colocate_with: A variable of the graph it belongs to.
         """
         graph = getattr(handle_of(colocate_with), "graph", None)
@@ -156,7 +163,8 @@ class State:
             if graph is None:
                 made: Any = Variable(initial_value, name=name, trainable=False)
             else:
-                made = make_variable(initial_value, name)
+                with graph.as_default():
+                    made = make_variable(initial_value, graph.scope + name)
             self._non_slots[name, graph] = made
         return resolve(self._non_slots[name, graph])
 
