@@ -1,5 +1,5 @@
 """OpenSeq2Seq's package `optimizers`."""
 
-from thalweg.openseq2seq.optimizers import automatic_loss_scaler, lr_policies
+from thalweg.openseq2seq.optimizers import automatic_loss_scaler, lr_policies, novograd
 
-__all__ = ["automatic_loss_scaler", "lr_policies"]
+__all__ = ["automatic_loss_scaler", "lr_policies", "novograd"]
