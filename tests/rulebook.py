@@ -121,6 +121,7 @@ _DETAILS: dict[str, Any] = {
     "NesterovW": partial(Row, slots=(MEAN,), configs={"without": {"weight_decay": 0.0}}),
     "LARS": partial(Row, slots=(SPEED,), linear={"weight_decay": 0.0}),
     "NesterovLARS": partial(Row, slots=(SPEED,), linear={"weight_decay": 0.0}),
+    "NovoGrad": partial(Row, slots=(MEAN,), configs={"decay": {"weight_decay": 0.05}}),
 }
 
 
@@ -156,7 +157,7 @@ class Case:
         for power, hyper in self.rule.powers.items():
             values[power] = scalars.power(values[hyper], dtype(step))
         values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
-        values["trust_ratio"] = dtype(0.5)
+        values["trust_ratio"] = values["grad_scale"] = values["share"] = dtype(0.5)
         return prepared(self.rule, values)
 
 

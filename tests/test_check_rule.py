@@ -59,7 +59,7 @@ def untouched(var, m, *, learning_rate):
     return var, m
 
 
-NEEDY = ("Nadam", "LARS", "NesterovLARS")
+NEEDY = ("Nadam", "LARS", "NesterovLARS", "NovoGrad")
 
 
 # What passes
@@ -68,7 +68,7 @@ NEEDY = ("Nadam", "LARS", "NesterovLARS")
 @pytest.mark.parametrize("each", RULES, ids=lambda each: each.name)
 def test_the_rules_of_the_library_pass(each: Rule) -> None:
     # What these optimizers keep or measure besides hyperparameters.
-    given = {"momentum_cache": 1.0, "trust_ratio": 1.0}
+    given = {"momentum_cache": 1.0, "trust_ratio": 1.0, "grad_scale": 1.0, "share": 1.0}
     check_rule(each, given if each.name in NEEDY else None)
 
 

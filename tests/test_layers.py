@@ -20,6 +20,7 @@ LAYERS = (
     ("engines",),
     ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "step"),
     ("keras", "v1"),
+    ("openseq2seq",),
     ("integrations",),
     ("tf",),
     ("race", "bench"),
@@ -64,7 +65,11 @@ def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 
 
-FACES = [path for face in ("keras", "v1") for path in sorted((SOURCE / face).rglob("*.py"))]
+FACES = [
+    path
+    for face in ("keras", "v1", "openseq2seq")
+    for path in sorted((SOURCE / face).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("path", FACES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -42,13 +42,13 @@ from thalweg.variable import (
 )
 
 if TYPE_CHECKING:
-    from thalweg import keras, v1
+    from thalweg import keras, openseq2seq, v1
     from thalweg.engines import check_rule, engine
 
 __version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
-_FACES = ("keras", "tf", "v1")
+_FACES = ("keras", "openseq2seq", "tf", "v1")
 _ENGINES = ("check_rule", "engine")
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "minimum",
     "name_of",
     "named_variables",
+    "openseq2seq",
     "power",
     "sign",
     "sqrt",

@@ -29,6 +29,7 @@ from thalweg.rules.adamax_v1 import ADAMAX_V1
 from thalweg.rules.adam_w import ADAM_W
 from thalweg.rules.momentum_w import MOMENTUM_W, NESTEROV_W
 from thalweg.rules.lars import LARS, NESTEROV_LARS
+from thalweg.rules.novograd import NOVOGRAD
 
 KERAS_RULES: tuple[Rule, ...] = (
     SGD,
@@ -72,4 +73,6 @@ V1_RULES: tuple[Rule, ...] = (
     NESTEROV_LARS,
 )
 
-RULES: tuple[Rule, ...] = (*KERAS_RULES, *V1_RULES)
+OPENSEQ2SEQ_RULES: tuple[Rule, ...] = (NOVOGRAD,)
+
+RULES: tuple[Rule, ...] = (*KERAS_RULES, *V1_RULES, *OPENSEQ2SEQ_RULES)

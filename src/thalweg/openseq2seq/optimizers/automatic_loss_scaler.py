@@ -1,0 +1,135 @@
+"""`AutomaticLossScaler`: a loss scale that follows the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
+from thalweg.indexed_slices import IndexedSlices, as_gradient
+from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
+from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
+from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
+from thalweg.variable import to_tensor
+
+_SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
+
+
+class AutomaticLossScaler:
+    """The factor by which a loss is multiplied before its gradients are computed in float16.
+
+    Divide the gradients by `loss_scale`, look at them with `check_grads`, take the step unless
+    there is a NaN or an infinity among them, and call `update_op` in any case. An object made
+    while a graph is built belongs to that graph.
+
+    Args:
+        algorithm: "Backoff" or "LogMax", in upper or lower case.
+        params: Optional. A dict of parameters, see `BackoffScaler` and `LogMaxScaler`.
+        as_shipped: Whether defects of OpenSeq2Seq are computed as well, see `LogMaxScaler`.
+
+    Attributes:
+        SUPPORTED_ALGOS: The algorithms, in lower case.
+        scaler: The `BackoffScaler` or `LogMaxScaler`.
+
+    Raises:
+        ValueError: Another algorithm; a parameter is unknown or of another type.
+
+    Example:
+        >>> scaler = AutomaticLossScaler("Backoff", {"scale_max": 256.0, "step_window": 2})
+        >>> scales = []
+        >>> for amax in (1.0, float("inf"), 1.0, 1.0):
+        ...     _ = scaler.update_op(False, amax)
+        ...     scales.append(float(scaler.loss_scale))
+        >>> scales
+        [256.0, 128.0, 128.0, 256.0]
+
+    Reference: OpenSeq2Seq, optimizers.automatic_loss_scaler
+    """
+
+    SUPPORTED_ALGOS: ClassVar[list[str]] = list(_SCALERS)
+
+    def __init__(
+        self,
+        algorithm: str = "Backoff",
+        params: Mapping[str, Any] | None = None,
+        *,
+        as_shipped: bool = False,
+    ) -> None:
+        name = algorithm.lower().strip()
+        if name not in _SCALERS:
+            raise InvalidArgumentError(
+                f"Unknown scaling algorithm: {name}. There are: {', '.join(_SCALERS)}."
+            )
+        self.scaler = _SCALERS[name](params, as_shipped)
+
+    @property
+    def loss_scale(self) -> Any:
+        """The variable that holds the factor, float32 of shape ()."""
+        return self.scaler.loss_scale
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the state by name."""
+        return self.scaler.variables
+
+    def update_op(self, has_nan: Any, amax: Any) -> Any:
+        """See `LossScaler.update_op`."""
+        return self.scaler.update_op(has_nan, amax)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `LossScaler.state_dict`."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See `LossScaler.load_state_dict`."""
+        self.scaler.load_state_dict(state_dict)
+
+    @staticmethod
+    def check_grads(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """Whether a gradient is NaN, and the largest magnitude in all of them.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
+                sparse COO), `IndexedSlices`, of which the values count as they are, or None.
+
+        Returns:
+            A bool tensor and a float32 tensor, of shape (). The second is NaN if the first holds,
+            and 0 if there are no elements.
+
+        Raises:
+            ValueError: There is no gradient.
+        """
+        gradients = [grad for grad, _ in grads_and_vars if grad is not None]
+        if not gradients:
+            raise InvalidArgumentError("No gradients provided for any variable.")
+        if executing_eagerly() and not any(map(is_symbolic, gradients)):
+            return _checked(gradients)
+        outputs = [Output(torch.bool, ()), Output(torch.float32, ())]
+        has_nan, amax = operation(
+            _checked, [gradients], "check_grads", kind="pure", outputs=outputs
+        )
+        return has_nan, amax
+
+
+def _checked(gradients: list[Any]) -> tuple[Tensor, Tensor]:
+    bounds = [bound for grad in gradients for bound in _bounds(grad)]
+    amax = np.float32(np.max(np.abs(bounds), initial=0.0))  # NaN wins
+    return torch.tensor(bool(np.isnan(amax))), torch.tensor(amax)
+
+
+def _bounds(grad: Any) -> list[float]:
+    """The lowest and the highest element, both NaN if one is; nothing if there is none."""
+    rows = grad if isinstance(grad, IndexedSlices) else as_gradient(_tensor(grad))
+    values = rows.values if isinstance(rows, IndexedSlices) else rows
+    if values is None or not values.numel():
+        return []
+    return [float(bound) for bound in torch.aminmax(values.detach())]
+
+
+def _tensor(grad: Any) -> Any:
+    return None if grad is None else to_tensor(grad)

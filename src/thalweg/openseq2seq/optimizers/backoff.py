@@ -1,0 +1,61 @@
+"""Loss scaling that halves on overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.openseq2seq.optimizers.folded import reciprocal
+from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
+
+
+class BackoffScaler(LossScaler):
+    """Starts high, shrinks on overflow, and grows again after a quiet time.
+
+        overflow:                    scale <- scale / step_factor
+        step_window updates without: scale <- scale step_factor, and again after as many
+
+    The scale stays in [scale_min, scale_max].
+
+    Args:
+        params: Optional. A dict of `scale_min` (1.0), `scale_max` (2^14), `step_factor` (2.0),
+            all floats, and `step_window` (2000), an int.
+        as_shipped: Accepted for symmetry; nothing here differs from OpenSeq2Seq.
+
+    Raises:
+        ValueError: A parameter is unknown or of another type, or `step_window` is 0.
+
+    Differs from:
+        OpenSeq2Seq, where a `step_window` of 0 fails at the first update.
+    """
+
+    DEFAULTS: Mapping[str, float | int] = {
+        "scale_min": 1.0,
+        "scale_max": 2.0**14,
+        "step_factor": 2.0,
+        "step_window": 2000,
+    }
+
+    def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
+        if (params or {}).get("step_window") == 0:
+            raise InvalidArgumentError("step_window has to be another number than 0.")
+        super().__init__(params, as_shipped)
+
+    def _initial(self) -> State:
+        return {
+            "scale": self._float("scale_max"),
+            "iteration": np.int64(0),
+            "last_overflow_iteration": np.int64(-1),
+        }
+
+    def _next(self, state: State, amax: Any, overflow: bool) -> State:
+        scale, iteration = state["scale"], state["iteration"]
+        if overflow:
+            lower = self._clamped(scale * reciprocal(self._float("step_factor")))
+            return {"scale": lower, "last_overflow_iteration": iteration}
+        if (iteration - state["last_overflow_iteration"]) % self._params["step_window"]:
+            return {}
+        return {"scale": self._clamped(scale * self._float("step_factor"))}

@@ -1,0 +1,184 @@
+"""What the algorithms of loss scaling have in common: named state, and a step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from thalweg.graph import (
+    Output,
+    by_reference,
+    executing_eagerly,
+    is_symbolic,
+    make_variable,
+    operation,
+    resolve,
+)
+from thalweg.openseq2seq.params import Kind, check_params
+from thalweg.variable import Variable, dtype_name, to_tensor
+
+State = dict[str, Any]  # NumPy scalars by name
+
+
+class LossScaler:
+    """Base of the algorithms: a factor for the loss, and how it answers to the gradients.
+
+    The state is variables, of the graph that is being built or of eager mode. A subclass gives
+    `DEFAULTS`, `_initial` and `_next`.
+
+    Attributes:
+        DEFAULTS: The parameters with their defaults; a value's type is the type that is accepted.
+    """
+
+    DEFAULTS: Mapping[str, float | int] = {}
+
+    def __init__(self, params: Mapping[str, Any] | None, as_shipped: bool = False) -> None:
+        given = dict(params or {})
+        kinds: dict[str, Kind] = {name: type(value) for name, value in self.DEFAULTS.items()}
+        check_params(given, {}, kinds)
+        self._params: dict[str, Any] = {**self.DEFAULTS, **given}
+        self._as_shipped = as_shipped
+        self._in_graph = not executing_eagerly()
+        make: Any = make_variable if self._in_graph else _eager_variable
+        self._variables: dict[str, Any] = {
+            name: make(value, f"{type(self).__name__}/{name}")
+            for name, value in self._initial().items()
+        }
+
+    def _initial(self) -> State:
+        """The state before the first update, in its dtypes."""
+        raise NotImplementedError
+
+    def _next(self, state: State, amax: Any, overflow: bool) -> State:
+        """What an update changes of the state.
+
+        Args:
+            state: The state; "iteration" is the number of updates before this one.
+            amax: float32, finite unless there is an overflow.
+            overflow: Whether a gradient is infinite or NaN.
+        """
+        raise NotImplementedError
+
+    @property
+    def loss_scale(self) -> Any:
+        """The variable that holds the factor, float32 of shape ()."""
+        return resolve(self._variables["scale"])
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the state by name."""
+        return {name: resolve(variable) for name, variable in self._variables.items()}
+
+    def update_op(self, has_nan: Any, amax: Any) -> Any:
+        """Answer to the gradients of a step: to be called once for each.
+
+        Args:
+            has_nan: Whether a gradient is NaN: a bool, or a tensor of shape ().
+            amax: The largest magnitude in all gradients, after they were divided by the scale.
+                NaN counts as an overflow.
+
+        Returns:
+            The number of updates so far, an int64 tensor of shape (). In graph mode the update is
+            made when a session runs it.
+        """
+        if not self._in_graph:
+            return self._update(self._variables, has_nan, amax)
+        references = {name: by_reference(each) for name, each in self._variables.items()}
+        return operation(
+            self._update,
+            [references, has_nan, amax],
+            f"{type(self).__name__}/update",
+            outputs=Output(torch.int64, ()),
+        )
+
+    def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
+        memory = {name: each.detach().numpy() for name, each in variables.items()}
+        state = {name: each[()] for name, each in memory.items()}
+        with np.errstate(all="ignore"):
+            largest = np.float32(_number("amax", amax))
+            overflow = bool(_number("has_nan", has_nan)) or not np.isfinite(largest)
+            changed = self._next(state, largest, overflow)
+        changed["iteration"] = state["iteration"] + 1
+        for name, value in changed.items():
+            memory[name][...] = value
+        return torch.tensor(changed["iteration"])
+
+    def _clamped(self, scale: Any) -> Any:
+        lowest, highest = (np.float32(self._params[name]) for name in ("scale_min", "scale_max"))
+        return np.maximum(np.minimum(scale, highest), lowest)  # NaN stays
+
+    def _float(self, name: str) -> Any:
+        """A parameter as the float32 that it is in arithmetic with variables."""
+        return np.float32(self._params[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the state by name.
+
+        Raises:
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+        """
+        return {name: each.detach().clone() for name, each in self._tensors().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the state from `state_dict()`; all or nothing.
+
+        Raises:
+            CheckpointMismatchError: Names, shapes or dtypes differ, as with another algorithm.
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+        """
+        own = self._tensors()
+        given = {name: to_tensor(value).detach() for name, value in state_dict.items()}
+        differences = [f"{name!r} is missing" for name in own if name not in given]
+        differences += [
+            f"{name!r} is none of {', '.join(own)}" for name in given if name not in own
+        ]
+        for name in own.keys() & given.keys():
+            wanted, got = _described(own[name]), _described(given[name])
+            if wanted != got:
+                differences.append(f"{name!r} is {got}, not {wanted}")
+        if differences:
+            title = type(self).__name__
+            raise CheckpointMismatchError(f"{title}: {'; '.join(differences)}. Nothing was loaded.")
+        with torch.no_grad():
+            for name, value in given.items():
+                own[name].copy_(value)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        own = self.variables
+        if any(map(is_symbolic, own.values())):
+            raise FailedPreconditionError(
+                f"The state of this {type(self).__name__} is variables of a graph: a session has"
+                " its values. Run `variables`."
+            )
+        return own
+
+
+def _eager_variable(value: Any, name: str) -> Variable:
+    return Variable(value, name=name, trainable=False)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number or bool of what may be a tensor or array of shape ()."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        if value.shape != ():
+            raise InvalidArgumentError(f"{name} must be a scalar, not of shape {value.shape}.")
+        value = value[()]
+    if not isinstance(value, (bool, int, float, np.number, np.bool)):
+        raise InvalidTypeError(f"{name} must be a number or tensor of shape (), not {value!r}.")
+    return value

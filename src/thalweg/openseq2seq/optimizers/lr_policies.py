@@ -1,0 +1,319 @@
+"""OpenSeq2Seq's learning-rate policies.
+
+A policy takes the global step, the variable that counts updates, before its own arguments. In eager
+mode it returns a callable without arguments that reads the step anew, to be given to an optimizer
+as its learning rate; in graph mode it returns a tensor. `fixed_lr` returns its number in both.
+Arithmetic is in the dtype of the learning rate: float32 for a Python float, float64 for
+`numpy.float64`; its last bits are those of a session, see `folded.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.openseq2seq.optimizers.clock import check_rate, follow
+from thalweg.openseq2seq.optimizers.folded import raised, reciprocal
+from thalweg.scalars import as_operand, as_scalar, cos, scalar_type
+from thalweg.scalars import power as power_of
+from thalweg.v1 import train
+from thalweg.variable import as_dtype, dtype_name
+
+_SMALLEST = 1e-8  # below this no end of `inv_poly_decay` is reached
+
+
+def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
+    """The learning rate itself, at every step.
+
+    Args:
+        global_step: Ignored.
+        learning_rate: Whatever an optimizer takes.
+
+    Returns:
+        `learning_rate`.
+    """
+    return learning_rate
+
+
+def piecewise_constant(
+    global_step: Any,
+    learning_rate: float,
+    boundaries: Sequence[int],
+    decay_rates: list[float],
+    steps_per_epoch: int | None = None,
+) -> Any:
+    """learning_rate up to boundaries[0], then decay_rates[0] learning_rate, and so on.
+
+    The rates multiply the first learning rate, not one another. A boundary itself still has the
+    rate before it.
+
+    Args:
+        global_step: The variable that counts updates, or an integer.
+        learning_rate: The first learning rate.
+        boundaries: Ascending integers, at least one.
+        decay_rates: A list, as long as `boundaries`.
+        steps_per_epoch: Optional. Boundaries are then epochs of so many steps.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        TypeError: `decay_rates` is no list.
+        ValueError: The lengths differ, or a boundary is no integer, as where an epoch is none;
+            boundaries descend.
+        IndexError: There are no boundaries.
+
+    Differs from:
+        OpenSeq2Seq finds only when it runs that boundaries descend.
+    """
+    if not isinstance(decay_rates, list):
+        raise InvalidTypeError(f"decay_rates must be a list, not {decay_rates!r}.")
+    if not len(boundaries):
+        raise InvalidArgumentError("boundaries is empty; fixed_lr does not change.")
+    if steps_per_epoch is not None:
+        boundaries = [steps_per_epoch * epoch for epoch in boundaries]
+    values = [learning_rate * rate for rate in (1.0, *decay_rates)]
+    return train.piecewise_constant(global_step, boundaries, values)
+
+
+def exp_decay(
+    global_step: Any,
+    learning_rate: float,
+    decay_steps: int,
+    decay_rate: float,
+    use_staircase_decay: bool,
+    begin_decay_at: int = 0,
+    min_lr: float = 0.0,
+) -> Any:
+    """learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps), at least min_lr.
+
+    Args:
+        global_step: The variable that counts updates, or an integer.
+        learning_rate: The first learning rate.
+        decay_steps: Steps for one factor of `decay_rate`.
+        decay_rate: The factor.
+        use_staircase_decay: Whether the quotient is rounded down.
+        begin_decay_at: Up to this step the first learning rate stays.
+        min_lr: The lowest learning rate, before `begin_decay_at` too.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        TypeError: `learning_rate` is no float.
+
+    Example:
+        >>> exp_decay(15, 1.0, 10, 0.5, use_staircase_decay=True)()
+        tensor(0.5000)
+    """
+    check_rate(learning_rate)
+    dtype = scalar_type(learning_rate)
+
+    def at(step: Any) -> Any:
+        rate = as_scalar(learning_rate, dtype)
+        if not step < begin_decay_at:
+            share = as_scalar(step - begin_decay_at, dtype) * reciprocal(dtype(decay_steps))
+            if use_staircase_decay:
+                share = np.floor(share)
+            rate = rate * power_of(as_scalar(decay_rate, dtype), share)
+        return np.maximum(as_scalar(min_lr, dtype), rate)
+
+    return follow(at, global_step, dtype, "exp_decay")
+
+
+def poly_decay(
+    global_step: Any,
+    learning_rate: float,
+    decay_steps: int,
+    power: float = 1.0,
+    begin_decay_at: int = 0,
+    min_lr: float = 0.0,
+    warmup_steps: int = 0,
+) -> Any:
+    """From learning_rate to min_lr along a polynomial, after a warm-up along a line.
+
+        base = learning_rate global_step / warmup_steps, learning_rate from warmup_steps on
+        p = min(global_step - begin_decay_at, decay_steps) / decay_steps
+        base up to begin_decay_at, then (base - min_lr) (1 - p)^power + min_lr
+
+    The warm-up starts at 0. If it is not over at `begin_decay_at`, both act at once.
+
+    Args:
+        global_step: The variable that counts updates, or an integer.
+        learning_rate: The learning rate after the warm-up.
+        decay_steps: Steps, from `begin_decay_at` on, until `min_lr` is reached and kept.
+        power: 1 falls along a line.
+        begin_decay_at: Up to this step nothing decays.
+        min_lr: The last learning rate; it may be the larger one.
+        warmup_steps: Steps of the warm-up; 0 for none.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        TypeError: `learning_rate` is no float.
+
+    Example:
+        >>> rate = [poly_decay(s, 1.0, 10, begin_decay_at=4, warmup_steps=4) for s in (1, 4, 9)]
+        >>> rate[0](), rate[1](), rate[2]()
+        (tensor(0.2500), tensor(1.), tensor(0.5000))
+    """
+    check_rate(learning_rate)
+    dtype = scalar_type(learning_rate)
+
+    def at(step: Any) -> Any:
+        base = _warmed(step, learning_rate, warmup_steps, dtype)
+        if step < begin_decay_at:
+            return base
+        end, whole = as_scalar(min_lr, dtype), dtype(decay_steps)
+        done = np.minimum(as_scalar(step - begin_decay_at, dtype), whole) * reciprocal(whole)
+        return (base - end) * raised(dtype(1) - done, power) + end
+
+    return follow(at, global_step, dtype, "poly_decay")
+
+
+def cosine_decay(
+    global_step: Any,
+    learning_rate: float,
+    decay_steps: int,
+    power: float = 1.0,
+    begin_decay_at: int = 0,
+    min_lr: float = 0.0,
+    warmup_steps: int = 0,
+) -> Any:
+    """From learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
+
+        base and p as in `poly_decay`
+        base up to begin_decay_at, then base ((1 - min_lr) (1 + cos(pi p)) / 2 + min_lr)
+
+    Args:
+        global_step, learning_rate, decay_steps, begin_decay_at, warmup_steps: As in `poly_decay`.
+        power: Ignored.
+        min_lr: The last learning rate as a share of the first, unlike in the other policies.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        TypeError: `learning_rate` is no float.
+    """
+    check_rate(learning_rate)
+    dtype = scalar_type(learning_rate)
+
+    def at(step: Any) -> Any:
+        base = _warmed(step, learning_rate, warmup_steps, dtype)
+        if step < begin_decay_at:
+            return base
+        whole = dtype(decay_steps)
+        done = np.minimum(as_scalar(step - begin_decay_at, dtype), whole)
+        angle = done * (dtype(math.pi) * reciprocal(whole))
+        half = dtype(0.5) * (dtype(1) + cos(angle))
+        return base * (dtype(1 - min_lr) * half + as_operand(min_lr, dtype))
+
+    return follow(at, global_step, dtype, "cosine_decay")
+
+
+def _warmed(step: Any, learning_rate: Any, warmup_steps: Any, dtype: Any) -> Any:
+    rate = as_scalar(learning_rate, dtype)
+    if warmup_steps > 0 and step < warmup_steps:
+        return as_scalar(step, dtype) * (rate * reciprocal(dtype(warmup_steps)))
+    return rate
+
+
+_DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+
+
+def transformer_policy(
+    global_step: Any,
+    learning_rate: float,
+    d_model: int,
+    warmup_steps: int,
+    max_lr: float | None = None,
+    coefficient: float = 1.0,
+    dtype: Any = "float32",
+) -> Any:
+    """The policy of the Transformer, "noam": up along a line, down with an inverse square root.
+
+        t = global_step + 1
+        learning_rate coefficient d_model^-0.5 min(t warmup_steps^-1.5, t^-0.5), at most max_lr
+
+    Args:
+        global_step: The variable that counts updates, or an integer.
+        learning_rate: A factor.
+        d_model: Width of the model.
+        warmup_steps: The learning rate is highest one step before; 0 for no way up.
+        max_lr: Optional. The highest learning rate.
+        coefficient: Another factor; OpenSeq2Seq recommends 0.002 with Adam.
+        dtype: In which it is computed: float16, float32 or float64.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        TypeError: Another `dtype`.
+
+    Reference: https://arxiv.org/abs/1706.03762
+    """
+    title = dtype_name(as_dtype(dtype))
+    if title not in _DTYPES:
+        raise InvalidTypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {title}.")
+    kind = _DTYPES[title]
+
+    def at(step: Any) -> Any:
+        count = kind(step) + kind(1)
+        rising = count * raised(kind(warmup_steps), -1.5)
+        decay = kind(coefficient * d_model**-0.5) * np.minimum(rising, raised(count, -0.5))
+        rate = decay * kind(learning_rate)
+        return rate if max_lr is None else np.minimum(kind(max_lr), rate)
+
+    return follow(at, global_step, kind, "transformer_policy")
+
+
+def inv_poly_decay(
+    global_step: Any,
+    learning_rate: float,
+    decay_steps: int,
+    min_lr: float,
+    power: float = 1.0,
+    begin_decay_at: int = 0,
+    warmup_steps: int = 0,
+    name: str = "learning_rate",
+) -> Any:
+    """learning_rate / (1 + c global_step)^power, c such that decay_steps lead to min_lr.
+
+    It goes on falling below `min_lr` after that.
+
+    Args:
+        global_step: The variable that counts updates, or an integer.
+        learning_rate: The first learning rate.
+        decay_steps: The step that reaches `min_lr`.
+        min_lr: From 1e-8 to `learning_rate`; what is outside counts as the nearer of the two.
+        power: Above 0.
+        begin_decay_at, warmup_steps: Ignored.
+        name: Name of the tensor in graph mode.
+
+    Returns:
+        A callable without arguments (eager) or a tensor (graph).
+
+    Raises:
+        ValueError: `power` is not above 0, or there is no global step.
+        TypeError: `learning_rate` is no float.
+        ZeroDivisionError: `decay_steps` or `learning_rate` is 0.
+        OverflowError: `power` is so small that c is infinite.
+    """
+    check_rate(learning_rate)
+    if not power > 0:
+        raise InvalidArgumentError(f"inv_poly_decay requires a power above 0, not {power}.")
+    lowest = min(max(min_lr, _SMALLEST), float(learning_rate))
+    scale = (math.pow(float(learning_rate) / lowest, 1.0 / power) - 1.0) / decay_steps
+    dtype = scalar_type(learning_rate)
+
+    def at(step: Any) -> Any:
+        base = dtype(1) + dtype(scale) * as_scalar(step, dtype)
+        return as_scalar(learning_rate, dtype) / raised(base, power)
+
+    return follow(at, global_step, dtype, name)

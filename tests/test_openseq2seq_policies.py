@@ -1,0 +1,173 @@
+"""OpenSeq2Seq's learning-rate policies: its recorded bits, in eager mode and in sessions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_goldens import Case, assert_bits, by_case
+from thalweg import Variable, graph
+from thalweg.errors import InvalidTypeError
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.v1 import train
+
+RAISES = {kind.__name__: kind for kind in (ValueError, TypeError)}
+
+
+def policy(case: Case, step: Any, **changes: Any) -> Any:
+    return getattr(lr_policies, case["policy"])(step, **{**case["params"], **changes})
+
+
+@by_case("lr/")
+def test_numbers_are_the_recorded_bits(case: Case) -> None:
+    for step, recorded in zip(case["steps"], case["expected"], strict=True):
+        rate = policy(case, step)
+        assert_bits(rate() if callable(rate) else rate, recorded, f"step {step}")
+
+
+@by_case("lr/")
+def test_a_variable_is_read_anew(case: Case) -> None:
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    rate = policy(case, step)
+    for number, recorded in zip(case["steps"], case["expected"], strict=True):
+        step.assign(number)
+        assert_bits(rate() if callable(rate) else rate, recorded, f"step {number}")
+
+
+@by_case("lr/")
+def test_numbers_of_sessions_are_the_recorded_bits(case: Case) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        step = train.get_or_create_global_step()
+        rate = policy(case, step)
+        session.run(graph.global_variables_initializer())
+        for number, recorded in zip(case["steps"], case["expected"], strict=True):
+            got = session.run(rate, {step: number}) if graph.is_symbolic(rate) else rate
+            assert_bits(got, recorded, f"step {number}")
+
+
+@by_case("lr/exp", "lr/poly", "lr/cos", "lr/trans", "lr/inv")
+def test_the_result_is_a_float32_tensor(case: Case) -> None:
+    rate = policy(case, 3)()
+    assert (rate.dtype, rate.shape) == (torch.float32, ())
+    with graph.Graph().as_default():
+        rate = policy(case, graph.placeholder(torch.int64, ()))
+    assert (rate.dtype, rate.shape) == (torch.float32, ())
+
+
+@by_case("lr/exp", "lr/poly", "lr/cos", "lr/inv")
+def test_a_float64_learning_rate_is_computed_in_float64(case: Case) -> None:
+    wide = np.float64(case["params"]["learning_rate"])
+    for step, recorded in zip(case["steps"], case["expected"], strict=True):
+        rate = policy(case, step, learning_rate=wide)()
+        assert rate.dtype == torch.float64
+        assert rate.item() == pytest.approx(recorded, rel=2e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.float16, torch.float64, np.float32])
+def test_the_transformers_policy_has_a_dtype(dtype: Any) -> None:
+    rate = lr_policies.transformer_policy(99, 2.0, 512, 10, dtype=dtype)()
+    assert str(rate.dtype).removeprefix("torch.") in str(dtype)
+    assert rate.item() == pytest.approx(2.0 * 512**-0.5 * 0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, np.nan), (1, 0.0)])
+def test_no_decay_steps_give_nan_first(step: int, expected: float) -> None:
+    rate = lr_policies.exp_decay(step, 1.0, 0, 0.5, False)()
+    np.testing.assert_equal(rate.item(), expected)
+
+
+def test_fixed_lr_returns_what_it_is_given() -> None:
+    rate = lambda: 0.1  # noqa: E731
+    assert lr_policies.fixed_lr(None, rate) is rate
+
+
+@by_case("error/inv", "error/pw")
+def test_recorded_errors(case: Case) -> None:
+    kwargs, wanted = case["kwargs"], case["expected"]
+    params = {
+        name: tuple(value[1:]) if isinstance(value, list) and value[:1] == ["TUPLE"] else value
+        for name, value in kwargs["params"].items()
+    }
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    with pytest.raises(RAISES[wanted["raises"]]) as caught:
+        getattr(lr_policies, kwargs["policy"])(step, **params)
+    assert all(word in str(caught.value) for word in wanted["mentions"])
+
+
+PIECES: dict[str, Any] = {"learning_rate": 0.1, "boundaries": [5], "decay_rates": [0.5]}
+SLOPE: dict[str, Any] = {"learning_rate": 0.1, "decay_steps": 10}
+FALL: dict[str, Any] = {**SLOPE, "decay_rate": 0.5, "use_staircase_decay": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "kind", "text"),
+    [
+        (
+            "piecewise_constant",
+            {**PIECES, "boundaries": [], "decay_rates": []},
+            IndexError,
+            "empty",
+        ),
+        ("piecewise_constant", {**PIECES, "steps_per_epoch": 2.5}, ValueError, "same dtype"),
+        (
+            "piecewise_constant",
+            {**PIECES, "boundaries": [5, 2], "decay_rates": [0.5, 0.1]},
+            ValueError,
+            "ascending",
+        ),
+        ("exp_decay", {**FALL, "learning_rate": 1}, TypeError, "must be a float"),
+        ("poly_decay", {**SLOPE, "learning_rate": 1}, TypeError, "must be a float"),
+        ("cosine_decay", {**SLOPE, "learning_rate": "0.1"}, TypeError, "must be a float"),
+        ("inv_poly_decay", {**SLOPE, "min_lr": 0.0, "power": -1.0}, ValueError, "power"),
+        ("inv_poly_decay", {**SLOPE, "decay_steps": 0, "min_lr": 0.01}, ZeroDivisionError, "zero"),
+        (
+            "inv_poly_decay",
+            {**SLOPE, "learning_rate": 0.0, "min_lr": 0.0},
+            ZeroDivisionError,
+            "zero",
+        ),
+        ("inv_poly_decay", {**SLOPE, "min_lr": 1e-8, "power": 1e-3}, OverflowError, "range"),
+        ("inv_poly_decay", SLOPE, TypeError, "min_lr"),
+        (
+            "transformer_policy",
+            {"learning_rate": 1.0, "d_model": 4, "warmup_steps": 2, "dtype": "int32"},
+            InvalidTypeError,
+            "float16, float32, float64, not int32",
+        ),
+    ],
+)
+def test_errors(name: str, params: dict[str, Any], kind: Any, text: str) -> None:
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    with pytest.raises(kind, match=re.escape(text)):
+        getattr(lr_policies, name)(step, **params)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("exp_decay", FALL),
+        ("poly_decay", SLOPE),
+        ("cosine_decay", SLOPE),
+        ("inv_poly_decay", {**SLOPE, "min_lr": 0.01}),
+        ("transformer_policy", {"learning_rate": 1.0, "d_model": 4, "warmup_steps": 2}),
+        ("piecewise_constant", PIECES),
+    ],
+)
+def test_a_global_step_is_required(name: str, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="global_step is required"):
+        getattr(lr_policies, name)(None, **params)
+
+
+def test_an_optimizer_follows_a_policy() -> None:
+    w, step = Variable([0.0], name="w"), Variable(np.int64(0), name="step", trainable=False)
+    rate = lr_policies.poly_decay(step, 1.0, 2)
+    opt = train.GradientDescentOptimizer(rate)
+    seen = []
+    for _ in range(3):
+        opt.apply_gradients([(torch.ones(1), w)], global_step=step)
+        seen.append(w.item())
+    assert seen == [-1.0, -1.5, -1.5]

@@ -1,0 +1,397 @@
+"""OpenSeq2Seq's loss scalers: its recorded bits, random overflows, defects, state and graphs."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_goldens import Case, assert_bits, by_case
+from thalweg import IndexedSlices, graph
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.scalars import log, power
+
+INF, NAN = math.inf, math.nan
+ALGORITHMS = ["Backoff", "LogMax"]
+each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def check(state: dict[str, Any], recorded: dict[str, Any], note: Any) -> None:
+    for name, value in recorded.items():
+        if name == "iteration":
+            assert int(state[name]) == value
+        else:
+            assert_bits(state[name], value, f"{name} after {note}")
+
+
+# Recorded numbers
+
+
+@by_case("scaler/")
+def test_states_are_the_recorded_bits(case: Case) -> None:
+    scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
+    first, *others = case["expected"]
+    check(scaler.state_dict(), first, "nothing")
+    for (has_nan, amax, repeat), recorded in zip(case["events"], others, strict=True):
+        for _ in range(repeat):
+            scaler.update_op(has_nan, float(amax))
+        check(scaler.state_dict(), recorded, (has_nan, amax))
+
+
+@by_case("scaler/")
+def test_states_of_sessions_are_the_recorded_bits(case: Case) -> None:
+    events = [(*event[:2], event[2]) for event in case["events"]][:12]
+    with graph.Graph().as_default(), graph.Session() as session:
+        scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
+        has_nan, amax = graph.placeholder(torch.bool, ()), graph.placeholder(torch.float32, ())
+        update = scaler.update_op(has_nan, amax)
+        session.run(graph.global_variables_initializer())
+        check(session.run(scaler.variables), case["expected"][0], "nothing")
+        for event, recorded in zip(events, case["expected"][1:], strict=False):
+            for _ in range(event[2]):
+                session.run(update, {has_nan: event[0], amax: float(event[1])})
+            check(session.run(scaler.variables), recorded, event)
+
+
+@by_case("check_grads/")
+def test_check_grads_finds_what_is_recorded(case: Case) -> None:
+    gradients = [
+        None if grad is None else torch.tensor([float(x) for x in grad]) for grad in case["grads"]
+    ]
+    has_nan, amax = AutomaticLossScaler.check_grads([(grad, None) for grad in gradients])
+    assert (has_nan.dtype, amax.dtype, has_nan.shape, amax.shape) == (
+        torch.bool, torch.float32, (), (),
+    )  # fmt: skip
+    assert has_nan.item() == case["expected"]["has_nan"]
+    recorded = case["expected"]["amax"]
+    np.testing.assert_equal(amax.item(), NAN if recorded == "unspecified" else float(recorded))
+
+
+@by_case("error/scaler_int", "error/scaler_unknown_param", "error/logmax", "error/backoff")
+def test_recorded_errors(case: Case) -> None:
+    with pytest.raises(ValueError, match=case["expected"]["mentions"][0]):
+        AutomaticLossScaler(**case["kwargs"])
+
+
+# Random overflows, against the algorithms written down once more
+
+F = np.float32
+
+
+def clamped(scale: Any, params: dict[str, Any]) -> Any:
+    return max(min(scale, F(params["scale_max"])), F(params["scale_min"]))
+
+
+def backoff(params: dict[str, Any], events: list[tuple[bool, Any]]) -> Iterator[Any]:
+    scale, last = F(params["scale_max"]), -1
+    for i, (has_nan, amax) in enumerate(events):
+        if has_nan or np.isinf(amax):
+            scale, last = clamped(scale * (F(1) / F(params["step_factor"])), params), i
+        elif (i - last) % params["step_window"] == 0:
+            scale = clamped(scale * F(params["step_factor"]), params)
+        yield scale
+
+
+def log_max(params: dict[str, Any], events: list[tuple[bool, Any]]) -> Iterator[Any]:
+    beta1, beta2 = F(params["beta1"]), F(params["beta2"])
+    rest1, rest2 = F(1 - params["beta1"]), F(1 - params["beta2"])
+    mean = slow = square = F(0)
+    weight1 = weight2 = F(1)
+    for has_nan, amax in events:
+        is_overflow = has_nan or np.isinf(amax)
+        x = power(F(2), F(params["log_max"])) if is_overflow else log(amax) * (F(1) / log(F(2)))
+        mean, slow = beta1 * mean + rest1 * x, beta2 * slow + rest2 * x
+        square = beta2 * square + rest2 * x * x
+        weight1, weight2 = weight1 * beta1, weight2 * beta2
+        slow_mean = slow / (F(1) - weight2)
+        variance = square / (F(1) - weight2) - slow_mean * slow_mean
+        sigma = np.sqrt(max(variance, F(0)))
+        room = F(16) - mean / (F(1) - weight1) - sigma * F(params["overflow_std_dev"])
+        yield clamped(power(F(2), room), params)
+
+
+ORACLES = {"Backoff": backoff, "LogMax": log_max}
+
+
+def params_of(algorithm: str, rng: np.random.Generator) -> dict[str, Any]:
+    lowest, highest = float(2.0 ** rng.integers(-3, 3)), float(2.0 ** rng.integers(4, 24))
+    bounds = {"scale_min": lowest, "scale_max": highest}
+    if algorithm == "Backoff":
+        window = int(rng.integers(1, 40))
+        return {**bounds, "step_factor": float(rng.choice([2, 4, 1.5, 3])), "step_window": window}
+    betas = {"beta1": float(rng.uniform(0.5, 0.999)), "beta2": float(rng.uniform(0.5, 0.9999))}
+    others = {"log_max": float(rng.choice([2, 4, 16])), "overflow_std_dev": rng.uniform(0.0, 4.0)}
+    return {**bounds, **betas, **others}
+
+
+def events_of(rng: np.random.Generator, count: int) -> list[tuple[bool, Any]]:
+    share = rng.choice([0.0, 0.01, 0.1, 0.5, 1.0])
+    kinds = np.where(rng.random(count) < share, rng.integers(1, 4, count), 0)
+    sizes = np.exp(rng.normal(-3, 4, count)).astype(F)
+    found = {1: (True, F(NAN)), 2: (False, F(INF)), 3: (True, F(INF))}
+    return [found.get(int(kind), (False, size)) for kind, size in zip(kinds, sizes, strict=True)]
+
+
+def by_updates(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
+    for event in events:
+        scaler.update_op(*event)
+        yield scaler.scaler.loss_scale.item()
+
+
+def by_formula(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
+    """The same without variables."""
+    algorithm = scaler.scaler
+    state = algorithm._initial()
+    for has_nan, amax in events:
+        state |= algorithm._next(state, amax, has_nan or math.isinf(amax))
+        state["iteration"] += 1
+        yield state["scale"]
+
+
+def follow_patterns(algorithm: str, way: Any, patterns: range) -> None:
+    for seed in patterns:
+        rng = np.random.default_rng(seed)
+        params, events = params_of(algorithm, rng), events_of(rng, 200)
+        scaler = AutomaticLossScaler(algorithm, params, as_shipped=True)
+        with np.errstate(all="ignore"):
+            wanted = list(ORACLES[algorithm](params, events))
+            got = list(way(scaler, events))
+        assert np.array_equal(got, wanted), f"pattern {seed}: {params}"
+
+
+@each_algorithm
+@pytest.mark.parametrize("way", [by_updates, by_formula])
+def test_overflow_patterns_give_the_algorithms_scales(algorithm: str, way: Any) -> None:
+    follow_patterns(algorithm, way, range(25))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+@each_algorithm
+def test_5000_overflow_patterns_give_the_algorithms_scales(algorithm: str, part: int) -> None:
+    follow_patterns(algorithm, by_formula, range(part * 1250, (part + 1) * 1250))
+
+
+# Defects of OpenSeq2Seq, and what is done instead
+
+
+@each_algorithm
+@pytest.mark.parametrize("warm", [0, 5])
+def test_zero_gradients_leave_the_statistics_as_they_are(algorithm: str, warm: int) -> None:
+    scaler = AutomaticLossScaler(algorithm)
+    for _ in range(warm):
+        scaler.update_op(False, 0.5)
+    before = scaler.state_dict()
+    scaler.update_op(False, 0.0)
+    after = scaler.state_dict()
+    assert after.pop("iteration") == before.pop("iteration") + 1
+    assert after == before
+
+
+def test_zero_gradients_as_shipped_give_nan_for_good() -> None:
+    scaler = AutomaticLossScaler("LogMax", as_shipped=True)
+    for amax in (1.0, 0.0, 1.0, 1.0):
+        scaler.update_op(False, amax)
+    assert math.isnan(scaler.loss_scale)
+
+
+@pytest.mark.parametrize(("as_shipped", "low"), [(True, 500), (False, 0)])
+def test_one_overflow_does_not_pin_the_scale(as_shipped: bool, low: int) -> None:
+    scaler = AutomaticLossScaler("LogMax", as_shipped=as_shipped)
+    for _ in range(50):
+        scaler.update_op(False, 0.001)
+    scaler.update_op(True, NAN)
+    scales = []
+    for _ in range(500):
+        scaler.update_op(False, 0.001)
+        scales.append(scaler.loss_scale.item())
+    assert scales.count(1.0) == low
+
+
+@pytest.mark.parametrize(("as_shipped", "scale"), [(True, 2.0**12), (False, 2.0**6)])
+def test_log_max_is_the_ceiling(as_shipped: bool, scale: float) -> None:
+    scaler = AutomaticLossScaler("LogMax", {"log_max": 10.0}, as_shipped=as_shipped)
+    scaler.update_op(False, 16.0)
+    assert scaler.loss_scale.item() == pytest.approx(scale, rel=1e-3)
+
+
+@each_algorithm
+@pytest.mark.parametrize("amax", [NAN, INF, 1e300])
+def test_what_is_not_finite_in_float32_is_an_overflow(algorithm: str, amax: float) -> None:
+    one, other = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
+    one.update_op(False, amax)
+    other.update_op(True, 1.0)
+    assert one.state_dict() == other.state_dict()
+
+
+def test_updates_are_counted() -> None:
+    scaler = AutomaticLossScaler()
+    counts = [scaler.update_op(torch.tensor(False), torch.tensor(1.0)) for _ in range(3)]
+    assert [int(count) for count in counts] == [1, 2, 3]
+    assert counts[0].dtype == torch.int64
+
+
+def test_the_scale_is_a_live_variable() -> None:
+    scaler = AutomaticLossScaler()
+    scale = scaler.loss_scale
+    scaler.update_op(True, 1.0)
+    assert scale.item() == 2.0**13
+
+
+# Gradients
+
+
+def test_values_of_slices_count_as_they_are() -> None:
+    slices = IndexedSlices(torch.tensor([[3.0], [-2.0]]), torch.tensor([1, 1]), (4, 1))
+    sparse = IndexedSlices(torch.tensor([[1.0], [-2.5]]), torch.tensor([0, 0]), (4, 1)).to_sparse()
+    check_grads = AutomaticLossScaler.check_grads
+    assert check_grads([(slices, None), (sparse, None)])[1] == 3.0
+    assert check_grads([(sparse, None)])[1] == 2.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_of_all_dtypes_are_checked(dtype: torch.dtype) -> None:
+    grads = [(torch.tensor([1.0, -8.0]).to(dtype), None), (torch.zeros(0), None)]
+    assert AutomaticLossScaler.check_grads(grads)[1] == 8.0
+    has_nan, amax = AutomaticLossScaler.check_grads([(torch.tensor([INF, NAN]).to(dtype), None)])
+    assert has_nan
+    assert amax.isnan()
+
+
+def test_gradients_without_elements_have_no_magnitude() -> None:
+    has_nan, amax = AutomaticLossScaler.check_grads([(torch.zeros(0, 3), None)])
+    assert (bool(has_nan), float(amax)) == (False, 0.0)
+
+
+@pytest.mark.parametrize("given", [[], [(None, None)]])
+def test_there_must_be_a_gradient(given: Any) -> None:
+    with pytest.raises(ValueError, match="No gradients"):
+        AutomaticLossScaler.check_grads(given)
+
+
+def test_a_graph_checks_its_gradients() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        table = graph.Variable([[1.0], [2.0]], name="table")
+        w, x = graph.Variable([1.0, -3.0], name="w"), graph.placeholder(torch.float32, ())
+        rows = graph.embedding_lookup(table, [1, 1])
+        loss = (rows * x).sum() + (w * w).sum()
+        scaler = AutomaticLossScaler("Backoff", {"scale_max": 8.0})
+        pairs = list(zip(graph.gradients(loss, [table, w]), [table, w], strict=True))
+        has_nan, amax = scaler.check_grads([*pairs, (None, w)])
+        update = scaler.update_op(has_nan, amax)
+        session.run(graph.global_variables_initializer())
+        assert session.run([has_nan, amax], {x: 1.0}) == [False, 6.0]
+        assert session.run([has_nan, amax], {x: -9.0}) == [False, 9.0]
+        assert session.run(update, {x: INF}) == 1
+        assert session.run(scaler.loss_scale) == 4.0
+        assert session.run(has_nan, {x: NAN})
+
+
+# Errors and state
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"algorithm": "foo"}, "Unknown scaling algorithm: foo. There are: backoff, logmax."),
+        ({"algorithm": "LogMax", "params": {"beta1": 1}}, "beta1 has to be of type float, not 1"),
+        ({"params": {"beta1": 0.9}}, "Unknown parameter: beta1"),
+        ({"params": {"step_window": 2.0}}, "step_window has to be of type int, not 2.0"),
+        ({"params": {"step_window": 0}}, "step_window"),
+    ],
+)
+def test_wrong_arguments(kwargs: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        AutomaticLossScaler(**kwargs)
+
+
+@pytest.mark.parametrize("name", ["backoff", " LOGMAX ", "BackOff"])
+def test_names_of_algorithms_are_read_kindly(name: str) -> None:
+    made = type(AutomaticLossScaler(name).scaler).__name__
+    assert made.lower() == f"{name.strip().lower()}scaler"
+
+
+@each_algorithm
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ((False, torch.ones(2)), "amax must be a scalar"),
+        ((False, "1"), "amax must be a number"),
+        ((None, 1.0), "has_nan must be a number"),
+    ],
+)
+def test_a_refused_update_changes_nothing(algorithm: str, given: Any, text: str) -> None:
+    scaler = AutomaticLossScaler(algorithm)
+    before = scaler.state_dict()
+    with pytest.raises(ValueError, match=text):
+        scaler.update_op(*given)
+    assert scaler.state_dict() == before
+
+
+def trained(algorithm: str) -> AutomaticLossScaler:
+    scaler = AutomaticLossScaler(algorithm)
+    for amax in (1.0, INF, 0.01, 3.0):
+        scaler.update_op(False, amax)
+    return scaler
+
+
+def loaded(scaler: AutomaticLossScaler) -> AutomaticLossScaler:
+    made = AutomaticLossScaler(type(scaler.scaler).__name__.removesuffix("Scaler"))
+    made.load_state_dict(scaler.state_dict())
+    return made
+
+
+@each_algorithm
+@pytest.mark.parametrize(
+    "way", [loaded, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]
+)
+def test_a_copy_goes_on_alike(algorithm: str, way: Any) -> None:
+    scaler = trained(algorithm)
+    other = way(scaler)
+    assert other.state_dict() == scaler.state_dict()
+    for amax in (INF, 2.0):
+        scaler.update_op(False, amax)
+    assert other.state_dict() != scaler.state_dict()
+    for amax in (INF, 2.0):
+        other.update_op(False, amax)
+    assert other.state_dict() == scaler.state_dict()
+
+
+@each_algorithm
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"scale": torch.ones(2)}, "'scale' is float32 of shape (2,), not float32 of shape ()"),
+        ({"iteration": torch.tensor(1.0)}, "'iteration' is float32 of shape (), not int64"),
+        ({"foo": torch.tensor(1.0)}, "'foo' is none of scale"),
+        ({"scale": None}, "'scale' is missing"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(algorithm: str, changes: Any, text: str) -> None:
+    state = {**trained(algorithm).state_dict(), **changes}
+    state = {name: value for name, value in state.items() if value is not None}
+    scaler = AutomaticLossScaler(algorithm)
+    before = scaler.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as caught:
+        scaler.load_state_dict(state)
+    assert str(caught.value).endswith("Nothing was loaded.")
+    assert scaler.state_dict() == before
+
+
+def test_the_state_of_a_graph_is_in_its_sessions() -> None:
+    with graph.Graph().as_default() as built:
+        scaler = AutomaticLossScaler()
+        assert set(scaler.variables.values()) <= set(graph.global_variables())
+        assert not graph.trainable_variables()
+        for call in (scaler.state_dict, lambda: scaler.load_state_dict({})):
+            with pytest.raises(FailedPreconditionError, match="session"):
+                call()
+    assert scaler.loss_scale.graph is built
