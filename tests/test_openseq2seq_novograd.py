@@ -1,0 +1,305 @@
+"""NovoGrad: recorded steps, and an oracle in NumPy for what was not recorded."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_goldens import Case, by_case, float32
+from thalweg import IndexedSlices, Variable, graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.step import Plans
+
+Array = np.ndarray[Any, Any]
+Gradient = tuple[Array, Any]  # values and indices, or None for all
+
+BOUND = 1.5  # ulp of a variable's largest element; TensorFlow adds up the squares in float32
+AVERAGE = "grads_ema"
+each_engine = pytest.mark.parametrize("engine", ["reference", "cpu"])
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
+
+
+# Recorded numbers
+
+
+@each_engine
+@by_case("traj/novograd/as_documented", *(f"traj/novograd/as_shipped_{n}" for n in "dbew"))
+def test_steps_are_the_recorded_ones(case: Case, engine: Any) -> None:
+    config, rate = case["config"], case["config"]["lr_policy"]
+    as_shipped = config["optimizer"] == "NovoGrad"
+    learning_rate = getattr(lr_policies, rate["name"])(None, **rate["params"])
+    opt = NovoGrad(learning_rate, **config["optimizer_params"], as_shipped=as_shipped)
+    opt.engine = engine
+    own = {var["name"]: Variable(float32(var["init"]), name=var["name"]) for var in case["vars"]}
+    for step, recorded in zip(case["steps"], case["expected"], strict=True):
+        opt.apply_gradients([(float32(step["coef"][name]), var) for name, var in own.items()])
+        for name, var in own.items():
+            wanted = float32(recorded["vars"][name])
+            unit = np.spacing(np.abs(wanted).max())
+            np.testing.assert_allclose(var.numpy(), wanted, rtol=0, atol=BOUND * unit)
+
+
+# The oracle
+
+STEPS = 5
+RATES = [0.05, 0.05, 0.02, 0.1, 0.1]
+SHAPES = {"w": (5, 7), "b": (9,), "zero": (3,), "table": (12, 3)}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "decay": {"weight_decay": 0.03, "beta1": 0.8, "beta2": 0.5, "epsilon": 1e-3},
+    "averaging": {"grad_averaging": True, "weight_decay": 0.03},
+    "shipped": {"as_shipped": True, "weight_decay": 0.03},
+}
+each_config = pytest.mark.parametrize("config", list(CONFIGS))
+
+
+def starts(dtype: Any) -> dict[str, Array]:
+    rng = np.random.default_rng(5)
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
+    """Rows are named twice, "b" has no gradient in step 1, "zero" has one of 0 up to step 1."""
+    rng = np.random.default_rng(6)
+    for step in range(STEPS):
+        found: dict[str, Gradient] = {}
+        for name, shape in SHAPES.items():
+            if name == "table":
+                rows = rng.integers(0, shape[0], 9)
+                found[name] = rng.standard_normal((9, *shape[1:])).astype(dtype), rows
+            elif name != "b" or step != 1:
+                value = rng.standard_normal(shape).astype(dtype)
+                found[name] = value * dtype(name != "zero" or step > 1), None
+        yield found
+
+
+def expected(config: str, dtype: Any) -> Iterator[tuple[dict[str, Array], ...]]:
+    """Variables, velocities and averages after each step, whole array by whole array."""
+    given = {"beta1": 0.95, "beta2": 0.98, "epsilon": 1e-8, "weight_decay": 0.0, **CONFIGS[config]}
+    beta1, beta2, epsilon, decay = (
+        dtype(np.float32(given[name])) for name in ("beta1", "beta2", "epsilon", "weight_decay")
+    )
+    rest1, rest2 = (dtype(np.float32(1 - given[name])) for name in ("beta1", "beta2"))
+    x = starts(dtype)
+    velocity = {name: np.zeros_like(value) for name, value in x.items()}
+    average = {name: dtype(0) for name in x}
+    for rate, grads in zip(RATES, gradients(dtype), strict=True):
+        for name, (values, indices) in grads.items():
+            g = values
+            if indices is not None:
+                g = np.zeros_like(x[name])
+                np.add.at(g, indices, values)
+            square = dtype(np.sum(np.square(g.astype(np.float64))))
+            v = square if average[name] == 0 else average[name] * beta2 + square * rest2
+            if given.get("as_shipped"):
+                v = square
+            else:
+                average[name] = v
+            h = g * (dtype(1) / np.sqrt(v + epsilon))
+            if decay > 0:
+                h = h + decay * x[name]
+            if given.get("grad_averaging"):
+                h = h * rest1
+            velocity[name] = velocity[name] * beta1 + h
+            x[name] = x[name] - velocity[name] * dtype(np.float32(rate))
+        yield x, velocity, average
+
+
+def given(grad: Gradient | None) -> Any:
+    if grad is None:
+        return None
+    values, indices = torch.from_numpy(grad[0].copy()), grad[1]
+    return values if indices is None else IndexedSlices(values, torch.from_numpy(indices))
+
+
+def compare(own: dict[str, Any], opt: Any, wanted: Any, read: Any) -> None:
+    for name, var in own.items():
+        found = (var, opt.get_slot(var, "momentum"), opt.get_slot(var, AVERAGE))
+        for got, values in zip(found, (each[name] for each in wanted), strict=True):
+            array = np.asarray(read(got))
+            assert array.dtype == values.dtype
+            # The oracle adds up the squares in another order.
+            limit = 4 * np.finfo(values.dtype).eps
+            scale = float(np.abs(values).max())
+            np.testing.assert_allclose(array, values, rtol=0, atol=limit * scale, err_msg=name)
+
+
+@each_engine
+@each_dtype
+@each_config
+def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
+    rates = iter(RATES)
+    opt = NovoGrad(lambda: next(rates), **CONFIGS[config])
+    opt.engine = engine
+    own = {name: Variable(value, name=name) for name, value in starts(dtype).items()}
+    for wanted, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
+        opt.apply_gradients((given(grads.get(name)), var) for name, var in own.items())
+        compare(own, opt, wanted, lambda var: var.numpy())
+
+
+@each_dtype
+@each_config
+def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
+    kind = torch.float64 if dtype is np.float64 else torch.float32
+    with graph.Graph().as_default(), graph.Session() as session:
+        rate = graph.placeholder(torch.float32, ())
+        own = {name: graph.Variable(value, name=name) for name, value in starts(dtype).items()}
+        opt = NovoGrad(rate, **CONFIGS[config])
+        feeds = {
+            name: (
+                graph.placeholder(kind, (9, 3) if name == "table" else SHAPES[name]),
+                graph.placeholder(torch.int64, (9,)),
+            )
+            for name in own
+        }
+        pairs = {
+            name: graph.SymbolicSlices(*feeds[name]) if name == "table" else feeds[name][0]
+            for name in own
+        }
+        train_all = opt.apply_gradients([(pairs[name], var) for name, var in own.items()])
+        without_b = opt.apply_gradients(
+            [(pairs[name], var) for name, var in own.items() if name != "b"]
+        )
+        session.run(graph.global_variables_initializer())
+        for number, wanted, grads in zip(
+            RATES, expected(config, dtype), gradients(dtype), strict=True
+        ):
+            feed: dict[Any, Any] = {rate: number}
+            for name, (values, indices) in grads.items():
+                feed[feeds[name][0]] = values
+                if indices is not None:
+                    feed[feeds[name][1]] = indices
+            session.run(train_all if "b" in grads else without_b, feed)
+            compare(own, opt, wanted, session.run)
+
+
+# What the oracle does not tell
+
+
+def dense(grad: IndexedSlices) -> torch.Tensor:
+    return IndexedSlices(grad.values, grad.indices, (6, 2)).to_dense()
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_sparse_gradient_is_the_dense_one_to_the_bit(dtype: torch.dtype, engine: Any) -> None:
+    start = torch.linspace(-1, 1, 12).reshape(6, 2).to(dtype)
+    one, other = Variable(start, name="one"), Variable(start, name="other")
+    opt = NovoGrad(0.1, weight_decay=0.01, grad_averaging=True)
+    opt.engine = engine
+    for step in range(4):
+        values = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, step]]).to(dtype)
+        grad = IndexedSlices(values, torch.tensor([4, 1, 4]))
+        opt.apply_gradients([(grad, one), (dense(grad), other)])
+        assert torch.equal(one, other)
+    assert torch.equal(opt.get_slot(one, AVERAGE), opt.get_slot(other, AVERAGE))
+    assert opt.get_slot(one, AVERAGE).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("as_shipped", "averages"), [(False, [25.0, 20.0, 25.0]), (True, [0] * 3)])
+def test_the_average_is_kept_unless_as_shipped(as_shipped: bool, averages: list[float]) -> None:
+    w = Variable([0.0, 0.0], name="w")
+    opt = NovoGrad(0.1, beta2=0.8, as_shipped=as_shipped)
+    seen = []
+    for grad in ([3.0, 4.0], [0.0, 0.0], [3.0, 6.0]):
+        opt.apply_gradients([(grad, w)])
+        seen.append(opt.get_slot(w, AVERAGE).item())
+    assert seen == pytest.approx(averages)
+
+
+def test_gradients_of_zero_do_not_move_a_variable() -> None:
+    w = Variable([1.0, 2.0], name="w")
+    NovoGrad(0.1).apply_gradients([(torch.zeros(2), w)])
+    assert w.tolist() == [1.0, 2.0]
+
+
+def test_slots_have_names_and_shapes() -> None:
+    w = Variable([[1.0, 2.0]], name="w")
+    opt = NovoGrad(0.1)
+    opt.apply_gradients([(torch.ones(1, 2), w)])
+    assert opt.get_slot_names() == [AVERAGE, "momentum"]
+    assert [var.name for var in opt.variables()] == ["w/NovoGrad:0", "w/NovoGrad/grads_ema:0"]
+    assert opt.get_slot(w, AVERAGE).shape == ()
+    assert opt.get_name() == "NovoGrad"
+
+
+@each_engine
+def test_a_variable_given_twice_is_stepped_twice(engine: Any) -> None:
+    one, other = Variable([1.0, 2.0], name="w"), Variable([1.0, 2.0], name="w")
+    first, second = NovoGrad(0.1), NovoGrad(0.1)
+    first.engine = second.engine = engine
+    grads = [torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])]
+    first.apply_gradients([(grad, one) for grad in grads])
+    for grad in grads:
+        second.apply_gradients([(grad, other)])
+    assert torch.equal(one, other)
+    assert torch.equal(first.get_slot(one, AVERAGE), second.get_slot(other, AVERAGE))
+
+
+def test_a_step_that_fails_changes_nothing() -> None:
+    w, v = Variable([1.0], name="w"), Variable([1.0, 2.0], name="v")
+    opt = NovoGrad(0.5)
+    opt.apply_gradients([(torch.ones(1), w), (torch.ones(2), v)])
+    before = [var.clone() for var in (w, v, *opt.variables())]
+    with pytest.raises(InvalidArgumentError):
+        opt.apply_gradients([(torch.ones(1), w), (torch.ones(3), v)])
+    after = [w, v, *opt.variables()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_a_failing_hook_takes_the_average_back() -> None:
+    class Failing(NovoGrad):
+        def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+            super()._resource_apply_dense(grad, handle)
+            if handle.numel() == 2:
+                raise RuntimeError("no")
+
+    w, v = Variable([1.0], name="w"), Variable([1.0, 2.0], name="v")
+    opt = Failing(0.5)
+    with pytest.raises(RuntimeError, match="no"):
+        opt.apply_gradients([(torch.ones(1), w), (torch.ones(2), v)])
+    assert w.tolist() == [1.0]
+    assert opt.get_slot(w, AVERAGE) == 0
+
+
+def test_repeated_steps_are_those_of_a_new_plan() -> None:
+    start = torch.linspace(-1, 1, 50)
+    one, other = Variable(start, name="one"), Variable(start, name="other")
+    kept, fresh = NovoGrad(0.1), NovoGrad(0.1)
+    for step in range(4):
+        grad = torch.sin(torch.arange(50.0) + step)
+        kept.apply_gradients([(grad, one)])
+        fresh._plans = Plans()
+        fresh.apply_gradients([(grad, other)])
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_take_the_same_steps(clone: Any) -> None:
+    w = Variable([1.0, 2.0], name="w")
+    opt = NovoGrad(0.1)
+    opt.apply_gradients([(torch.tensor([3.0, 4.0]), w)])
+    other, v = clone((opt, w))
+    for optimizer, var in ((opt, w), (other, v)):
+        optimizer.apply_gradients([(torch.tensor([1.0, 4.0]), var)])
+    assert torch.equal(w, v)
+    assert torch.equal(opt.get_slot(w, AVERAGE), other.get_slot(v, AVERAGE))
+
+
+def test_minimize_with_each_gate_gives_the_same_numbers() -> None:
+    results = []
+    for gate in (NovoGrad.GATE_NONE, NovoGrad.GATE_OP, NovoGrad.GATE_GRAPH):
+        a, b = Variable([1.0, 2.0], name="a"), Variable([3.0], name="b")
+        opt = NovoGrad(0.1)
+        for _ in range(3):
+            opt.minimize(lambda a=a, b=b: (a * a).sum() * b.sum(), gate_gradients=gate)
+        results.append((a.tolist(), b.tolist()))
+    assert results[0] == results[1] == results[2]
