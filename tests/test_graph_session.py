@@ -448,6 +448,25 @@ def test_blocking_operation_lets_others_run() -> None:
     assert session.run(w) == 11.0
 
 
+def test_reading_run_gets_its_turn_among_runs_that_update() -> None:
+    w = tf.Variable(0.0)
+    add, doubled = w.assign_add(1.0).op, w * 2
+    session = initialized()
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        while number and not done.is_set():
+            session.run(add)
+        if not number:
+            for _ in range(100):
+                before = session.run(w)
+                assert session.run(doubled) >= 2 * before
+            done.set()
+
+    in_threads(4, work)
+    assert session.run(w) < 2000  # it did not have to wait for a gap among the writers
+
+
 def test_node_may_start_a_run_of_its_own() -> None:
     w = tf.Variable(1.0)
     inner_read, inner_write = w * 2, w.assign_add(1.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import Variable
+from thalweg import Variable, v1
 from thalweg.v1 import train
 
 SIZE, UPDATES = 1_000_000, 400
@@ -54,3 +54,30 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
         assert (values <= expected).all()
         assert (values > 0).all()
         assert (values % STEP == 0).all()
+
+
+@pytest.mark.parametrize("threads", [2, 4, 8])
+@pytest.mark.parametrize("shared", [True, False], ids=["one operation", "an operation each"])
+def test_concurrent_runs_of_a_session(threads: int, shared: bool) -> None:
+    with v1.Graph().as_default():
+        w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
+        step = train.get_or_create_global_step()
+
+        def built() -> Any:
+            opt = train.GradientDescentOptimizer(STEP, use_locking=True)
+            return opt.apply_gradients([(grad, w)], step)
+
+        ops = [built()] * threads if shared else [built() for _ in range(threads)]
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+    left = list(ops)
+
+    def work() -> None:
+        op = left.pop()
+        for _ in range(UPDATES):
+            session.run(op)
+
+    together(work, threads)
+    value, count = session.run([w, step])
+    assert count == threads * UPDATES
+    assert (value == count * STEP).all()

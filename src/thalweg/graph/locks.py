@@ -8,30 +8,46 @@ SHARED, EXCLUSIVE = "shared", "exclusive"
 
 
 class ReadWriteLock:
-    """Readers wait for writers, also for those that wait themselves, so that none waits forever."""
+    """Readers and writers take turns where both wait, so that none waits forever."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._readers = 0
         self._writing = False
+        self._waiting_readers = 0
         self._waiting_writers = 0
+        self._admitted = 0  # readers that go before the next writer
 
     def acquire(self, mode: str) -> None:
         """Wait for the lock: `SHARED` or `EXCLUSIVE`."""
         with self._changed:
             if mode == SHARED:
-                while self._writing or self._waiting_writers:
-                    self._changed.wait()
-                self._readers += 1
-                return
-            self._waiting_writers += 1
-            try:
-                while self._writing or self._readers:
-                    self._changed.wait()
-                self._writing = True
-            finally:
-                self._waiting_writers -= 1
-                self._changed.notify_all()  # had the wait failed, readers would wait on
+                self._acquire_shared()
+            else:
+                self._acquire_exclusive()
+
+    def _acquire_shared(self) -> None:
+        self._waiting_readers += 1
+        try:
+            while self._writing or (self._waiting_writers and not self._admitted):
+                self._changed.wait()
+            self._readers += 1
+            self._admitted -= bool(self._admitted)
+        finally:
+            self._waiting_readers -= 1
+            if self._admitted > self._waiting_readers:  # the wait failed: it takes no turn
+                self._admitted = self._waiting_readers
+                self._changed.notify_all()
+
+    def _acquire_exclusive(self) -> None:
+        self._waiting_writers += 1
+        try:
+            while self._writing or self._readers or self._admitted:
+                self._changed.wait()
+            self._writing = True
+        finally:
+            self._waiting_writers -= 1
+            self._changed.notify_all()  # had the wait failed, readers would wait on
 
     def release(self, mode: str) -> None:
         """Give back what `acquire` got."""
@@ -40,4 +56,5 @@ class ReadWriteLock:
                 self._readers -= 1
             else:
                 self._writing = False
+                self._admitted = self._waiting_readers
             self._changed.notify_all()

@@ -13,12 +13,12 @@ from thalweg.v1.train.accumulators import Accumulator
 Make = Callable[[], list[Accumulator]]
 
 
-class _Request:
-    """The chief waits for so many gradients; once they are there, `found` holds their sums."""
+class _Wait:
+    """What one thread waits for."""
 
-    def __init__(self, required: int) -> None:
+    def __init__(self, required: int = 1) -> None:
         self.required = required
-        self.found: list[Accumulator] | None = None
+        self.found: Any = None  # set when it is there
 
 
 class _Era:
@@ -27,8 +27,9 @@ class _Era:
     def __init__(self, make: Make) -> None:
         self.sums = make()
         self.count = 0
-        self.requests: deque[_Request] = deque()
         self.tokens: deque[Any] = deque()
+        self.workers: deque[_Wait] = deque()
+        self.chiefs: deque[_Wait] = deque()
         self.ending: tuple[str, BaseException | None] | None = None
 
     def end(self, reason: str, error: BaseException | None) -> None:
@@ -71,54 +72,75 @@ class Rendezvous:
         self.step: Any = 0
         self.dropped = 0
 
-    def push(self, gradients: Sequence[Any], local_step: Any) -> bool:
-        """Add a worker's gradients, unless `local_step` is before the present step.
+    def meet(self, gradients: Sequence[Any], local_step: Any) -> Any:
+        """Add a worker's gradients, unless they are stale, and wait for a token.
+
+        Tokens are given out in the order in which workers came, so that none gets one meant for
+        another: where all are needed for a step, each gives one gradient for it.
 
         Returns:
-            Whether they were added.
+            The value of the token.
         """
+        wait = _Wait()
         with self._changed:
             era = self._era
             era.check()
             if local_step < self.step:
                 self.dropped += 1
-                return False
-            try:
-                for accumulator, gradient in zip(era.sums, gradients, strict=True):
-                    accumulator.add(gradient)
-            except BaseException as error:  # the sums are half done, and must not be used
-                self._end(f"gradients could not be added: {_described(error)}", error)
-                raise
-            era.count += 1
+            else:
+                self._add(era, gradients)
+            era.workers.append(wait)
             self._serve(era)
-            return True
+            try:
+                self._until_found(wait, era)
+            except BaseException:
+                if wait in era.workers:
+                    era.workers.remove(wait)
+                raise
+            return wait.found
+
+    def _add(self, era: _Era, gradients: Sequence[Any]) -> None:
+        try:
+            for accumulator, gradient in zip(era.sums, gradients, strict=True):
+                accumulator.add(gradient)
+        except BaseException as error:  # the sums are half done, and must not be used
+            self._end(f"gradients could not be added: {_described(error)}", error)
+            raise
+        era.count += 1
 
     def take(self, required: int) -> list[Any]:
         """Wait for `required` gradients of each variable, and take their means.
 
         If the chief comes late there may be more, which are taken as well.
         """
-        request = _Request(required)
+        wait = _Wait(required)
         with self._changed:
             era = self._era
             era.check()
-            era.requests.append(request)
+            era.chiefs.append(wait)
+            self._serve(era)
             try:
-                self._serve(era)
-                while request.found is None:
-                    self._changed.wait()
-                    era.check()
-            finally:
-                if request in era.requests:
-                    era.requests.remove(request)
-        return [accumulator.mean() for accumulator in request.found]
+                self._until_found(wait, era)
+            except BaseException:
+                if wait in era.chiefs:
+                    era.chiefs.remove(wait)
+                raise
+        return [accumulator.mean() for accumulator in wait.found]
+
+    def _until_found(self, wait: _Wait, era: _Era) -> None:
+        while wait.found is None:
+            era.check()
+            self._changed.wait()
 
     def _serve(self, era: _Era) -> None:
-        """Hand over as soon as there is enough, so that what comes next is a new step's."""
-        if era.requests and era.count >= era.requests[0].required:
-            era.requests.popleft().found = era.sums
+        """Hand over what there is at once, so that gradients which come next are a new step's."""
+        if era.chiefs and era.count >= era.chiefs[0].required:
+            era.chiefs.popleft().found = era.sums
             era.sums, era.count = self._make(), 0
             self.step += 1
+            self._changed.notify_all()
+        while era.workers and era.tokens:
+            era.workers.popleft().found = era.tokens.popleft()
             self._changed.notify_all()
 
     def put_tokens(self, value: Any, count: int) -> None:
@@ -128,17 +150,7 @@ class Rendezvous:
         """
         with self._changed:
             self._era.tokens.extend([value] * count)
-            self._changed.notify_all()
-
-    def wait_token(self) -> Any:
-        """Wait for a token, the oldest first; its value."""
-        with self._changed:
-            era = self._era
-            era.check()
-            while not era.tokens:
-                self._changed.wait()
-                era.check()
-            return era.tokens.popleft()
+            self._serve(self._era)
 
     def check(self) -> None:
         """Raise the error of those who wait, if there has been a stop."""

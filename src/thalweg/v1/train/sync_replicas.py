@@ -233,9 +233,8 @@ class SyncReplicasOptimizer(Optimizer):
                 ready = report_uninitialized_variables(global_variables())
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
-            pushed = meeting.push(stamp)
-        with graph.control_dependencies([pushed]):
-            train_op = meeting.wait(local_step, name)
+            token = meeting.meet(stamp)
+        train_op = operation(_advance, [by_reference(local_step), token], name)
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
         self._local_step, self._global_step = local_step, step
@@ -337,11 +336,12 @@ class _Meeting:
         """The rendezvous itself."""
         return operation(self.here, [], "rendezvous", kind="pure", outputs=Output())
 
-    def push(self, stamp: SymbolicTensor) -> Operation:
-        """Hand a worker's gradients over."""
+    def meet(self, stamp: SymbolicTensor) -> SymbolicTensor:
+        """Hand a worker's gradients over and wait for a token."""
         titles = [base_name(var) for var in self._variables]
+        dtype = stamp.dtype
 
-        def push(gradients: list[Any], leaves: list[Tensor], local_step: Tensor) -> None:
+        def meet(gradients: list[Any], leaves: list[Tensor], local_step: Tensor) -> Tensor:
             found = [
                 _as_kind(grad, leaf, title, kind)
                 for grad, leaf, title, kind in zip(
@@ -351,27 +351,16 @@ class _Meeting:
             known = [i for i, grad in enumerate(found) if grad is not None]
             pairs = [(found[i], leaves[i]) for i in known]
             check_pairs(pairs, [titles[i] for i in known], scatter=self._opt._scatters())
-            self.here().push(found, local_step.item())
+            return torch.tensor(self.here().meet(found, local_step.item()), dtype=dtype)
 
         references = [by_reference(var) for var in self._variables]
-        return operation(push, [self._gradients, references, stamp], "push", kind="blocking")
-
-    def wait(self, local_step: GraphVariable, name: str) -> Operation:
-        """Wait for a token, and let the local step be its value."""
-        scalar = Output(local_step.dtype, ())
-        token = operation(
-            lambda: torch.tensor(self.here().wait_token(), dtype=local_step.dtype),
-            [],
-            "sync_token_q_Dequeue",
+        return operation(
+            meet,
+            [self._gradients, references, stamp],
+            "meet",
             kind="blocking",
-            outputs=scalar,
+            outputs=Output(dtype, ()),
         )
-
-        def advance(leaf: Tensor, token: Tensor) -> None:
-            # Workers share the variable, and may come here in another order than their tokens.
-            leaf.copy_(torch.maximum(leaf, token))
-
-        return operation(advance, [by_reference(local_step), token], name)
 
     def take(self, required: int) -> list[Any]:
         """Wait for the means of the gradients."""
@@ -504,6 +493,11 @@ def _as_kind(grad: Any, var: Tensor, title: str, kind: Any) -> Any:
 def _slices(source: SymbolicTensor) -> SymbolicSlices:
     source.may_be_sparse = True
     return SymbolicSlices.of(source)
+
+
+def _advance(local_step: Tensor, token: Tensor) -> None:
+    # Workers share the variable, and may come here in another order than their tokens.
+    local_step.copy_(torch.maximum(local_step, token))
 
 
 def _local_step_init(local_step: GraphVariable, step: GraphVariable) -> Operation:
