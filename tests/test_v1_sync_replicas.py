@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import replay
-import v1_rules
+import v1_replay
 from thalweg import CancelledError, FailedPreconditionError, IndexedSlices, v1
 from thalweg.v1 import train
 
 SOON = 20  # seconds after which a wait counts as endless
-CASES = [id for id, case in v1_rules.cases().items() if case["kind"] == "sync_replicas"]
+CASES = [id for id, case in v1_replay.cases().items() if case["kind"] == "sync_replicas"]
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +108,9 @@ class Team:
 
 @pytest.mark.parametrize("case_id", CASES)
 def test_recorded_trajectory(case_id: str) -> None:
-    case = v1_rules.cases()[case_id]
+    case = v1_replay.cases()[case_id]
     shape = case["vars"]["w"]["shape"]
-    w = v1.Variable(v1_rules.array(case, "var", "w")[0], name="w")
+    w = v1.Variable(v1_replay.array(case, "var", "w")[0], name="w")
     values, rows = v1.placeholder("float32", [None, *shape[1:]]), v1.placeholder("int64", [None])
     is_dense = case["mode"] == "dense"
     grad: Any = values if is_dense else v1.SymbolicSlices(values, rows, shape)
@@ -121,11 +121,11 @@ def test_recorded_trajectory(case_id: str) -> None:
 
     def feed(round: int, worker: int) -> dict[Any, Any]:
         if is_dense:
-            return {values: v1_rules.array(case, "grad", "w")[round, worker]}
-        split = v1_rules.array(case, "gsplit", "w", str(worker))
+            return {values: v1_replay.array(case, "grad", "w")[round, worker]}
+        split = v1_replay.array(case, "gsplit", "w", str(worker))
         part = slice(split[round], split[round + 1])
-        indices = v1_rules.array(case, "gidx", "w", str(worker))[part].astype(np.int64)
-        return {values: v1_rules.array(case, "gval", "w", str(worker))[part], rows: indices}
+        indices = v1_replay.array(case, "gidx", "w", str(worker))[part].astype(np.int64)
+        return {values: v1_replay.array(case, "gval", "w", str(worker))[part], rows: indices}
 
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
@@ -136,9 +136,9 @@ def test_recorded_trajectory(case_id: str) -> None:
             feeds = [feed(round, worker) for worker in range(case["workers"])]
             for thread in [Thread(session.run, train_op, each) for each in feeds]:
                 thread.result()
-            kept = {"w": (w, v1_rules.array(case, "var", "w"))}
+            kept = {"w": (w, v1_replay.array(case, "var", "w"))}
             for name in case["slots"]["w"]:
-                kept[name] = (opt.get_slot(w, name), v1_rules.array(case, "slot", "w", name))
+                kept[name] = (opt.get_slot(w, name), v1_replay.array(case, "slot", "w", name))
             for what, (tensor, recorded) in kept.items():
                 distance = replay.distances(session.run(tensor), recorded[round + 1]).max()
                 assert distance == 0, f"{what} after round {round + 1} is {distance} ulp away"

@@ -30,7 +30,7 @@ from thalweg.graph.tensor import SymbolicTensor
 if TYPE_CHECKING:
     from thalweg.graph.variables import GraphVariable
 
-_LIBRARY = str(Path(__file__).parent)
+_LIBRARY = str(Path(__file__).parent.parent)
 _CPU = torch.device("cpu")
 
 
@@ -54,6 +54,9 @@ class Graph(Scopes, Collections):
         self._stand_ins: dict[int, tuple[torch.Tensor, GraphVariable]] = {}
         self.seed: int | None = None
         self.variable_store: dict[str, GraphVariable] = {}  # by the names get_variable was given
+
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return self  # as its tensors and operations are their own copies
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:

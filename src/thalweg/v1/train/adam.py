@@ -82,7 +82,7 @@ class AdamOptimizer(RuleOptimizer):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         first = min(var_list, key=base_name)
         for power, hyper in self.POWERS.items():
-            initial = self._called(getattr(self, self.HYPERS[hyper]))
+            initial = getattr(self, self.HYPERS[hyper])
             self._create_non_slot_variable(initial, power, colocate_with=first)
         super()._create_slots(var_list)
 

@@ -40,7 +40,7 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
     """
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
-        if dtype is not None and dtype not in valid:
+        if isinstance(dtype, torch.dtype) and dtype not in valid:
             title = tensor.name if is_symbolic(tensor) else name_of(tensor, "the loss")
             raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
 

@@ -226,9 +226,10 @@ class Optimizer(State):
         given = as_pairs(grads_and_vars)
         if not given:
             raise ValueError("No variables provided.")
-        if executing_eagerly() and self._repeats(given, global_step):
+        is_eager = executing_eagerly()
+        if is_eager and self._repeats(given, global_step):
             return None
-        if not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair):
+        if not is_eager or any(is_symbolic(part) for pair in given for part in pair):
             return self._apply_in_graph(given, global_step, name)
         with self._locked():
             self._apply_eagerly(given, global_step, name or self._name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from thalweg.graph import (
     GraphVariable,
     current_session,
@@ -18,6 +16,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.hyperparameters import is_function
 from thalweg.slots import SlotStore
 from thalweg.variable import Variable, as_dtype, name_of, over, to_tensor
 
@@ -31,12 +30,6 @@ def scoped(var: Any, title: str) -> str:
     """The name of a slot of a graph's variable: below the variable scope it is made in."""
     scope = get_variable_scope().name if var.graph is get_default_graph() else ""
     return f"{scope}/{title}" if scope else title
-
-
-def _like(value: Any, var: Any) -> Any:
-    """`value` as the initial value of a slot of `var`."""
-    dtype = getattr(value, "dtype", var.dtype)
-    return to_tensor(value, dtype).detach().to(var.device)
 
 
 class State:
@@ -109,7 +102,7 @@ class State:
             op_name: The last part of the slot variable's own name.
         """
         if self._slots.get(var, slot_name) is None:
-            self._put(var, lambda like: _like(val, like), slot_name, op_name)
+            self._put(var, val, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _get_or_make_slot_with_initializer(
@@ -123,22 +116,21 @@ class State:
     ) -> Any:
         """The slot of a variable; made by `initializer(shape, dtype=dtype)` if there is none."""
         if self._slots.get(var, slot_name) is None:
-
-            def initial(like: Tensor) -> Tensor:
-                made = initializer(tuple(shape), dtype=as_dtype(dtype))
-                return to_tensor(made, dtype).detach().expand(tuple(shape)).to(like.device)
-
-            self._put(var, initial, slot_name, op_name)
+            made = initializer(tuple(shape), dtype=as_dtype(dtype))
+            if not is_symbolic(made):
+                made = to_tensor(made, dtype).expand(tuple(shape))
+            self._put(var, made, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
-    def _put(
-        self, var: Any, initial: Callable[[Any], Tensor], slot_name: str, op_name: str
-    ) -> None:
+    def _put(self, var: Any, value: Any, slot_name: str, op_name: str) -> None:
         title = self._slot_title(var, op_name)
+        if not is_symbolic(value):
+            value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, GraphVariable):
-            slot = make_variable(lambda: initial(resolve(var)), title, like=var)
+            with var.graph.as_default():
+                slot: Any = make_variable(value, title)
         else:
-            slot = over(initial(var).clone(), title)
+            slot = over(value.clone(), title)
         self._slots.put(var, slot_name, slot)
 
     def _slot_title(self, var: Any, op_name: str) -> str:
@@ -154,12 +146,15 @@ class State:
         """The variable of this name in the present graph, made if there is none.
 
         Args:
-            initial_value: A number, array or tensor; it decides the dtype, float32 for a float.
+            initial_value: A number, array or tensor, or a callable without arguments that returns
+                one; it decides the dtype, float32 for a float.
             name: Name of the variable; in a graph, below the name scope it is made in.
             colocate_with: A variable of the graph it belongs to.
         """
         graph = getattr(handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
+            if is_function(initial_value):
+                initial_value = initial_value()
             if graph is None:
                 made: Any = Variable(initial_value, name=name, trainable=False)
             else:

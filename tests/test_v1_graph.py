@@ -1,0 +1,719 @@
+"""The base class of v1 optimizers in graph mode: arguments, order, state, errors."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg import v1 as tf
+from thalweg.engines import run as engine
+from thalweg.v1 import train
+
+NONE, OP, GRAPH = (getattr(train.Optimizer, f"GATE_{gate}") for gate in ("NONE", "OP", "GRAPH"))
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as made:
+        yield made
+
+
+def started() -> tf.Session:
+    """A session in which all variables made so far have their initial values."""
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    return session
+
+
+def descent(rate: Any = 1.0) -> Any:
+    return train.GradientDescentOptimizer(rate)
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "GradientDescent": descent,
+    "Momentum": lambda rate=0.1: train.MomentumOptimizer(rate, 0.9),
+    "Nesterov": lambda rate=0.1: train.MomentumOptimizer(rate, 0.9, use_nesterov=True),
+    "Adagrad": lambda rate=0.1: train.AdagradOptimizer(rate),
+    "Adadelta": lambda rate=0.1: train.AdadeltaOptimizer(rate),
+    "Adam": lambda rate=0.1: train.AdamOptimizer(rate),
+    "Ftrl": lambda rate=0.1: train.FtrlOptimizer(rate),
+    "RMSProp": lambda rate=0.1: train.RMSPropOptimizer(rate, momentum=0.5, centered=True),
+    "ProximalAdagrad": lambda rate=0.1: train.ProximalAdagradOptimizer(rate),
+    "ProximalGradientDescent": lambda rate=0.1: train.ProximalGradientDescentOptimizer(rate),
+}
+every = pytest.mark.parametrize("kind", list(OPTIMIZERS))
+
+
+# --- minimize and compute_gradients ---------------------------------------------------------------
+
+
+def test_minimize_gives_an_operation_that_takes_a_step() -> None:
+    w = tf.Variable([1.0, 2.0])
+    step = train.get_or_create_global_step()
+    op = descent(0.5).minimize((w * w).sum(), global_step=step)
+    session = started()
+    assert isinstance(op, tf.Operation)
+    assert session.run(w).tolist() == [1.0, 2.0]  # nothing was computed when it was built
+    assert session.run(op) is None
+    assert session.run(w).tolist() == [0.0, 0.0]
+    assert session.run(step) == 1
+
+
+def test_compute_gradients_gives_a_pair_for_each_variable() -> None:
+    a, b, unused = tf.Variable(2.0), tf.Variable(3.0), tf.Variable(1.0)
+    pairs = descent().compute_gradients(a * a * b, [b, unused, a])
+    assert [var for _, var in pairs] == [b, unused, a]
+    assert pairs[1][0] is None
+    assert started().run([pairs[0][0], pairs[2][0]]) == [4.0, 12.0]
+
+
+def test_gradients_may_be_changed_on_the_way() -> None:
+    w = tf.Variable([3.0, 4.0])
+    opt = descent()
+    pairs = [(grad / torch.linalg.norm(grad), var) for grad, var in opt.compute_gradients(5 * w)]
+    op = opt.apply_gradients(pairs)
+    session = started()
+    session.run(op)
+    np.testing.assert_allclose(session.run(w), np.array([3, 4], np.float32) - 0.5**0.5, rtol=1e-6)
+
+
+def test_a_loss_of_rows_gives_slices() -> None:
+    table = tf.Variable(np.zeros((4, 2), np.float32))
+    loss = tf.embedding_lookup(table, torch.tensor([1, 3, 1])).sum()
+    ((grad, _),) = pairs = descent().compute_gradients(loss)
+    assert isinstance(grad, tf.SymbolicSlices)
+    op = descent().apply_gradients(pairs)
+    session = started()
+    session.run(op)
+    assert session.run(table)[:, 0].tolist() == [0.0, -2.0, 0.0, -1.0]
+
+
+@every
+@pytest.mark.parametrize("gate", [NONE, OP])
+def test_gates_do_not_change_the_values(kind: str, gate: int) -> None:
+    results = []
+    for chosen in (gate, GRAPH):
+        a, b = tf.Variable([1.0, -2.0]), tf.Variable([0.5, 3.0])
+        op = OPTIMIZERS[kind]().minimize(
+            (a * b).tanh().sum(), var_list=[a, b], gate_gradients=chosen
+        )
+        session = started()
+        for _ in range(3):
+            session.run(op)
+        results.append(session.run([a, b]))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("weights", ["array", "placeholder"])
+def test_grad_loss_weighs_the_elements(weights: str) -> None:
+    w = tf.Variable([1.0, 1.0])
+    fed = tf.placeholder("float32", [2])
+    given = fed if weights == "placeholder" else np.array([1, 10], np.float32)
+    op = descent().minimize(2 * w, grad_loss=given)
+    session = started()
+    session.run(op, {fed: [1, 10]} if weights == "placeholder" else None)
+    assert session.run(w).tolist() == [-1.0, -19.0]
+
+
+def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
+    w = tf.Variable([1.0, 2.0])
+    calls = []
+
+    def loss() -> Any:
+        calls.append(1)
+        return (w * w).sum()
+
+    op = descent(0.25).minimize(loss)
+    session = started()
+    for _ in range(2):
+        session.run(op)
+    assert (session.run(w).tolist(), len(calls)) == ([0.25, 0.5], 1)
+
+
+@pytest.mark.parametrize("form", ["default", "nested", "bare", "generator", "collection"])
+def test_lists_of_variables(form: str) -> None:
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
+    tf.Variable(1.0, name="fixed", trainable=False)
+    var_list, found = {
+        "default": (None, [a, b]),
+        "nested": ([[b], (a,)], [b, a]),
+        "bare": (b, [b]),
+        "generator": ((var for var in (b, a)), [b, a]),
+        "collection": (tf.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES, "b"), [b]),
+    }[form]
+    assert [var for _, var in descent().compute_gradients(a * b, var_list)] == found
+
+
+def test_the_parameters_of_a_module_are_variables() -> None:
+    layer = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        layer.weight.fill_(1)
+    loss = layer(tf.placeholder_with_default(np.array([[1, 2]], np.float32), [1, 2])).sum()
+    op = descent().minimize(loss, var_list=[layer.weight])
+    session = started()
+    session.run(op)
+    assert session.run(layer.weight).tolist() == [[0.0, -1.0]]
+    assert layer.weight.tolist() == [[1.0, 1.0]]  # the session has a value of its own
+
+
+def test_the_gradient_of_a_tensor_can_be_asked_for() -> None:
+    w = tf.Variable(3.0)
+    middle = w * w
+    ((grad, tensor),) = pairs = descent().compute_gradients(middle * 2, [middle])
+    assert tensor is middle
+    assert started().run(grad) == 2.0
+    with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+        descent().apply_gradients(pairs)
+
+
+def _no_variables() -> Any:
+    return descent().minimize(tf.constant(1.0))
+
+
+def _bad_gate() -> Any:
+    return descent().minimize(1.0 * tf.Variable(1.0), gate_gradients=7)
+
+
+def _integer_loss() -> Any:
+    return descent().minimize(tf.Variable(np.int64(1), name="w") * 2)
+
+
+def _integer_weights() -> Any:
+    w = tf.Variable([1.0])
+    return descent().minimize(w, grad_loss=tf.constant(np.array([1], np.int64), name="c"))
+
+
+def _complex_variable() -> Any:
+    w = tf.Variable(np.complex64(1), name="w")
+    return descent().minimize(w.real)
+
+
+def _no_gradient() -> Any:
+    w = tf.Variable(1.0, name="w")
+    return descent().minimize(tf.constant(1.0), var_list=[w])
+
+
+def _all_none() -> Any:
+    return descent().apply_gradients([(None, tf.Variable(1.0, name="w"))])
+
+
+def _row_constraint() -> Any:
+    table = tf.Variable(np.ones((3, 2), np.float32), name="t", constraint=torch.relu)
+    return descent().minimize(tf.embedding_lookup(table, [1]).sum())
+
+
+def _malformed_gradient() -> Any:
+    return descent().apply_gradients([("x", tf.Variable(1.0, name="w"))])
+
+
+def _other_graph() -> Any:
+    with tf.Graph().as_default():
+        other = tf.Variable(1.0)
+    return descent().apply_gradients([(tf.constant(1.0), other)])
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (_no_variables, ValueError, r"^No variables to optimize\.$"),
+        (
+            _bad_gate,
+            ValueError,
+            "^gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP,"
+            " Optimizer.GATE_GRAPH. Not 7$",
+        ),
+        (
+            _integer_loss,
+            ValueError,
+            r"^Invalid type torch.int64 for mul:0, expected: \[float32, float64, float16,"
+            r" bfloat16\]\.$",
+        ),
+        (_integer_weights, ValueError, "^Invalid type torch.int64 for c:0"),
+        (_complex_variable, ValueError, "^Invalid type torch.complex64 for w:0"),
+        (
+            _no_gradient,
+            ValueError,
+            r"^No gradients provided for any variable, check your graph for ops that do not support"
+            r" gradients, between variables \['w:0'\] and loss .*Const",
+        ),
+        (_all_none, ValueError, r"^No gradients provided for any variable: \['w:0'\]\.$"),
+        (lambda: descent().apply_gradients([]), ValueError, r"^No variables provided\.$"),
+        (
+            _row_constraint,
+            RuntimeError,
+            "^Cannot use a constraint function on a sparse variable: 't:0'",
+        ),
+        (
+            lambda: descent().minimize(1.0 * tf.Variable(1.0), var_list=["w"]),
+            TypeError,
+            "^var_list must hold variables, not 'w'",
+        ),
+        (
+            lambda: descent().minimize(1.0 * tf.Variable(1.0), var_list=[torch.ones(1)]),
+            TypeError,
+            "no variable of the graph",
+        ),
+        (_malformed_gradient, TypeError, "^Gradient must be convertible to a Tensor"),
+        (
+            lambda: descent().apply_gradients([(1.0, torch.ones(()))]),
+            NotImplementedError,
+            "^Trying to update a Tensor",
+        ),
+        (_other_graph, ValueError, "from another graph"),
+        (lambda: descent().apply_gradients(5), TypeError, "iterable"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(build: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+    assert not tf.get_collection(tf.GraphKeys.TRAIN_OP)
+
+
+@pytest.mark.parametrize(
+    ("fed", "error", "message"),
+    [
+        (np.ones(3, np.float32), ValueError, r"Gradient of 'w:0' has shape \(3,\)"),
+        (np.ones(2), TypeError, "Gradient of 'w:0' is float64"),
+    ],
+)
+def test_what_does_not_fit_in_a_run_changes_nothing(fed: Any, error: Any, message: str) -> None:
+    w = tf.Variable([1.0, 2.0], name="w")
+    step = train.get_or_create_global_step()
+    grad = tf.placeholder(fed.dtype.name, None)
+    opt = train.AdamOptimizer()
+    op = opt.apply_gradients([(grad, w)], global_step=step)
+    session = started()
+    with pytest.raises(error, match=message) as info:
+        session.run(op, {grad: fed})
+    assert any("In operation 'Adam'" in note for note in info.value.__notes__)
+    assert session.run([step, *opt.variables()])[0] == 0
+    assert session.run(w).tolist() == [1.0, 2.0]
+    assert not any(session.run(opt.get_slot(w, name)).any() for name in ("m", "v"))
+
+
+# --- apply_gradients ------------------------------------------------------------------------------
+
+
+def test_variables_without_a_gradient_get_no_slots() -> None:
+    a, b = tf.Variable([1.0]), tf.Variable([1.0])
+    opt = train.MomentumOptimizer(1.0, 0.9)
+    op = opt.apply_gradients([(None, a), (torch.ones(1), b)])
+    session = started()
+    session.run(op)
+    assert session.run([a, b])[1].tolist() == [0.0]
+    assert opt.get_slot(a, "momentum") is None
+    assert session.run(opt.get_slot(b, "momentum")).tolist() == [1.0]
+
+
+def test_gradients_may_be_lists_numbers_and_arrays() -> None:
+    w = tf.Variable([1.0, 2.0])
+    ops = [
+        descent().apply_gradients([(grad, w)])
+        for grad in (
+            [1.0, 1.0],
+            np.array([1, 1], np.float32),
+            torch.ones(2),
+            tf.constant([1.0, 1.0]),
+        )
+    ]
+    session = started()
+    for op in ops:
+        session.run(op)
+    assert session.run(w).tolist() == [-3.0, -2.0]
+
+
+def test_a_variable_given_twice_is_updated_twice() -> None:
+    w, step = tf.Variable(1.0), tf.Variable(np.int64(0), trainable=False)
+    grad = tf.constant(1.0)
+    opt = train.MomentumOptimizer(1.0, 0.5)
+    op = opt.apply_gradients([(grad, w), (grad, w)], global_step=step)
+    session = started()
+    session.run(op)
+    assert session.run([w, step]) == [1 - 1 - 1.5, 1]
+
+
+def test_a_constraint_follows_each_update() -> None:
+    w = tf.Variable([1.0, -1.0], constraint=torch.relu)
+    op = descent().apply_gradients([(torch.tensor([0.5, 0.5]), w)])
+    session = started()
+    session.run(op)
+    assert session.run(w).tolist() == [0.5, 0.0]
+
+
+def test_a_float_global_step_counts() -> None:
+    w, step = tf.Variable(1.0), tf.Variable(0.5, trainable=False)
+    op = descent().minimize(1.0 * w, global_step=step)
+    session = started()
+    session.run(op)
+    assert session.run(step) == 1.5
+
+
+def test_what_waits_for_the_operation_sees_the_step_taken() -> None:
+    w = tf.Variable(3.0)
+    op = descent().minimize(1.0 * w)
+    with tf.control_dependencies([op]):
+        after = w.read_value() * 10
+    session = started()
+    assert session.run([w, after]) == [3.0, 20.0]
+
+
+def test_the_operation_waits_for_its_control_inputs() -> None:
+    w, rate = tf.Variable(3.0), tf.Variable(1.0, trainable=False)
+    doubled = tf.assign(rate, rate * 2)
+    with tf.control_dependencies([doubled]):
+        op = descent(rate).minimize(1.0 * w)
+    session = started()
+    session.run(op)
+    assert session.run([w, rate]) == [1.0, 2.0]
+
+
+@every
+def test_two_optimizers_of_one_variable_have_slots_of_their_own(kind: str) -> None:
+    w = tf.Variable([1.0, -2.0])
+    optimizers = [OPTIMIZERS[kind]() for _ in range(2)]
+    first, second = (opt.minimize((w * w).sum()) for opt in optimizers)
+    session = started()
+    session.run(first)
+    for opt, is_changed in zip(optimizers, (True, False), strict=True):
+        for slot in opt.variables():
+            initial, now = session.run([slot.initial_value, slot])
+            if "momentum" in kind.lower() or slot.op.name.startswith("beta"):
+                assert (not np.array_equal(initial, now)) == is_changed
+            else:
+                assert is_changed or np.array_equal(initial, now)
+    session.run(second)
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_is_not_initialized_is_named() -> None:
+    w = tf.Variable([1.0], name="w")
+    initialize = tf.global_variables_initializer()
+    op = train.AdamOptimizer().minimize(w.sum())
+    session = tf.Session()
+    session.run(initialize)
+    with pytest.raises(tf.FailedPreconditionError, match="uninitialized value w/Adam\n") as info:
+        session.run(op)
+    assert f"made at {__file__}:" in info.value.__notes__[0]
+    assert session.run(w).tolist() == [1.0]
+
+
+def test_a_variable_that_was_trained_eagerly_starts_from_there() -> None:
+    w = thalweg.Variable([1.0, 2.0], name="w")
+    opt = train.MomentumOptimizer(1.0, 0.5)
+    eager = threading.Thread(  # a thread of its own builds no graph
+        target=lambda: [opt.apply_gradients([(torch.ones(2), w)]) for _ in range(3)]
+    )
+    eager.start()
+    eager.join()
+    op = opt.apply_gradients([(torch.ones(2), w)])
+    assert isinstance(op, tf.Operation)
+    assert w.tolist() == [1 - 1 - 1.5 - 1.75, 2 - 1 - 1.5 - 1.75]
+    session = started()
+    session.run(op)
+    assert session.run(w).tolist() == [-3.25 - 1, -2.25 - 1]
+    assert w.tolist() == [-3.25, -2.25]
+
+
+def test_each_session_has_values_of_its_own() -> None:
+    w = tf.Variable(8.0)
+    opt = train.MomentumOptimizer(1.0, 0.5)
+    op = opt.minimize(1.0 * w)
+    first, second = started(), started()
+    for session, steps in ((first, 3), (second, 1), (first, 1)):
+        for _ in range(steps):
+            session.run(op)
+    assert first.run([w, opt.get_slot(w, "momentum")]) == [8 - 1 - 1.5 - 1.75 - 1.875, 1.875]
+    assert second.run([w, opt.get_slot(w, "momentum")]) == [7.0, 1.0]
+
+
+@every
+def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
+    opt = OPTIMIZERS[kind]()
+    results = []
+    for _ in range(2):
+        with tf.Graph().as_default():
+            w = tf.Variable([1.0, -2.0], name="w")
+            op = opt.minimize((w * w).sum())
+            own = opt.variables()
+            assert all(x.graph is w.graph for x in own)
+            with started() as session:
+                for _ in range(3):
+                    session.run(op)
+                results.append(session.run([w, *own]))
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert opt.variables() == []  # this graph has none
+
+
+@every
+def test_a_copied_optimizer_goes_on_with_the_same_variables(kind: str) -> None:
+    w = tf.Variable([1.0, -2.0])
+    opt = OPTIMIZERS[kind]()
+    op = opt.minimize((w * w).sum())
+    copied = copy.deepcopy(opt)
+    assert copied.variables() == opt.variables()
+    again = copied.minimize((w * w).sum())
+    assert copied.variables() == opt.variables()
+    one, other = started(), started()
+    for _ in range(2):
+        one.run(op)
+        other.run(again)
+    np.testing.assert_array_equal(one.run(w), other.run(w))
+
+
+# --- hyperparameters ------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("given", ["placeholder", "variable", "decay", "tensor"])
+def test_hyperparameters_are_read_in_each_run(kind: str, given: str) -> None:
+    step = tf.Variable(np.int64(0), trainable=False)
+    fed = tf.placeholder("float32", [])
+    held = tf.Variable(0.5, trainable=False)
+    rate = {
+        "placeholder": fed,
+        "variable": held,
+        "tensor": held * 1.0,
+        "decay": train.piecewise_constant(step, [0], [0.5, 0.125]),
+    }[given]
+    w, expected = tf.Variable([1.0, -2.0]), tf.Variable([1.0, -2.0])
+    op = OPTIMIZERS[kind](rate).minimize((w * w).sum(), step)
+    plain = OPTIMIZERS[kind](0.5)
+    plain_op = plain.minimize((expected * expected).sum())
+    for attribute in ("_lr", "_learning_rate"):
+        if hasattr(plain, attribute):
+            setattr(plain, attribute, 0.125)
+    later_op = plain.minimize((expected * expected).sum())
+    session = started()
+    session.run(plain_op)
+    session.run(op, {fed: 0.5})
+    session.run(later_op)
+    held.load(0.125, session)
+    session.run(op, {fed: 0.125})
+    np.testing.assert_array_equal(*session.run([w, expected]))
+
+
+@pytest.mark.parametrize("hyper", ["beta1", "beta2", "epsilon"])
+def test_every_hyperparameter_of_adam_may_be_a_tensor(hyper: str) -> None:
+    held = tf.Variable(0.5, trainable=False)
+    w, expected = tf.Variable([1.0, -2.0]), tf.Variable([1.0, -2.0])
+    initialize = held.initializer
+    session = tf.Session()
+    session.run(initialize)
+    options: dict[str, Any] = {hyper: held}
+    op = train.AdamOptimizer(0.1, **options).minimize((w * w).sum())
+    options = {hyper: 0.5}
+    plain = train.AdamOptimizer(0.1, **options).minimize((expected * expected).sum())
+    session.run(tf.global_variables_initializer())
+    for _ in range(3):
+        session.run([op, plain])
+    np.testing.assert_array_equal(*session.run([w, expected]))
+
+
+def test_callables_are_called_once_when_the_graph_is_built() -> None:
+    calls = []
+
+    def rate() -> float:
+        calls.append(1)
+        return 0.5 / len(calls)
+
+    w = tf.Variable(1.0)
+    op = train.GradientDescentOptimizer(rate).minimize(1.0 * w)
+    session = started()
+    for _ in range(3):
+        session.run(op)
+    assert (len(calls), session.run(w)) == (1, -0.5)
+
+
+@pytest.mark.parametrize("kind", ["Ftrl", "ProximalAdagrad", "ProximalGradientDescent"])
+def test_some_optimizers_take_no_callables(kind: str) -> None:
+    w = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="takes numbers and tensors as learning_rate"):
+        OPTIMIZERS[kind](lambda: 0.1).minimize(1.0 * w)
+
+
+def test_a_rate_that_is_no_scalar_is_refused() -> None:
+    w = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="learning_rate must be a scalar, not of shape"):
+        descent(tf.constant([1.0, 2.0])).minimize(1.0 * w)
+
+
+# --- subclasses -----------------------------------------------------------------------------------
+
+
+class Counting(train.Optimizer):
+    """Gradient descent in plain torch that counts how often each element has moved."""
+
+    def __init__(self, rate: Any) -> None:
+        super().__init__(False, "Counting")
+        self._rate = rate
+        self.calls: list[Any] = []
+
+    def _create_slots(self, var_list: Any) -> None:
+        self.calls.append(("slots", [var.name for var in var_list]))
+        for var in var_list:
+            self._zeros_slot(var, "moved", self._name)
+            self._get_or_make_slot(var, np.float32(7), "seven", "Seven")
+            self._get_or_make_slot(var, var.initialized_value() * 2, "twice", "Twice")
+            self._get_or_make_slot_with_initializer(
+                var, lambda shape, dtype: torch.full(shape, 3.0, dtype=dtype), (2,), "float32",
+                "three", "Three",
+            )  # fmt: skip
+        self._create_non_slot_variable(1.0, "total", var_list[0])
+
+    def _prepare(self) -> None:
+        self.calls.append("prepare")
+        self._rate_now = self._call_if_callable(self._rate)
+
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        self.calls.append(("dense", var.name))
+        self.get_slot(var, "moved").add_(grad != 0)
+        var.sub_(self._rate_now * grad)
+
+    def _apply_sparse(self, grad: Any, var: Any) -> None:
+        self.calls.append(("sparse", var.name, grad.indices.tolist()))
+        self.get_slot(var, "moved")[grad.indices] += 1
+        var.index_add_(0, grad.indices, -self._rate_now * grad.values)
+
+    def _finish(self, update_ops: Any, name_scope: str) -> None:
+        self.calls.append(("finish", name_scope))
+        self._get_non_slot_variable("total").mul_(2)
+
+
+def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
+    w, table = tf.Variable([1.0, 2.0], name="w"), tf.Variable(np.ones((3, 2), np.float32), name="t")
+    rate = tf.placeholder("float32", [])
+    loss = w.sum() + tf.embedding_lookup(table, [2, 0, 2]).sum()
+    opt = Counting(rate)
+    op = opt.minimize(loss, var_list=[w, table])
+    assert opt.calls == [("slots", ["w:0", "t:0"])]
+    session = started()
+    session.run(op, {rate: 0.5})
+    session.run(op, {rate: 1.0})
+    once = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting")]
+    assert [each for each in opt.calls if each != ("slots", ["w:0", "t:0"])] == once * 2
+    assert session.run(w).tolist() == [-0.5, 0.5]
+    assert session.run(table)[:, 0].tolist() == [-0.5, 1.0, -2.0]
+    assert session.run(opt.get_slot(table, "moved"))[:, 0].tolist() == [2.0, 0.0, 2.0]
+    assert session.run(opt.get_slot(w, "seven")) == 7.0
+    assert session.run(opt.get_slot(w, "twice")).tolist() == [2.0, 4.0]
+    assert session.run(opt.get_slot(w, "three")).tolist() == [3.0, 3.0]
+    assert session.run(opt._get_non_slot_variable("total", w.graph)) == 4.0
+    assert [var.op.name for var in opt.variables()] == [
+        *("t/Counting", "t/Seven", "t/Three", "t/Twice", "total"),
+        *("w/Counting", "w/Seven", "w/Three", "w/Twice"),
+    ]
+
+
+def test_a_hook_that_fails_in_a_run_changes_nothing() -> None:
+    class Failing(train.MomentumOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            self.get_slot(var, "momentum").add_(1)
+            var.add_(1)
+            if var.name == "b:0":
+                raise RuntimeError("no")
+
+    a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
+    step = train.get_or_create_global_step()
+    opt = Failing(0.1, 0.9)
+    op = opt.minimize((a + b).sum(), global_step=step)
+    session = started()
+    with pytest.raises(RuntimeError, match="no") as info:
+        session.run(op)
+    assert any("The step was not taken" in note for note in info.value.__notes__)
+    slot = opt.get_slot(a, "momentum")
+    assert [each.item() for each in session.run([a, b, step, slot])] == [1.0, 1.0, 0, 0.0]
+
+
+@pytest.mark.parametrize("hook", ["_apply_dense", "_resource_apply_dense"])
+def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
+    def apply(self: Any, grad: Any, var: Any) -> Any:
+        return getattr(train.AdamOptimizer, hook)(self, grad * 2, var)
+
+    custom = type("Custom", (train.AdamOptimizer,), {hook: apply})
+    w, expected = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    ops = [
+        custom(0.1).apply_gradients([(torch.tensor([0.5, -1.0]), w)]),
+        train.AdamOptimizer(0.1).apply_gradients([(torch.tensor([1.0, -2.0]), expected)]),
+    ]
+    session = started()
+    session.run(ops)
+    np.testing.assert_array_equal(*session.run([w, expected]))
+
+
+# --- beside other operations ----------------------------------------------------------------------
+
+
+def test_an_average_that_follows_the_step() -> None:
+    w = tf.Variable([4.0])
+    op = descent(1.0).minimize(w.sum())
+    average = train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([op]):
+        both = average.apply([w])
+    session = started()
+    assert session.run(average.average(w)).tolist() == [4.0]
+    session.run(both)
+    assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 4 + 0.5 * 3]
+    session.run(both)
+    assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 3.5 + 0.5 * 2]
+
+
+def test_a_module_with_statistics_learns_and_counts() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    twin = copy.deepcopy(net)
+    x = tf.placeholder("float32", [None, 3])
+    op = train.MomentumOptimizer(0.1, 0.9).minimize(net(x).square().mean())
+    session = started()
+    torch_opt = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    batches = torch.randn(4, 8, 3)
+    for batch in batches:
+        session.run(op, {x: batch})
+        torch_opt.zero_grad()
+        twin(batch).square().mean().backward()
+        torch_opt.step()
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(session.run(ours), theirs.detach(), rtol=1e-5, atol=1e-7)
+    for ours, theirs in zip(net.buffers(), twin.buffers(), strict=True):
+        np.testing.assert_allclose(session.run(ours), theirs, rtol=1e-5, atol=1e-7)
+    assert session.run(net[1].num_batches_tracked) == 4
+
+
+@every
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_steady_run_plans_nothing_anew(
+    kind: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for name in ("DensePlan", "SparsePlan"):
+        plan = getattr(engine, name)
+
+        def counted(*given: Any, plan: Any = plan, name: str = name) -> Any:
+            made.append(name)
+            return plan(*given)
+
+        monkeypatch.setattr(engine, name, counted)
+    a, table = tf.Variable([[1.0], [2.0]]), tf.Variable(np.ones((4, 2), np.float32))
+    x = tf.placeholder("int64", [None])
+    rows = tf.embedding_lookup(table, x) if is_sparse else table.index_select(0, x)
+    opt = OPTIMIZERS[kind]()
+    step = train.get_or_create_global_step()
+    op = opt.minimize((rows @ a).square().sum(), global_step=step)
+    with thalweg.engine("cpu"):
+        session = started()
+        session.run(op, {x: [1, 3]})
+        assert made == ["DensePlan"] + ["SparsePlan"] * is_sparse
+        before = session.plans_made
+        for _ in range(3):
+            session.run(op, {x: [0, 1]})
+    assert session.plans_made == before
+    assert len(made) == 1 + is_sparse
