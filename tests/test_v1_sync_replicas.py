@@ -261,17 +261,19 @@ def test_stale_gradients_are_dropped() -> None:
 
 def test_round_after_the_first_is_lost_with_default_tokens() -> None:
     team = Team(replicas=2)
+    others = [team.opt.local_step_init_op]  # each worker has a local step of its own
+    ops = [team.train_op, team.opt.apply_gradients([(team.grad, team.w)], team.step)]
     with team.session(tokens=-1) as session:
-        rendezvous = team.rendezvous(session)
-        steps = []
-        for _ in range(4):
-            before = rendezvous.step, rendezvous.dropped
-            team.round(session, 1.0, 3.0)
-            until(lambda before=before: sum((rendezvous.step, rendezvous.dropped)) > sum(before))
-            until(lambda: session.run(team.step) == rendezvous.step)
-            steps.append((int(session.run(team.step)), float(session.run(team.w))))
-        assert steps == [(1, -2.0), (1, -2.0), (2, -4.0), (3, -6.0)]
-        assert rendezvous.dropped == 2
+        session.run(others)
+        rendezvous, seen = team.rendezvous(session), []
+        for steps, dropped in ((1, 0), (1, 2), (2, 2), (3, 2)):
+            feeds = [{team.grad: value} for value in (1.0, 3.0)]
+            for thread in [Thread(session.run, *run) for run in zip(ops, feeds, strict=True)]:
+                thread.result()
+            until(lambda steps=steps: session.run(team.step) >= steps)
+            assert rendezvous.dropped == dropped
+            seen.append(tuple(session.run([team.step, team.w])))
+        assert seen == [(1, -2.0), (1, -2.0), (2, -4.0), (3, -6.0)]
 
 
 def test_step_does_not_wait_for_a_spare_worker() -> None:
