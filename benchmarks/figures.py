@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dense
+import graph
 import host
 import loop
 import sparse
@@ -28,6 +29,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "clipping": dense.clipping,
     "training": loop.training,
     "dead": loop.dead_units,
+    "sessions": graph.sessions,
     "sparse-rows": sparse.rows,
     "sparse-torch": sparse.against_torch,
     "host": host.cost,
