@@ -21,6 +21,7 @@ from thalweg.bench import (
 )
 from thalweg.cli import options
 from thalweg.cli.bench import bench
+from thalweg.race import v1
 
 TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 
@@ -100,8 +101,42 @@ def test_every_entry_is_a_rule_with_that_many_slots(name):
     assert problem.optimizer(entry)._rule() is by_name[name]
 
 
-def test_every_rule_of_keras_can_be_measured():
-    assert {rule.name for rule in rules.KERAS_RULES} == set(catalogue.KNOWN)
+def test_every_rule_can_be_measured():
+    assert [rule.name for rule in rules.RULES] == list(catalogue.KNOWN)
+
+
+@pytest.mark.parametrize("name", catalogue.CLASSES)
+def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
+    entry, made = catalogue.entry(name), problem.make(TINY)
+    optimizer = problem.optimizer(entry)
+    assert type(optimizer) is v1.classes()[name]
+    assert len(optimizer._rule().slots) == entry.slots
+    before = [var.detach().clone() for var in made.variables]
+    problem.thalweg_step(entry, made)()
+    assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
+
+
+def test_the_names_of_tensorflow_1_are_all_there():
+    assert set(catalogue.CLASSES) == set(v1.classes())
+
+
+def test_a_measured_adagrad_da_counts_its_steps():
+    seen = []
+    entry, made = catalogue.entry("v1:AdagradDAOptimizer"), problem.make(TINY)
+    optimizer = problem.optimizer(entry)
+    for _ in range(3):
+        v1.applied(optimizer)(zip(made.gradients, made.variables, strict=True))
+        seen.append(int(optimizer._global_step))
+    assert seen == [1, 2, 3]
+
+
+def test_norms_are_streams_of_their_own(monkeypatch):
+    monkeypatch.setattr(memory, "extra_bytes", lambda step: 0)
+    rows = compare.compare("LARS", catalogue.entry("LARS"), TINY, (), rounds=3)
+    ours, limit = rows
+    assert limit.of_roofline == 1
+    shares = [7 / 5 * b / a for a, b in zip(ours.rounds_ms, limit.rounds_ms, strict=True)]
+    assert min(shares) <= ours.of_roofline <= max(shares)
 
 
 @pytest.mark.parametrize("form", peers.TORCH_FORMS)
@@ -248,6 +283,15 @@ def test_json_holds_every_contender(run):
         assert len(row["rounds_ms"]) >= 3
 
 
+def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):
+    result = run("--rules", "v1:adamoptimizer,LARS,Adam", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.output
+    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    all_four = ("thalweg", "torch-fused", "torch-foreach", "roofline")
+    adam = {(rule, each) for rule in ("Adam", "v1:AdamOptimizer") for each in all_four}
+    assert found == adam | {("LARS", "thalweg"), ("LARS", "roofline")}
+
+
 def test_rules_of_the_user_are_measured_beside_the_others(run, own):
     names = f"Adam,{own}:SUM,{own}:ADAM"
     result = run("--rules", names, "--rounds", "1", "--json", "--threads", "1")
@@ -307,7 +351,10 @@ def test_the_table_and_the_plot(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rules", "Adan"], "no rule 'Adan'"),
+        (["--rules", "Adan"], "no rule 'Adan'; near it: Adam,"),
+        (["--rules", "v1:RMSProp"], "near it: v1:RMSPropOptimizer"),
+        (["--rules", "v1:MovingAverageOptimizer"], "it needs another optimizer"),
+        (["--rules", "qqq"], "there are SGD, Momentum"),
         (["--rules", ","], "no rule given"),
         (["--peers", "jaxopt"], "no peer 'jaxopt'"),
         (["--plot", "steps.docx"], "must end in"),

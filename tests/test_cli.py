@@ -27,6 +27,8 @@ ENTRIES = """
 from thalweg import Hyper, Rule
 from thalweg.keras.optimizers import Adam, SGD
 from thalweg.rules import ADAM
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt
 
 def blow_up(var, grad, *, learning_rate):
     return (var * (learning_rate / (learning_rate - learning_rate)),)
@@ -61,6 +63,22 @@ def factory():
 
 def nothing():
     return None
+
+class Plain(train.Optimizer):
+    def __init__(self):
+        super().__init__(False, "Plain")
+
+    def _apply_dense(self, grad, var):
+        var.sub_(0.1 * grad)
+
+plain = Plain()
+classic = train.MomentumOptimizer(0.05, 0.9)
+
+def averaged():
+    return opt.MovingAverageOptimizer(train.AdamOptimizer(0.002))
+
+def dual(learning_rate=0.5):
+    return train.AdagradDAOptimizer(learning_rate, train.get_or_create_global_step())
 """
 SMALL = ("--epochs", "1", "--seed", "3")
 
@@ -177,6 +195,60 @@ def test_races_rules_and_optimizers_of_the_user() -> None:
         "factory": pytest.approx(0.05),
     }  # fmt: skip
     assert rows["SignSGD"]["losses"][-1] < rows["SignSGD"]["losses"][0]
+
+
+def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
+    names = "Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer,v1:momentumoptimizer,LARS,sign.py"
+    rows = by_name(race("--optimizers", names, "--lr", "v1:MomentumOptimizer=0.03,LARS=3"))
+    assert sorted(rows) == sorted(
+        ["Adam", "v1:AdamOptimizer", "v1:LazyAdamOptimizer", "v1:MomentumOptimizer", "LARS",
+         "SignSGD"]
+    )  # fmt: skip
+    lazy, full = rows["v1:LazyAdamOptimizer"], rows["v1:AdamOptimizer"]
+    assert lazy["losses"] == full["losses"]  # dense gradients: one formula
+    assert full["learning_rate"] == rows["Adam"]["learning_rate"]
+    momentum = rows["v1:MomentumOptimizer"]
+    assert momentum["learning_rate"] == 0.03
+    assert momentum["arguments"] == {"momentum": 0.9}
+    assert momentum["source"] == "thalweg.v1.train.momentum"
+    assert rows["LARS"]["learning_rate"] == 3
+
+
+@pytest.mark.usefixtures("small_stdlib")
+def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
+    names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer"
+    report = race("--problem", "stdlib", "--optimizers", names)
+    for row in report["results"]:
+        assert row["losses"][-1] < row["losses"][0], row["optimizer"]
+
+
+def test_every_optimizer_has_a_rate_for_every_problem() -> None:
+    from thalweg.race.contestants import KNOWN, line_up
+    from thalweg.race.problems import PROBLEMS
+
+    for problem in PROBLEMS:
+        racing = line_up(list(KNOWN.values()), {}, problem)
+        assert [each.name for each in racing if each.learning_rate is None] == []
+
+
+def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
+    from thalweg.race import v1
+    from thalweg.race.contestants import line_up
+    from thalweg.rules import V1_RULES
+
+    for rule in V1_RULES:
+        (contestant,) = line_up([rule.name], {}, "digits")
+        made: Any = contestant.make(None)
+        assert made._rule() is rule
+        assert isinstance(made, v1.classes()[v1.by_rule()[rule.name][0]])
+
+
+def test_races_optimizers_of_tensorflow_1_of_the_user() -> None:
+    names = "mine.py:plain,mine.py:classic,mine.py:averaged,mine.py:dual"
+    rows = by_name(race("--optimizers", names, "--lr", "classic=0.04,dual=0.2"))
+    rates = {name: row["learning_rate"] for name, row in rows.items()}
+    assert rates == {"plain": None, "classic": 0.04, "averaged": None, "dual": 0.2}
+    assert rows["averaged"]["losses"][-1] < rows["averaged"]["losses"][0]
 
 
 def test_one_rate_for_all_but_those_named() -> None:
@@ -310,7 +382,16 @@ def test_live_table_on_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--optimizers", "Adan"], "no optimizer 'Adan'; there are SGD, Adam,"),
+        (["--optimizers", "Adan"], "no optimizer 'Adan'; near it: Adam,"),
+        (["--optimizers", "qqq"], "no optimizer 'qqq'; there are SGD, Adam,"),
+        (["--optimizers", "v1:LazyAdam"], "'v1:LazyAdam'; near it: v1:LazyAdamOptimizer,"),
+        (["--optimizers", "AdamOptimizer"], "'AdamOptimizer'; near it: v1:AdamOptimizer,"),
+        (["--optimizers", "v1:adamoptimizer,v1:AdamOptimizer"], "is in the race twice"),
+        (["--optimizers", "v1:SyncReplicasOptimizer"], "and replicas that train with it"),
+        (["--optimizers", "v1:movingaverageoptimizer"], "a function of yours that makes both"),
+        (["--optimizers", "v1:VariableClippingOptimizer"], "and the variables to clip"),
+        (["--optimizers", "v1:Optimizer"], "it is the base class of the others"),
+        (["--optimizers", "mine.py:plain", "--lr", "0.1"], "cannot be set from outside"),
         (["--optimizers", ","], "no optimizer was named"),
         (["--optimizers", "Adam,adam"], "'Adam' is in the race twice"),
         (["--optimizers", "none.py:RULE"], "there is no file 'none.py'"),
@@ -364,7 +445,7 @@ def test_a_rule_of_the_user_is_checked_first(arguments: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 1
     assert "Rule 'Wrong': wrong (" in result.stderr
-    assert "mine.py:10): a formula cannot call `open`" in result.stderr
+    assert "mine.py:12): a formula cannot call `open`" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not result.stdout
 

@@ -92,15 +92,16 @@ def compare(
             raise RuntimeError("This torch has no fused Adam to compare with.")
         contenders.append(Contender(ANCHOR, adam))
     timings = measure(contenders, rounds=rounds, progress=progress)
-    moved = shapes.bytes * roofline.streams(entry.slots)
+    once = roofline.streams(entry.slots)
+    streams = {each.name: once + entry.norms for each in contenders} | {ROOFLINE: once}
     return [
         Row(
             rule=rule,
             contender=each.name,
             ms=1e3 * timings.median(each.name),
             ratio=timings.ratio(each.name, anchor),
-            gbps=moved / timings.median(each.name) / 1e9,
-            of_roofline=timings.ratio(ROOFLINE, each.name),
+            gbps=shapes.bytes * streams[each.name] / timings.median(each.name) / 1e9,
+            of_roofline=timings.ratio(ROOFLINE, each.name) * streams[each.name] / once,
             extra_bytes=memory.extra_bytes(each.step),
             disturbance=timings.disturbance,
             verdict=timings.verdict,

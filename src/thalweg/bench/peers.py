@@ -18,6 +18,8 @@ import torch
 from thalweg.bench.catalogue import Entry
 from thalweg.bench.problem import RATE, Problem
 from thalweg.bench.timing import Contender
+from thalweg.race import v1
+from thalweg.v1 import train
 
 Step = Callable[[], object]
 TORCH_FORMS: dict[str, dict[str, bool]] = {
@@ -88,10 +90,17 @@ def tensorflow_step(entry: Entry, problem: Problem) -> Step | None:
         "Adam": "AdamOptimizer", "Adagrad": "AdagradOptimizer", "Adadelta": "AdadeltaOptimizer",
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
     }  # fmt: skip
-    if entry.keras not in names or entry.options:
+    name = names.get(entry.keras or "")
+    options = dict(entry.options)
+    if entry.v1 is not None and hasattr(train, entry.v1.removeprefix(v1.PREFIX)):
+        name = entry.v1.removeprefix(v1.PREFIX)
+        options = {**v1.arguments(entry.v1), **options}
+    elif entry.options:
+        return None
+    if name is None or name == "AdagradDAOptimizer":  # it wants a variable of a graph
         return None
     tf = importlib.import_module("tensorflow")
-    optimizer = getattr(tf.compat.v1.train, names[entry.keras])(RATE)
+    optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
     variables = [tf.Variable(each.detach().float().numpy()) for each in problem.variables]
     grads = [tf.constant(each.float().numpy()) for each in problem.gradients]
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))

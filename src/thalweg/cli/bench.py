@@ -37,9 +37,15 @@ def _entries(value: str) -> dict[str, Entry]:
     from thalweg.bench.roofline import MOST_SLOTS
 
     found: dict[str, Entry] = {}
-    for name in dict.fromkeys(_split(value) or [value]):
+    names = _split(value)
+    if not names:
+        raise click.BadParameter("no rule given.", param_hint="--rules")
+    for name in dict.fromkeys(names):
         if not own.is_own(name):
-            known = _names(name, (*catalogue.KNOWN, "file.py:NAME"), "rule")[0]
+            try:
+                known = catalogue.spelled(name)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--rules") from None
             found[known] = catalogue.entry(known)
             continue
         rule = own.rule(name)
@@ -59,7 +65,8 @@ def _entries(value: str) -> dict[str, Entry]:
     default="Adam",
     show_default=True,
     metavar="A,B,...",
-    help="Rules, separated by commas: names, or file.py:NAME for one of yours.",
+    help="Rules, separated by commas: names, v1: before an optimizer of TensorFlow 1, or "
+    "file.py:NAME for one of yours.",
 )
 @click.option("--peers", default=None, help="Peers, separated by commas. Default: all installed.")
 @click.option(
@@ -100,6 +107,7 @@ def bench(
       thalweg bench
       thalweg bench gpt2 --rules Adam,Adagrad,Ftrl
       thalweg bench model.safetensors --rules Nadam --plot steps.png
+      thalweg bench --rules v1:RMSPropOptimizer,v1:MomentumOptimizer
       thalweg bench --rules Adam,mine.py:MyRule
     """
     import torch

@@ -40,7 +40,8 @@ def _rates(
 @click.option(
     "--optimizers",
     metavar="A,B,...",
-    help="Who races: names, or file.py:NAME for a rule or optimizer of yours. "
+    help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), or file.py:NAME "
+    "for a rule or optimizer of yours. "
     "[default: all eight of Keras; those cheap on sparse gradients for stdlib]",
 )
 @click.option(
@@ -100,6 +101,7 @@ def race(
     Examples:
       thalweg race
       thalweg race --optimizers Adam,Nadam --lr 0.002 --epochs 30 --seed 1
+      thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
       thalweg race --problem stdlib --logdir runs
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import textwrap
@@ -114,6 +113,7 @@ def _described(rule: Rule) -> dict[str, Any]:
 
 
 def _find(name: str) -> Rule:
+    from thalweg.race.names import near
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
@@ -121,11 +121,10 @@ def _find(name: str) -> Rule:
         return known[name.lower()]
     if own.is_own(name):
         return own.rule(name)
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    near += [key for key in known if name.lower() in key and key not in near]
-    names = ", ".join(known[key].name for key in near or known)
+    likely = near(name, (rule.name for rule in RULES))
+    names = ", ".join(likely or (rule.name for rule in RULES))
     raise click.UsageError(
-        f"there is no rule '{name}'; " + (f"near it: {names}." if near else f"there are {names}.")
+        f"there is no rule '{name}'; " + (f"near it: {names}." if likely else f"there are {names}.")
     )
 
 

@@ -11,56 +11,30 @@ from typing import Any
 from thalweg.engines.check import check_rule
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
+from thalweg.race import v1
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
-from thalweg.rules import RULES
+from thalweg.race.names import near
+from thalweg.race.rates import DEFAULT_LEARNING_RATE
+from thalweg.rules import KERAS_RULES, V1_RULES
+from thalweg.v1 import train
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 # Rules that Keras reaches through arguments of these eight; Keras' own class wins where names meet.
-OTHERS = {rule.name: rule for rule in RULES if rule.name not in KERAS}
-KNOWN = {name.lower(): name for name in (*KERAS, *OTHERS)}
-
-# Found by trying; none should lose because of its rate alone.
-DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
-    "digits": {
-        "SGD": 0.2,
-        "Momentum": 0.05,
-        "Nesterov": 0.05,
-        "Adam": 0.002,
-        "AMSGrad": 0.002,
-        "Adamax": 0.01,
-        "Nadam": 0.002,
-        "Adagrad": 0.1,
-        "Adadelta": 1.0,
-        "RMSprop": 0.002,
-        "CenteredRMSprop": 0.002,
-        "MomentumRMSprop": 0.002,
-        "CenteredMomentumRMSprop": 0.002,
-        "Ftrl": 0.02,
-        "FtrlPower": 0.02,
-    },
-    "stdlib": {
-        "SGD": 4.0,
-        "Momentum": 0.5,
-        "Nesterov": 0.5,
-        "Adam": 0.005,
-        "AMSGrad": 0.005,
-        "Adamax": 0.02,
-        "Nadam": 0.005,
-        "Adagrad": 1.0,
-        "Adadelta": 6.0,
-        "RMSprop": 0.005,
-        "CenteredRMSprop": 0.005,
-        "MomentumRMSprop": 0.005,
-        "CenteredMomentumRMSprop": 0.005,
-        "Ftrl": 0.1,
-        "FtrlPower": 0.1,
-    },
+OTHERS = {rule.name: rule for rule in KERAS_RULES if rule.name not in KERAS}
+KNOWN = {
+    name.lower(): name
+    for name in (*KERAS, *OTHERS, *(rule.name for rule in V1_RULES), *v1.classes())
 }
+Optimizer = optimizers.Optimizer | train.Optimizer
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
-# with Keras' 0.1 they all but vanish, and a network of more than one layer never learns.
+# with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
 ACCUMULATOR = {"initial_accumulator_value": 1e-8}
-ARGUMENTS: dict[str, dict[str, float]] = {"Ftrl": ACCUMULATOR, "FtrlPower": ACCUMULATOR}
+ARGUMENTS: dict[str, dict[str, float]] = {
+    "Ftrl": ACCUMULATOR,
+    "FtrlPower": ACCUMULATOR,
+    "v1:FtrlOptimizer": ACCUMULATOR,
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +50,7 @@ class Contestant:
     """
 
     name: str
-    make: Callable[[float | None], optimizers.Optimizer]
+    make: Callable[[float | None], Optimizer]
     learning_rate: float | None
     source: str
     arguments: Mapping[str, float] = field(default_factory=dict)
@@ -88,7 +62,8 @@ def line_up(
     """The contestants.
 
     Args:
-        names: Names of optimizers in any case, or `file.py:NAME`.
+        names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`, or
+            `file.py:NAME`.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
         rate: The learning rate of those that `rates` does not name.
@@ -124,6 +99,12 @@ def _known() -> str:
     return f"there are {', '.join(KNOWN.values())}, and yours as file.py:NAME."
 
 
+def _unknown(name: str) -> RaceError:
+    likely = near(name, KNOWN.values())
+    listed = f"near it: {', '.join(likely)}." if likely else _known()
+    return RaceError(v1.refusal(name) or f"there is no optimizer '{name}'; {listed}")
+
+
 def _checked(rate: float, name: str) -> float:
     if not (math.isfinite(rate) and rate > 0):
         raise RaceError(f"the learning rate of {name} must be a positive number, not {rate}.")
@@ -134,8 +115,10 @@ def _find(name: str, problem: str) -> Contestant:
     known = KNOWN.get(name.lower())
     if known is None:
         if ".py" not in name:
-            raise RaceError(f"there is no optimizer '{name}'; {_known()}")
+            raise _unknown(name)
         return _entered(name, load(name))
+    if known not in KERAS and known not in OTHERS:
+        return _of_tensorflow_1(known, problem)
     arguments = ARGUMENTS.get(known, {})
     rate = DEFAULT_LEARNING_RATE.get(problem, {}).get(known)
     if known in OTHERS:
@@ -145,14 +128,26 @@ def _find(name: str, problem: str) -> Contestant:
             rule = replace(rule, slots=(replace(rule.slots[0], initial=first), *rule.slots[1:]))
         return Contestant(known, _by_rule(rule), rate, "thalweg.rules", arguments)
 
-    def make(rate: float | None) -> optimizers.Optimizer:
+    def make(rate: float | None) -> Optimizer:
         given = {} if rate is None else {"learning_rate": rate}
         return getattr(optimizers, known)(**given, **arguments)
 
     return Contestant(known, make, rate, "thalweg.keras.optimizers", arguments)
 
 
-def _by_rule(rule: Rule) -> Callable[[float | None], optimizers.Optimizer]:
+def _of_tensorflow_1(known: str, problem: str) -> Contestant:
+    """The contestant of a name as `v1:AdamOptimizer`, or of a rule that only those run."""
+    name, options = (known, {}) if known in v1.classes() else v1.by_rule()[known]
+    arguments = {**v1.arguments(name), **ARGUMENTS.get(name, {}), **options}
+    rate = DEFAULT_LEARNING_RATE[problem][name]
+
+    def make(given: float | None) -> Optimizer:
+        return v1.make(name, rate if given is None else given, **arguments)
+
+    return Contestant(known, make, rate, v1.classes()[name].__module__, arguments)
+
+
+def _by_rule(rule: Rule) -> Callable[[float | None], Optimizer]:
     return lambda rate: optimizers.RuleOptimizer(rule, rate)
 
 
@@ -162,15 +157,15 @@ def _entered(text: str, thing: Any) -> Contestant:
     if isinstance(thing, Rule):
         check_rule(thing)
         return Contestant(thing.name, _by_rule(thing), None, text)
-    if isinstance(thing, optimizers.Optimizer):
-        return Contestant(name, lambda rate: _rated(thing, rate), None, text)
+    if isinstance(thing, Optimizer):
+        return Contestant(name, lambda rate: _rated(thing, rate, text), None, text)
     if not callable(thing):
         raise RaceError(
             f"'{text}' is a {type(thing).__name__}; a thalweg.Rule, an Optimizer, or a function "
             "that makes one can race."
         )
 
-    def make(rate: float | None) -> optimizers.Optimizer:
+    def make(rate: float | None) -> Optimizer:
         try:
             takes = "learning_rate" in inspect.signature(thing).parameters
             made = thing(learning_rate=rate) if takes and rate is not None else thing()
@@ -178,14 +173,20 @@ def _entered(text: str, thing: Any) -> Contestant:
             raise EntryError(
                 f"'{text}' failed while it was made: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(made, optimizers.Optimizer):
+        if not isinstance(made, Optimizer):
             raise RaceError(f"'{text}' made a {type(made).__name__}, not a thalweg Optimizer.")
-        return made if takes else _rated(made, rate)
+        return made if takes else _rated(made, rate, text)
 
     return Contestant(name, make, None, text)
 
 
-def _rated(optimizer: Any, rate: float | None) -> optimizers.Optimizer:
+def _rated(optimizer: Any, rate: float | None, text: str) -> Optimizer:
     if rate is not None:
-        optimizer.learning_rate = rate
+        attribute = v1.rate_name(optimizer)
+        if attribute is None:
+            raise RaceError(
+                f"'{text}' is a {type(optimizer).__name__}, whose learning rate cannot be set from"
+                " outside; a function with the argument learning_rate can make one."
+            )
+        setattr(optimizer, attribute, rate)
     return optimizer

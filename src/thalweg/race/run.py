@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thalweg.race import v1
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
@@ -54,7 +55,7 @@ class Lane:
         if self.contestant.learning_rate is not None:
             return self.contestant.learning_rate
         try:
-            return float(self.optimizer.learning_rate)
+            return float(getattr(self.optimizer, v1.rate_name(self.optimizer) or "learning_rate"))
         except (AttributeError, TypeError, ValueError):
             return None
 
@@ -159,6 +160,7 @@ def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
 
 def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
     parameters = list(lane.model.parameters())
+    apply = v1.applied(lane.optimizer)
     for rows in order:
         begin = perf_counter()
         loss = problem.loss(lane.model, rows)
@@ -166,7 +168,7 @@ def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
         lane.losses.append(loss.item())
         middle = perf_counter()
         try:
-            lane.optimizer.apply_gradients(zip(gradients, parameters, strict=True))
+            apply(zip(gradients, parameters, strict=True))
         except Exception as error:
             message = f"{lane.name} failed at step {len(lane.losses)}: {error}"
             raise EntryError(message) from error
