@@ -29,7 +29,7 @@ from rulebook import (
     take,
 )
 from thalweg import sign, where
-from thalweg.engines import Runner, cpu, plan, store, work
+from thalweg.engines import Runner, cpu, plan, store
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -115,15 +115,6 @@ def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
     monkeypatch.setattr(cpu, "SERIAL", 0)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
-
-
-def test_slices_hold_whole_groups():
-    chunks = np.array([[0, 0, 0, 40]] * 6, np.int64)
-    together = np.array([False, True, True, False, True, False])
-    bounds = work.slices(chunks, 50, together=together).tolist()
-    assert bounds[0] == 0
-    assert bounds[-1] == 6
-    assert set(bounds) <= {0, 3, 5, 6}
 
 
 @by_rule(FIRST)

@@ -134,10 +134,8 @@ def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, floa
 
 @pytest.mark.parametrize("value", ["x", None, [1.0], torch.ones(2), 1j], ids=str)
 def test_prepare_that_makes_no_number(value: Any) -> None:
-    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(learning_rate=value))
-    with pytest.raises(RuleError, match=r"made learning_rate of type .*, which is no number"):
-        opt.apply_gradients([([1.0], w)])
-    assert w.numpy().tolist() == [1]
+    with pytest.raises(RuleError, match=r"of which prepare makes .*; that is no number"):
+        RuleOptimizer(prepared_rule(learning_rate=value))
 
 
 @pytest.mark.parametrize(

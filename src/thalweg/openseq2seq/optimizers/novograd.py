@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.engines import compute_dtype
@@ -120,6 +121,12 @@ class NovoGrad(RuleOptimizer):
         variables = [id(var) for _, var in pairs]
         return len(set(variables)) < len(variables) or super()._one_by_one(pairs)
 
+    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
+        # Rows are added up before they are measured, which a repeated step does not do.
+        if any(isinstance(grad, IndexedSlices) or _is_sparse(grad) for grad, _ in given):
+            return False
+        return super()._repeats(given, global_step)
+
     def _step(self, stepper: Stepper, pairs: list[Pair]) -> None:
         # The norm is that of the rows' sums.
         whole = [
@@ -152,3 +159,7 @@ class NovoGrad(RuleOptimizer):
     def _moved(self, averages: np.ndarray, squares: np.ndarray, dtype: Any) -> np.ndarray:
         kept = averages * as_scalar(self._values["beta2"], dtype)
         return np.where(averages == 0, squares, kept + squares * self._rest("beta2", dtype))
+
+
+def _is_sparse(grad: Any) -> bool:
+    return isinstance(grad, Tensor) and grad.layout != torch.strided
