@@ -234,9 +234,21 @@ def test_gradient_that_a_run_does_not_find_counts_as_zeros() -> None:
         assert session.run([a, b]) == [0.0, 0.5]
 
 
+def test_given_tensors_are_not_written_to() -> None:
+    w, given = v1.Variable(np.zeros(3, "f4")), torch.full((3,), 3.0)
+    opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 2)
+    train_op = opt.apply_gradients([(given, w)], train.get_or_create_global_step())
+    with v1.Session() as session:
+        started(session, opt)
+        for thread in [Thread(session.run, train_op) for _ in range(2)]:
+            thread.result()
+        np.testing.assert_array_equal(session.run(w), [-3, -3, -3])
+    np.testing.assert_array_equal(given, [3, 3, 3])
+
+
 def test_fed_array_may_change_after_the_run() -> None:
     team = Team(np.zeros(2))
-    given = np.ones(2, "f4")
+    given = torch.ones(2)
     with team.session(tokens=2) as session:
         team.worker(session, given).result()  # goes on with a token while its gradient waits
         given[:] = 100
