@@ -1,20 +1,19 @@
-"""What happens to gradients before the update: clipping, as stages of the one pass."""
+"""What happens to gradients before the rule, as stages of the one pass: nothing, or clipping."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from thalweg.engines import compute_dtype, sums_of_squares, transform
+from thalweg.engines import Tensors, compute_dtype, transform
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import Pair
-from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
+from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value, processed
 
 _STAGES: dict[str, Formula] = {
     "clipvalue": clip_by_value,
@@ -23,12 +22,80 @@ _STAGES: dict[str, Formula] = {
 }
 # What stages are given beside the rule's scalars, which must have other names.
 SCALARS = frozenset(
-    name for stage in _STAGES.values() for name in list(signature(stage).parameters)[1:]
+    name
+    for stage in (*_STAGES.values(), processed)
+    for name in list(signature(stage).parameters)[1:]
 )
+
+Dtype = type[np.floating[Any]]
+Separate = dict[str, np.ndarray]  # scalars that differ by variable, over a step's variables
+
+
+class Measure(Protocol):
+    """What can be known of a step's tensors before it; each question is a sweep over memory."""
+
+    def squares(self, bound: float = np.inf) -> np.ndarray:
+        """Sum of squares of each gradient, in float64, its elements clipped to [-bound, bound]."""
+        ...
+
+    def peaks(self) -> np.ndarray:
+        """Largest magnitude of each gradient, in float64; NaN if it holds a NaN."""
+        ...
+
+    def variable_squares(self) -> np.ndarray:
+        """Sum of squares of each variable, in float64."""
+        ...
+
+
+class Pipeline:
+    """What happens between a step's gradients and its rule. This one does nothing."""
+
+    def __bool__(self) -> bool:
+        """Whether anything happens."""
+        return False
+
+    @property
+    def stages(self) -> tuple[Formula, ...]:
+        """The formulas that the update applies to each gradient first."""
+        return ()
+
+    def scalars(self, dtype: Dtype) -> dict[str, Any]:
+        """The scalars that all variables share, of a compute dtype."""
+        return {}
+
+    def separate(self, measure: Measure, dtype: Dtype) -> Separate:
+        """The scalars that differ by variable.
+
+        Args:
+            measure: Answers questions about the step's tensors.
+            dtype: The type in which the first variable is computed.
+        """
+        return {}
+
+
+NOTHING = Pipeline()
 
 
 @dataclass(frozen=True)
-class Clipping:
+class PerVariable(Pipeline):
+    """Scalars of a rule that differ from variable to variable.
+
+    Attributes:
+        of: Called once a step. Returns float64 arrays over the step's variables.
+    """
+
+    of: Callable[[Measure], Separate]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def separate(self, measure: Measure, dtype: Dtype) -> Separate:
+        """The scalars."""
+        return self.of(measure)
+
+
+@dataclass(frozen=True)
+class Clipping(Pipeline):
     """Keras' three ways of clipping; value comes first, then one of the norms.
 
     Attributes:
@@ -48,13 +115,13 @@ class Clipping:
     def __bool__(self) -> bool:
         return bool(self.stages)
 
-    @cached_property
+    @property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas that the update applies to each gradient."""
         options = self.options()
         return tuple(stage for key, stage in _STAGES.items() if options[key] is not None)
 
-    def scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+    def scalars(self, dtype: Dtype) -> dict[str, Any]:
         """The scalars that all variables share."""
         found: dict[str, Any] = {}
         if self.clipvalue is not None:
@@ -63,19 +130,11 @@ class Clipping:
             found["clipnorm"] = dtype(self.clipnorm)
         return found
 
-    def separate(
-        self, measure: Callable[[float], np.ndarray], dtype: type[np.floating]
-    ) -> dict[str, np.ndarray]:
-        """The scalars that depend on the gradients.
-
-        Args:
-            measure: Gives the sums of squares of the gradients, clipped by value to the bound it
-                is given; called only if a norm is needed.
-            dtype: The type in which the first variable is computed.
-        """
+    def separate(self, measure: Measure, dtype: Dtype) -> Separate:
+        """The scalars that depend on the gradients."""
         if self.clipnorm is None and self.global_clipnorm is None:
             return {}
-        squares = measure(np.inf if self.clipvalue is None else float(self.clipvalue))
+        squares = measure.squares(np.inf if self.clipvalue is None else float(self.clipvalue))
         if self.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
             return {"clip_divisor": np.maximum(np.sqrt(squares), self.clipnorm)}
@@ -90,9 +149,8 @@ def clipped(pairs: Sequence[Pair], clipping: Clipping, flush: bool) -> list[Pair
     if not clipping or not pairs:
         return list(pairs)
     values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
-    separate = clipping.separate(
-        lambda bound: sums_of_squares(values, bound), compute_dtype(pairs[0][1].dtype)
-    )
+    measure = Tensors(values, [var for _, var in pairs])
+    separate = clipping.separate(measure, compute_dtype(pairs[0][1].dtype))
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         dtype = compute_dtype(var.dtype)

@@ -25,10 +25,10 @@ from thalweg.hyperparameters import as_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import not_taken
 from thalweg.pairs import Gradient, Pair
-from thalweg.pipeline import SCALARS, Clipping
+from thalweg.pipeline import SCALARS, Dtype, Pipeline, Separate
 from thalweg.variable import variable_constraint
 
-Dtype = type[np.floating[Any]]
+Copies = Sequence[Tensor | None] | None
 Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
 ScalarsOf = Callable[[Dtype], dict[str, Any]]
 
@@ -36,7 +36,9 @@ _SPARE = 16  # variables of earlier steps whose plans may be kept
 _GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
-def check_pairs(pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool) -> None:
+def check_pairs(
+    pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool, narrow: bool = False
+) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
     Args:
@@ -44,6 +46,7 @@ def check_pairs(pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool) 
         titles: The variables' names for messages.
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
+        narrow: Whether a dense gradient of a float32 variable may be of a 16-bit type.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
@@ -52,7 +55,7 @@ def check_pairs(pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool) 
         RuntimeError: For a sparse gradient of a constrained variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    check_gradients(variables, gradients, titles, scatter=scatter)
+    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow)
     for grad, var, title in zip(gradients, variables, titles, strict=True):
         if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
             raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
@@ -138,42 +141,46 @@ class Stepper:
     def repeat(
         self,
         rule: Rule,
-        clipping: Clipping,
+        pipeline: Pipeline,
         variables: Sequence[Tensor],
         gradients: Sequence[Any],
         scalars_of: ScalarsOf,
         selection: Selection,
         *,
         calls: bool,
+        copies: Copies = None,
     ) -> Shared | None:
         """Take the step if it is the one before with other gradients.
 
         Args:
             rule: The rule.
-            clipping: What happens to the gradients first.
+            pipeline: What happens to the gradients first.
             variables: As in the step before.
             gradients: Theirs; they are not converted.
             scalars_of: Gives the rule's scalars of a compute dtype.
             selection: The engine.
             calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
+            copies: For each variable a tensor of a 16-bit type that is set to it, or None.
 
         Returns:
             The step's scalars, or None if the step is left to `take`.
         """
         runner = self._runner
-        if not runner.aim(rule, clipping.stages, variables, gradients, selection):
+        if not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):
             return None
         with not_taken():
             shared = {dtype: scalars_of(dtype) for dtype in runner.dtypes}
-        if calls and not runner.aim(rule, clipping.stages, variables, gradients, selection):
+        if calls and not runner.aim(
+            rule, pipeline.stages, variables, gradients, selection, copies
+        ):
             return None
-        self._run(shared, gradients, clipping, selection)
+        self._run(shared, variables, gradients, pipeline, selection)
         return shared
 
     def take(
         self,
         rule: Rule,
-        clipping: Clipping,
+        pipeline: Pipeline,
         pairs: Sequence[Pair],
         titles: Sequence[str],
         slots: Sequence[Sequence[Tensor]],
@@ -181,18 +188,20 @@ class Stepper:
         selection: Selection,
         *,
         calls: bool,
+        copies: Copies = None,
     ) -> Shared:
         """Take a step that `check_pairs` accepted.
 
         Args:
             rule: The rule.
-            clipping: What happens to the gradients first.
+            pipeline: What happens to the gradients first.
             pairs: Gradients and variables. A variable may come twice: it is updated twice.
             titles: The variables' names for messages.
             slots: For each pair the variable's slots, in the rule's order.
             scalars_of: Gives the rule's scalars of a compute dtype.
             selection: The engine.
             calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
+            copies: For each variable a tensor of a 16-bit type that is set to it, or None.
 
         Returns:
             The step's scalars for each compute dtype.
@@ -210,25 +219,26 @@ class Stepper:
             if calls:
                 check_pairs(pairs, titles, scatter=scatters(rule))
             _check_shapes(variables, slots, titles)
-            self._runner.plan(rule, clipping.stages, variables, gradients, slots, titles, selection)
-        self._run(shared, gradients, clipping, selection)
+            self._runner.plan(
+                rule, pipeline.stages, variables, gradients, slots, titles, selection, copies
+            )
+        self._run(shared, variables, gradients, pipeline, selection)
         return shared
 
     def _run(
         self,
         shared: Shared,
+        variables: Sequence[Tensor],
         gradients: Sequence[Gradient],
-        clipping: Clipping,
+        pipeline: Pipeline,
         selection: Selection,
     ) -> None:
         runner = self._runner
-        separate: dict[str, np.ndarray] = {}
-        if clipping:
+        separate: Separate = {}
+        if pipeline:
             for dtype, values in shared.items():
-                values.update(clipping.scalars(dtype))
-            separate = clipping.separate(
-                lambda bound: runner.measure(gradients, bound), runner.dtypes[0]
-            )
+                values.update(pipeline.scalars(dtype))
+            separate = pipeline.separate(runner.measure(variables, gradients), runner.dtypes[0])
         runner.run(shared, separate, selection.denormals == "flush")
 
 

@@ -2,7 +2,7 @@
 
 from thalweg.engines.check import check_rule
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.measure import sums_of_squares
+from thalweg.engines.measure import Tensors
 from thalweg.engines.reference import check_scalars, prepared, transform
 from thalweg.engines.run import Runner, check_gradients
 from thalweg.engines.selection import Selection, check_name, current, engine
@@ -10,6 +10,7 @@ from thalweg.engines.selection import Selection, check_name, current, engine
 __all__ = [
     "Runner",
     "Selection",
+    "Tensors",
     "check_gradients",
     "check_name",
     "check_rule",
@@ -18,6 +19,5 @@ __all__ = [
     "current",
     "engine",
     "prepared",
-    "sums_of_squares",
     "transform",
 ]

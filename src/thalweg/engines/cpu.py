@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from thalweg.engines import store, team
-from thalweg.engines.codegen import Kernel, generate, generate_measure
+from thalweg.engines.codegen import Kernel, generate, generate_measure, generate_peak
 from thalweg.engines.loops import Loop
 from thalweg.engines.work import SERIAL, Table
 from thalweg.formula import Formula
@@ -58,9 +58,10 @@ def compiled(
     compute: type[np.floating],
     grad: bool = True,
     duplicates: Literal["sum", "successive"] | None = None,
+    copy: bool = False,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
-    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, duplicates)
+    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, duplicates, copy)
     return Compiled(kernel, compute)
 
 
@@ -74,3 +75,9 @@ def jitted(*functions: Callable[..., Any]) -> Loop:
 def measuring(storage: str) -> Compiled:
     """The compiled kernel that sums squares."""
     return Compiled(generate_measure(storage), np.float64)
+
+
+@cache
+def peaking(size: int) -> Compiled:
+    """The compiled kernel that finds the largest magnitude among numbers of so many bytes."""
+    return Compiled(generate_peak(size), np.float64)

@@ -24,6 +24,7 @@ STORAGE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+NARROW = (torch.float16, torch.bfloat16)
 _EXPECTED = "[float32, float64, float16, bfloat16]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
 
@@ -224,14 +225,38 @@ def _share(a: Tensor, b: Tensor) -> bool:
     return bool(np.intersect1d(*addresses).size)
 
 
-def check_gradient(grad: Tensor, var: Tensor, name: str) -> None:
+def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
+    """Refuse a tensor that cannot hold a variable's numbers in a 16-bit type.
+
+    Raises:
+        InvalidTypeError: If it is of no 16-bit type.
+        InvalidArgumentError: If shapes or devices differ.
+        LayoutError: If elements of the copy share memory.
+    """
+    if copy.dtype not in NARROW:
+        raise InvalidTypeError(
+            f"Invalid type {copy.dtype} for the copy of {name}, expected: [float16, bfloat16]."
+        )
+    if copy.shape != var.shape or copy.device != var.device:
+        raise InvalidArgumentError(
+            f"The copy of '{name}' has shape {tuple(copy.shape)} on {copy.device} but the variable"
+            f" has shape {tuple(var.shape)} on {var.device}."
+        )
+    check_variable(copy, f"the copy of {name}")
+
+
+def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
     """Refuse a dense gradient that does not belong to its variable.
+
+    Args:
+        grad, var, name: Gradient and variable.
+        narrow: Whether the gradient of a float32 variable may be of a 16-bit type.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ.
     """
-    _check_kind(grad, var, name)
+    _check_kind(grad, var, name, narrow)
     if grad.shape != var.shape:
         raise InvalidArgumentError(
             f"Gradient of '{name}' has shape {tuple(grad.shape)} but the variable has shape"
@@ -239,8 +264,11 @@ def check_gradient(grad: Tensor, var: Tensor, name: str) -> None:
         )
 
 
-def _check_kind(values: Tensor, var: Tensor, name: str) -> None:
-    if values.dtype != var.dtype:
+def _check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
+    fits = values.dtype == var.dtype
+    if narrow and var.dtype == torch.float32:
+        fits = fits or values.dtype in NARROW
+    if not fits:
         raise InvalidTypeError(
             f"Gradient of '{name}' is {dtype_name(values.dtype)} but the variable is"
             f" {dtype_name(var.dtype)}. Cast the gradient."

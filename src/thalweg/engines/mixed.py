@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.measure import sums_of_squares
+from thalweg.engines.measure import Tensors
 from thalweg.engines.plan import DensePlan, Scalars
 from thalweg.engines.sparse import SparsePlan
 from thalweg.formula import Formula, Rule
@@ -60,6 +60,10 @@ class MixedPlan:
             return False
         return self._dense is None or self._dense.applies([variables[i] for i in self._members])
 
+    def copied_to(self, copies: Sequence[Tensor | None] | None) -> bool:
+        """Whether these are the plan's copies: it has none."""
+        return not any(copy is not None for copy in copies or ())
+
     def aim(self, gradients: Sequence[Any]) -> bool:
         """Get ready for these gradients; False if one does not fit as it is.
 
@@ -71,13 +75,30 @@ class MixedPlan:
                 return False
         return all(plan.aim(gradients[index], self._edges) for index, plan in self._sparse)
 
-    def measure(self, bound: float) -> np.ndarray:
+    def squares(self, bound: float = np.inf) -> np.ndarray:
         """Sum of squares of each gradient, clipped to [-bound, bound]; repeated rows count."""
+        return self._measured(
+            lambda dense: dense.squares(bound), lambda tensors: tensors.squares(bound)
+        )
+
+    def peaks(self) -> np.ndarray:
+        """Largest magnitude of each gradient."""
+        return self._measured(DensePlan.peaks, Tensors.peaks)
+
+    def variable_squares(self) -> np.ndarray:
+        """Sum of squares of each variable."""
+        return self._measured(DensePlan.variable_squares, Tensors.variable_squares)
+
+    def _measured(
+        self, dense: Callable[[DensePlan], np.ndarray], sparse: Callable[[Tensors], np.ndarray]
+    ) -> np.ndarray:
         result = np.zeros(self._count, np.float64)
         if self._dense is not None:
-            result[self._members] = self._dense.measure(bound)
+            result[self._members] = dense(self._dense)
         positions = [index for index, _ in self._sparse]
-        result[positions] = sums_of_squares([plan.values for _, plan in self._sparse], bound)
+        plans = [plan for _, plan in self._sparse]
+        values, variables = [plan.values for plan in plans], [plan.var for plan in plans]
+        result[positions] = sparse(Tensors(values, variables))
         return result
 
     def run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import eq, is_
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import cpu, layout
-from thalweg.engines.measure import table_sums
+from thalweg.engines.measure import table_peaks, table_sums
 from thalweg.engines.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
@@ -41,6 +41,8 @@ class Group:
         members: Positions of these variables in the plan's lists.
         variables: The plan's variables.
         slots: The plan's slots, a list per variable.
+        gradients: Dtypes of the plan's gradients.
+        copies: The plan's copies, a tensor or None per variable.
     """
 
     def __init__(
@@ -50,22 +52,25 @@ class Group:
         members: list[int],
         variables: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
+        gradients: Sequence[torch.dtype],
+        copies: Sequence[Tensor | None],
     ) -> None:
         first = members[0]
-        var = variables[first]
-        storage = [var.dtype, var.dtype, *(slot.dtype for slot in slots[first])]
+        var, copied = variables[first], copies[first] is not None
+        streams = [[variables[i], *slots[i], *_given(copies[i])] for i in members]
+        storage = [each.dtype for each in streams[0]]
+        storage.insert(1, gradients[first])
         names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
         self.dtype = layout.compute_dtype(var.dtype)
-        self.kernel = cpu.compiled(rule.update, stages, names, self.dtype)
-        self._storage = names[1]
+        self.kernel = cpu.compiled(rule.update, stages, names, self.dtype, copy=copied)
+        self._storage = storage
         self.members = members
         self.whole = len(members) == len(variables)
         sizes = [variables[index].numel() for index in members]
         base = np.zeros((len(members), len(storage)), np.int64)
-        for row, index in enumerate(members):
-            base[row, 0] = variables[index].data_ptr()
-            base[row, 2:] = [slot.data_ptr() for slot in slots[index]]
-        self.bytes = np.array(sizes, np.int64) * var.element_size()
+        for row, own in enumerate(streams):
+            base[row, 0], *base[row, 2:] = map(_pointer, own)
+        self.bytes = np.array(sizes, np.int64) * storage[1].itemsize
         chunk = chunk_of(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
@@ -94,19 +99,35 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
-    def measure(self, bound: float) -> np.ndarray:
-        """Sum of squares of each member's gradient, clipped to [-bound, bound]."""
-        return table_sums(self.table, self._storage, 1, bound)
+    def squares(self, column: int, bound: float = np.inf) -> np.ndarray:
+        """Sum of squares of each member's variable (0) or gradient (1), clipped to a bound."""
+        storage = layout.STORAGE_NAMES[self._storage[column]]
+        return table_sums(self.table, storage, column, bound)
+
+    def peaks(self) -> np.ndarray:
+        """Largest magnitude of each member's gradient."""
+        return table_peaks(self.table, self._storage[1], 1)
 
     def run(self, flush: bool) -> None:
         """Launch the kernel."""
         self.kernel.run(self.table, self.scalars, flush)
 
 
+def _given(copy: Tensor | None) -> list[Tensor]:
+    return [] if copy is None else [copy]
+
+
 class DensePlan:
     """A step of one rule over CPU variables with dense gradients, all fit for raw memory.
 
     It owns references to everything its tables point at.
+
+    Args:
+        rule, stages: What to run.
+        variables: Distinct variables.
+        slots: Their slots, a list per variable.
+        gradients: Dtypes of their gradients.
+        copies: For each variable a tensor of a 16-bit type that the step sets to it, or None.
     """
 
     def __init__(
@@ -115,18 +136,23 @@ class DensePlan:
         stages: tuple[Formula, ...],
         variables: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
+        gradients: Sequence[torch.dtype],
+        copies: Sequence[Tensor | None],
     ) -> None:
         self.rule = rule
         self.stages = stages
         self.variables = list(variables)
         self.slots = [list(each) for each in slots]
+        self.copies = list(copies)
         signatures: dict[Any, list[int]] = {}
         for index, var in enumerate(self.variables):
             if var.numel():
-                key = (var.dtype, *(slot.dtype for slot in self.slots[index]))
+                copy = self.copies[index]
+                key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
+                key += tuple(slot.dtype for slot in self.slots[index])
                 signatures.setdefault(key, []).append(index)
         self.groups = [
-            Group(rule, stages, members, self.variables, self.slots)
+            Group(rule, stages, members, self.variables, self.slots, gradients, self.copies)
             for members in signatures.values()
         ]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
@@ -138,19 +164,24 @@ class DensePlan:
         self._slot_blocks = list(blocks.values())
         self._storages = [block.untyped_storage() for block in self._slot_blocks]
         self._storages += [var.untyped_storage() for var in self.variables]
-        self._written = [*self.variables, *self._slot_blocks]
+        self._copied = copied = [copy for copy in self.copies if copy is not None]
+        self._storages += [copy.untyped_storage() for copy in copied]
+        self._copied_shapes = list(map(_shape, copied))
+        self._copied_dtypes = list(map(_dtype, copied))
+        self._written = [*self.variables, *self._slot_blocks, *copied]
         self._changes = Variable.changes
         self._pointers = _addresses(self._written)
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
         self._dtypes = list(map(_dtype, self.variables))
+        self._grad_dtypes = list(gradients)
         # torch defers the sign of conj().imag, which is contiguous only if it has one element.
         self._single = [
             index for index, size in enumerate(map(_numel, self.variables)) if size == 1
         ]
         self._contiguous = all(map(_contiguous, self.variables))
         slots_apart = [slot for each in self.slots for slot in each]
-        self._bounds = layout.bounds([*self.variables, *slots_apart])
+        self._bounds = layout.bounds([*self.variables, *slots_apart, *copied])
 
     def applies(self, variables: Sequence[Tensor]) -> bool:
         """Whether this plan was made for these very variables, and they lie where they lay."""
@@ -168,8 +199,13 @@ class DensePlan:
             return False
         if list(map(_dtype, self.variables)) != self._dtypes:
             return False
+        if self._copied and not (
+            all(map(eq, map(_shape, self._copied), self._copied_shapes))
+            and list(map(_dtype, self._copied)) == self._copied_dtypes
+        ):
+            return False
         if self._contiguous:
-            return all(map(_contiguous, self.variables))
+            return all(map(_contiguous, self.variables)) and all(map(_contiguous, self._copied))
         return list(map(_stride, self.variables)) == self._strides
 
     def serves(
@@ -178,14 +214,24 @@ class DensePlan:
         stages: tuple[Formula, ...],
         variables: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
+        gradients: Sequence[torch.dtype],
+        copies: Sequence[Tensor | None],
     ) -> bool:
         """Whether a plan made of these arguments would be this one."""
         return (
             rule is self.rule
             and stages == self.stages
+            and self.copied_to(copies)
+            and list(gradients) == self._grad_dtypes
             and self.applies(variables)
             and all(all(map(is_, a, b)) for a, b in zip(slots, self.slots, strict=True))
         )
+
+    def copied_to(self, copies: Sequence[Tensor | None] | None) -> bool:
+        """Whether these are the plan's copies; None stands for no copies at all."""
+        if copies is None:
+            return not any(copy is not None for copy in self.copies)
+        return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def aim(self, gradients: Sequence[Any], bounds: np.ndarray | None = None) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.
@@ -200,7 +246,7 @@ class DensePlan:
             if (
                 set(map(type, gradients)) != {Tensor}
                 or not all(map(eq, map(_shape, gradients), self._shapes))
-                or list(map(_dtype, gradients)) != self._dtypes
+                or list(map(_dtype, gradients)) != self._grad_dtypes
                 or set(map(_device, gradients)) != _CPU
             ):
                 return False
@@ -231,11 +277,22 @@ class DensePlan:
             group.point_at(own)
         return True
 
-    def measure(self, bound: float) -> np.ndarray:
+    def squares(self, bound: float = np.inf) -> np.ndarray:
         """Sum of squares of each gradient the tables point at, clipped to [-bound, bound]."""
+        return self._measured(lambda group: group.squares(1, bound))
+
+    def variable_squares(self) -> np.ndarray:
+        """Sum of squares of each variable."""
+        return self._measured(lambda group: group.squares(0))
+
+    def peaks(self) -> np.ndarray:
+        """Largest magnitude of each gradient the tables point at."""
+        return self._measured(Group.peaks)
+
+    def _measured(self, measure: Callable[[Group], np.ndarray]) -> np.ndarray:
         result = np.zeros(len(self.variables), np.float64)
         for group in self.groups:
-            result[group.members] = group.measure(bound)
+            result[group.members] = measure(group)
         return result
 
     def run(

@@ -286,6 +286,12 @@ def _update_torch(
         tensor.detach().copy_(result)
 
 
+def saturate(var: Tensor, copy: Tensor) -> None:
+    """Set a copy in a narrower type to its variable; numbers too large become the largest."""
+    largest = torch.finfo(copy.dtype).max
+    copy.detach().copy_(var.detach().clamp(-largest, largest))
+
+
 def update_sparse(
     rule: Rule,
     var: Tensor,

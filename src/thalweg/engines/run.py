@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout, reference
-from thalweg.engines.measure import sums_of_squares
+from thalweg.engines.measure import Tensors
 from thalweg.engines.mixed import MixedPlan, own_scalars
 from thalweg.engines.plan import DensePlan, Scalars
 from thalweg.engines.selection import Selection
@@ -30,6 +30,7 @@ def check_gradients(
     names: Sequence[str],
     *,
     scatter: bool = True,
+    narrow: bool = False,
 ) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
@@ -37,6 +38,7 @@ def check_gradients(
         variables, gradients, names: The step, a gradient and a name for each variable.
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
+        narrow: Whether a dense gradient of a float32 variable may be of a 16-bit type.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
@@ -48,7 +50,7 @@ def check_gradients(
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter)
         else:
-            layout.check_gradient(grad, var, name)
+            layout.check_gradient(grad, var, name, narrow)
     once: dict[int, int] = {}
     for index, var in enumerate(variables):
         once.setdefault(id(var), index)
@@ -80,6 +82,7 @@ class Runner:
         variables: Sequence[Tensor],
         gradients: Sequence[Any],
         selection: Selection,
+        copies: Sequence[Tensor | None] | None = None,
     ) -> bool:
         """Whether the step is the one before with other gradients; if so it is ready to run."""
         plan = self._steady
@@ -88,6 +91,7 @@ class Runner:
             or plan.rule is not rule
             or plan.stages != stages
             or selection != self._selection
+            or not plan.copied_to(copies)
             or not plan.applies(variables)
             or not plan.aim(gradients)
         ):
@@ -106,8 +110,14 @@ class Runner:
         slots: Sequence[Sequence[Tensor]],
         names: Sequence[str],
         selection: Selection,
+        copies: Sequence[Tensor | None] | None = None,
     ) -> None:
         """Make ready a step that `check_gradients` accepted.
+
+        Args:
+            rule, stages, variables, gradients, slots, names, selection: The step.
+            copies: For each variable a tensor of its shape and of a 16-bit type that the step
+                sets to it, or None; of steps with dense gradients of distinct variables only.
 
         Raises:
             InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
@@ -126,11 +136,12 @@ class Runner:
             rounds[number].append(index)
         if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
             self._sparse = {key: each for key, each in self._sparse.items() if key[0] in seen}
-        _check_memory(variables, slots, names)
-        gradients = _apart(variables, gradients, slots)
+        copies = copies or [None] * len(variables)
+        _check_memory(variables, slots, names, copies)
+        gradients = _apart(variables, gradients, slots, copies)
         for number, indices in enumerate(rounds):
             plan = self._plan_round(
-                rule, stages, number, indices, variables, gradients, slots, names, selection
+                rule, stages, number, indices, variables, gradients, slots, names, selection, copies
             )
             if len(rounds) == 1:
                 self._steady, self._selection = plan, selection
@@ -146,13 +157,16 @@ class Runner:
         slots: Sequence[Sequence[Tensor]],
         names: Sequence[str],
         selection: Selection,
+        copies: Sequence[Tensor | None],
     ) -> DensePlan | MixedPlan | None:
         """Add the steps of distinct variables; returns a plan that takes them again, if any can."""
         dense: list[int] = []
         sparse: list[tuple[int, SparsePlan]] = []
         for index in indices:
             grad, var, own = gradients[index], variables[index], slots[index]
-            raw = self._raw(var, own, names[index], selection)
+            copy = copies[index]
+            beside = own if copy is None else [*own, copy]
+            raw = self._raw(var, beside, names[index], selection)
             if isinstance(grad, IndexedSlices):
                 if raw and var.is_contiguous() and len(grad.indices) < ENTRIES:
                     plan = self._sparse_plan(rule, number, var, own)
@@ -163,10 +177,10 @@ class Runner:
             elif raw:
                 dense.append(index)
             else:
-                self._steps.append(_reference_step(rule, stages, index, var, grad, list(own)))
+                self._steps.append(_reference_step(rule, stages, index, var, grad, list(own), copy))
         made = None
         if dense:
-            made, step = self._dense_step(rule, stages, dense, variables, gradients, slots)
+            made, step = self._dense_step(rule, stages, dense, variables, gradients, slots, copies)
             self._steps.append(step)
         self._steps += [_sparse_step(stages, index, plan) for index, plan in sparse]
         if len(dense) + len(sparse) < len(indices):
@@ -182,13 +196,13 @@ class Runner:
             plan = self._sparse[id(var), number] = SparsePlan(rule, var, slots)
         return plan
 
-    def _raw(self, var: Tensor, slots: Sequence[Tensor], name: str, selection: Selection) -> bool:
+    def _raw(self, var: Tensor, beside: Sequence[Tensor], name: str, selection: Selection) -> bool:
         if selection.name == "reference" or var.device.type != "cpu":
             return False
         fits = (
             layout.dense(var)
             and layout.aligned(var)
-            and all(layout.same_strides(slot, var) for slot in slots)
+            and all(layout.same_strides(other, var) for other in beside)
         )
         if not fits and id(var) not in self._warned:
             self._warned.add(id(var))
@@ -203,14 +217,17 @@ class Runner:
         variables: Sequence[Tensor],
         gradients: Sequence[Gradient],
         slots: Sequence[Sequence[Tensor]],
+        copies: Sequence[Tensor | None],
     ) -> tuple[DensePlan, Step]:
         own = [variables[i] for i in indices]
         own_slots = [slots[i] for i in indices]
+        own_copies = [copies[i] for i in indices]
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
         plan, self._kept = self._kept, None
-        if plan is None or not plan.serves(rule, stages, own, own_slots):
-            plan = DensePlan(rule, stages, own, own_slots)
         fitting = [layout.like(gradients[i], variables[i]) for i in indices]  # pyright: ignore
+        made = rule, stages, own, own_slots, [grad.dtype for grad in fitting], own_copies
+        if plan is None or not plan.serves(*made):
+            plan = DensePlan(*made)
         plan.point_at(fitting)
         whole = len(indices) == len(variables)
 
@@ -224,16 +241,17 @@ class Runner:
 
         return plan, step
 
-    def measure(self, gradients: Sequence[Gradient], bound: float = np.inf) -> np.ndarray:
-        """Sum of squares of each gradient of the step that was made ready, in float64.
+    def measure(
+        self, variables: Sequence[Tensor], gradients: Sequence[Gradient]
+    ) -> Tensors | DensePlan | MixedPlan:
+        """Answers questions about the step that was made ready.
 
-        The values of a sparse gradient count as they are, repeated rows and all. Elements count as
-        if clipped to [-bound, bound].
+        The values of a sparse gradient count as they are, repeated rows and all.
         """
         if self._aimed and self._steady is not None:
-            return self._steady.measure(bound)
-        tensors = [grad.values if isinstance(grad, IndexedSlices) else grad for grad in gradients]
-        return sums_of_squares(tensors, bound)
+            return self._steady
+        values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad in gradients]
+        return Tensors(values, variables)
 
     def run(
         self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
@@ -272,35 +290,54 @@ def _reference_rows(
 
 
 def _reference_step(
-    rule: Rule, stages: Stages, index: int, var: Tensor, grad: Tensor, slots: list[Tensor]
+    rule: Rule,
+    stages: Stages,
+    index: int,
+    var: Tensor,
+    grad: Tensor,
+    slots: list[Tensor],
+    copy: Tensor | None,
 ) -> Step:
     def step(scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool) -> None:
         own = own_scalars(scalars[layout.compute_dtype(var.dtype)], separate, index)
         reference.update_dense(rule, stages, var, grad.detach(), slots, own, flush)
+        if copy is not None:
+            reference.saturate(var, copy)
 
     return step
 
 
 def _check_memory(
-    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], names: Sequence[str]
+    variables: Sequence[Tensor],
+    slots: Sequence[Sequence[Tensor]],
+    names: Sequence[str],
+    copies: Sequence[Tensor | None],
 ) -> None:
     tensors: list[Tensor] = []
     titles: list[str] = []
     seen: set[int] = set()
-    for var, own, name in zip(variables, slots, names, strict=True):
+    for var, own, name, copy in zip(variables, slots, names, copies, strict=True):
         layout.check_slots(var, own, name)
         if id(var) not in seen:
             seen.add(id(var))
             tensors += [var, *own]
             titles += [name, *(f"a slot of {name}" for _ in own)]
+        if copy is not None:
+            layout.check_copy(var, copy, name)
+            tensors.append(copy)
+            titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
 
 
 def _apart(
-    variables: Sequence[Tensor], gradients: Sequence[Gradient], slots: Sequence[Sequence[Tensor]]
+    variables: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    slots: Sequence[Sequence[Tensor]],
+    copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
     """The gradients, copied where they lie in memory that the step writes."""
     written = [*variables, *(slot for each in slots for slot in each)]
+    written += [copy for copy in copies if copy is not None]
     spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type == "cpu")
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))

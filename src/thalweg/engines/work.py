@@ -57,9 +57,12 @@ class Table:
         return self._address
 
     def measuring(
-        self, bound: npt.NDArray[np.float64], partial: npt.NDArray[np.float64], column: int
+        self,
+        bound: npt.NDArray[np.float64],
+        partial: npt.NDArray[np.float64] | Int64,
+        column: int,
     ) -> int:
-        """The argument block of a measuring kernel, which fills one partial sum per chunk."""
+        """The argument block of a measuring kernel, which fills one partial result per chunk."""
         block = self._argument
         block[8] = partial.ctypes.data
         block[9] = self.base.shape[1]

@@ -1,4 +1,4 @@
-"""Gradient clipping as formulas, applied to the gradient inside the update's pass."""
+"""What becomes of gradients as formulas, applied inside the update's pass: clipping, scaling."""
 
 from thalweg.formula import maximum, minimum
 
@@ -16,3 +16,8 @@ def clip_by_norm(grad, *, clipnorm, clip_divisor):
 def clip_by_global_norm(grad, *, clip_scale):
     """tf.clip_by_global_norm; `clip_scale` is NaN where the global norm is not finite."""
     return grad * clip_scale
+
+
+def processed(grad, *, unscaling, clip_scale, trust_factor):
+    """OpenSeq2Seq's order: the loss scale goes, then clipping, then LARC; 1 leaves a part out."""
+    return grad * unscaling * clip_scale * trust_factor

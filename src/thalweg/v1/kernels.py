@@ -33,14 +33,13 @@ from thalweg.graph import (
 )
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import as_gradient
-from thalweg.pipeline import Clipping
+from thalweg.pipeline import NOTHING
 from thalweg.scalars import as_operand
 from thalweg.step import Dtype, Stepper, derived
 from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]
 
-_UNCLIPPED = Clipping()
 _LOCK = threading.RLock()  # held by kernels called with use_locking=True
 # What TensorFlow calls otherwise than the rules do.
 _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
@@ -186,7 +185,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     with torch.inference_mode(False), torch.no_grad():
         check_gradients([var], [grad], [title], scatter=False)
         pairs, titles = [(grad, var)], [title]
-        Stepper().take(rule, _UNCLIPPED, pairs, titles, [slots], of, current(), calls=False)
+        Stepper().take(rule, NOTHING, pairs, titles, [slots], of, current(), calls=False)
 
 
 def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:

@@ -14,11 +14,10 @@ from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, make_variable
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import Pair
-from thalweg.pipeline import Clipping
+from thalweg.pipeline import Measure, PerVariable, Pipeline
 from thalweg.rules import NOVOGRAD
 from thalweg.scalars import as_scalar
 from thalweg.step import Dtype, Stepper
-from thalweg.v1.contrib.opt.per_variable import Measure, PerVariable
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.variable import Variable
 
@@ -135,12 +134,12 @@ class NovoGrad(RuleOptimizer):
         ]
         super()._step(stepper, whole)
 
-    def _clipping(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Clipping:
+    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
         return PerVariable(of=lambda measure: {"grad_scale": self._scales(variables, measure)})
 
     def _scales(self, variables: Sequence[Tensor], measure: Measure) -> np.ndarray:
         """What each gradient is multiplied by; the averages move."""
-        squares = measure(np.inf)
+        squares = measure.squares()
         dtypes = [compute_dtype(var.dtype) for var in variables]
         averages = [self._slots.of(var, [_AVERAGE])[0].detach().numpy() for var in variables]
         scales = np.empty(len(variables))

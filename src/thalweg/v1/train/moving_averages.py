@@ -28,7 +28,7 @@ from thalweg.graph import (
 )
 from thalweg.hyperparameters import as_number
 from thalweg.pairs import check_variables
-from thalweg.pipeline import Clipping
+from thalweg.pipeline import NOTHING
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.slots import SlotStore
 from thalweg.step import Dtype, Plans, Stepper, check_pairs
@@ -36,7 +36,6 @@ from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
 from thalweg.variable import is_variable, over, titles_of
 
-_UNCLIPPED = Clipping()
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 
 
@@ -295,12 +294,12 @@ def _move(
 
     given, rule = [value for value, _ in pairs], MOVING_AVERAGE
     with torch.no_grad():
-        if stepper.repeat(rule, _UNCLIPPED, averages, given, scalars, current(), calls=False):
+        if stepper.repeat(rule, NOTHING, averages, given, scalars, current(), calls=False):
             return
         titles = titles_of(averages)
         check_pairs(pairs, titles, scatter=False)
         own = [()] * len(pairs)
-        stepper.take(rule, _UNCLIPPED, pairs, titles, own, scalars, current(), calls=False)
+        stepper.take(rule, NOTHING, pairs, titles, own, scalars, current(), calls=False)
 
 
 def _debias(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> None:

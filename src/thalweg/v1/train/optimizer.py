@@ -316,7 +316,7 @@ class Optimizer(State):
             _check_any(given)
         _check_global_step(global_step)
         with torch.inference_mode(False), torch.no_grad():
-            check_pairs(pairs, titles_of([var for _, var in pairs]), scatter=self._scatters())
+            self._check(pairs)
             with not_taken():
                 if current_session() is None:  # in a graph they were made when it was built
                     self._create_slots(distinct([var for _, var in pairs]))
@@ -390,6 +390,9 @@ class Optimizer(State):
         graph = None if session is None else session.graph
         own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
         return [*variables, *slots, *own]
+
+    def _check(self, pairs: list[Pair]) -> None:
+        check_pairs(pairs, titles_of([var for _, var in pairs]), scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""

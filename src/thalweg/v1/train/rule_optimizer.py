@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from thalweg.hyperparameters import is_function, is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import constrain, raise_first
 from thalweg.pairs import Pair
-from thalweg.pipeline import Clipping
-from thalweg.step import Dtype, Plans, Stepper, derived, scatters
+from thalweg.pipeline import NOTHING, Pipeline
+from thalweg.processing import Processing, SkippedStep
+from thalweg.step import Copies, Dtype, Plans, Stepper, check_pairs, derived, scatters
 from thalweg.v1.train.optimizer import Optimizer, is_global_step
 from thalweg.variable import name_of, titles_of, to_tensor, variable_constraint
 
@@ -29,7 +31,6 @@ _UPDATES = (
     "_apply_sparse_duplicate_indices",
     "_resource_apply_sparse_duplicate_indices",
 )
-_UNCLIPPED = Clipping()
 
 
 class RuleOptimizer(Optimizer):
@@ -52,6 +53,8 @@ class RuleOptimizer(Optimizer):
         super().__init__(use_locking, name)
         self._values: dict[str, Any] = {}
         self._plans = Plans()
+        self._processing: Processing | None = None  # of the step that is being taken
+        self._copies: Copies = None
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -110,9 +113,57 @@ class RuleOptimizer(Optimizer):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return to_tensor(values[hyper])
 
-    def _clipping(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Clipping:
+    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
         """What happens to the gradients of a step before the rule: nothing, unless overridden."""
-        return _UNCLIPPED
+        return NOTHING
+
+    def _gradients_to_rule(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
+        own = self._pipeline(variables, gradients)
+        return own if self._processing is None else replace(self._processing, inner=own)
+
+    def can_process(self, pairs: Sequence[Pair]) -> bool:
+        """Whether `apply_processed` can take a step of these gradients and variables."""
+        variables = [var for _, var in pairs]
+        return (
+            len({id(var) for var in variables}) == len(variables)
+            and all(var.dtype == torch.float32 for var in variables)
+            and all(variable_constraint(var) is None for var in variables)
+            and all(type(grad) is Tensor and grad.layout == torch.strided for grad, _ in pairs)
+            and type(self).apply_gradients is Optimizer.apply_gradients
+            and not self._one_by_one(pairs)
+        )
+
+    def apply_processed(
+        self, pairs: list[Pair], processing: Processing, copies: Copies, global_step: Any
+    ) -> bool:
+        """Apply raw gradients that are processed inside the update; eagerly, or as a session runs.
+
+        Args:
+            pairs: Dense gradients, of float32 or a 16-bit type, and float32 variables, such that
+                `can_process` holds.
+            processing: What happens to the gradients.
+            copies: For each variable a tensor of a 16-bit type that is set to it, or None.
+            global_step: A variable that is raised by 1 if the step is taken, or None.
+
+        Returns:
+            Whether the step was taken: False if `processing.decide` had it skipped. Nothing but
+            what that function changed has changed then.
+        """
+        with self._locked():
+            self._processing, self._copies = processing, copies
+            try:
+                if not self._repeats(list(pairs), global_step):
+                    self._apply_eagerly(list(pairs), global_step, self._name)
+            except SkippedStep:
+                return False
+            finally:
+                self._processing = self._copies = None
+        return True
+
+    def _check(self, pairs: list[Pair]) -> None:
+        titles = titles_of([var for _, var in pairs])
+        narrow = self._processing is not None
+        check_pairs(pairs, titles, scatter=self._scatters(), narrow=narrow)
 
     def _scatters(self) -> bool:
         return scatters(self._rule())
@@ -143,12 +194,13 @@ class RuleOptimizer(Optimizer):
 
             shared = plans.together.repeat(
                 self._rule(),
-                self._clipping(variables, gradients),
+                self._gradients_to_rule(variables, gradients),
                 variables,
                 gradients,
                 scalars_of,
                 self._selection(),
                 calls=self._calls(),
+                copies=self._copies,
             )
             if shared is None:
                 return False
@@ -183,13 +235,14 @@ class RuleOptimizer(Optimizer):
         variables = [var for _, var in pairs]
         stepper.take(
             rule,
-            self._clipping(variables, [grad for grad, _ in pairs]),
+            self._gradients_to_rule(variables, [grad for grad, _ in pairs]),
             pairs,
             titles_of(variables),
             [self._slots.of(var, names) for var in variables],
             self._rule_scalars,
             self._selection(),
             calls=False,  # `_prepare` has called them
+            copies=self._copies,
         )
 
     def _update(self, grad: Any, var: Tensor) -> None:

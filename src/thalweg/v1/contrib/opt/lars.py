@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.engines import compute_dtype, sums_of_squares
+from thalweg.engines import compute_dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import Pair
-from thalweg.pipeline import Clipping
+from thalweg.pipeline import Measure, PerVariable, Pipeline
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.rules.lars import trust_ratio
 from thalweg.scalars import as_operand, as_scalar
 from thalweg.step import Dtype
-from thalweg.v1.contrib.opt.per_variable import Measure, PerVariable
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.variable import name_of
 
@@ -103,9 +102,9 @@ class LARSOptimizer(RuleOptimizer):
         variables = [id(var) for _, var in pairs]
         return len(set(variables)) < len(variables) or super()._one_by_one(pairs)
 
-    def _clipping(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Clipping:
+    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
         def of(measure: Measure) -> dict[str, np.ndarray]:
-            norms = np.sqrt([sums_of_squares(variables), measure(np.inf)])
+            norms = np.sqrt([measure.variable_squares(), measure.squares()])
             ratios, decays = np.ones(len(variables)), np.zeros(len(variables))
             for index, (var, grad) in enumerate(zip(variables, gradients, strict=True)):
                 if isinstance(grad, IndexedSlices) or self._skips(var):

@@ -15,15 +15,13 @@ from thalweg.graph import by_reference, current_session, graph_variable_of, is_s
 from thalweg.hyperparameters import is_function
 from thalweg.outcome import not_taken, restored
 from thalweg.pairs import Pair, distinct
-from thalweg.pipeline import Clipping
+from thalweg.pipeline import NOTHING, PerVariable, Pipeline
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
 from thalweg.step import Plans
-from thalweg.v1.contrib.opt.per_variable import PerVariable
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import titles_of
 
-_UNCLIPPED = Clipping()
 # The optimizer whose `minimize` is under way, and the variables that it is to decay.
 _MINIMIZING: ContextVar[tuple[Any, Any]] = ContextVar("decay_var_list", default=(None, None))
 
@@ -126,10 +124,10 @@ class DecoupledWeightDecayExtension(Optimizer):
         chosen = self._decay_var_list
         return chosen is None or any(var is each for each in chosen)
 
-    def _clipping(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Clipping:
+    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
         """For a rule that has the decay in it: 0 for the variables that are left out."""
         if not self.FUSED or self._decay_var_list is None:
-            return _UNCLIPPED
+            return NOTHING
         chosen = np.array([self._decays(var) for var in variables])
         return PerVariable(
             of=lambda measure: {
@@ -169,7 +167,7 @@ class DecoupledWeightDecayExtension(Optimizer):
             with torch.no_grad():
                 self._decay_plans.now().together.take(
                     WEIGHT_DECAY,
-                    _UNCLIPPED,
+                    NOTHING,
                     pairs,
                     titles_of([var for _, var in pairs]),
                     [()] * len(pairs),
