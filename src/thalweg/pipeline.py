@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from inspect import signature
 from typing import Any, Protocol
 
@@ -54,7 +55,7 @@ class Pipeline:
         """Whether anything happens."""
         return False
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas that the update applies to each gradient first."""
         return ()
@@ -115,7 +116,7 @@ class Clipping(Pipeline):
     def __bool__(self) -> bool:
         return bool(self.stages)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas that the update applies to each gradient."""
         options = self.options()

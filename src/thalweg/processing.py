@@ -7,7 +7,7 @@ norms are asked for; the update is the second sweep, and no gradient is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +38,7 @@ class Processed:
     measure: Measure
     unscaling: np.ndarray
     trust: np.ndarray
-    clip_scale: np.float32 = np.float32(1)
+    clip_scale: np.float32 = field(default_factory=lambda: np.float32(1))
 
     @cached_property
     def gradient_norms(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class Processing(Pipeline):
     def __bool__(self) -> bool:
         return True
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Formula, ...]:
         """The formulas."""
         return (processed, *self.inner.stages)

@@ -170,9 +170,7 @@ class Stepper:
             return None
         with not_taken():
             shared = {dtype: scalars_of(dtype) for dtype in runner.dtypes}
-        if calls and not runner.aim(
-            rule, pipeline.stages, variables, gradients, selection, copies
-        ):
+        if calls and not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):
             return None
         self._run(shared, variables, gradients, pipeline, selection)
         return shared

@@ -68,7 +68,10 @@ def streams(slots: int) -> int:
 
 
 def roofline(
-    slots: int, variables: Sequence[Tensor], gradients: Sequence[Tensor]
+    slots: int,
+    variables: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
     """A step that adds over the streams of a rule with `slots` slots.
 
@@ -76,9 +79,11 @@ def roofline(
         slots: How many slots the rule has, each of its variable's shape and dtype.
         variables: Contiguous CPU tensors; the step adds to them.
         gradients: One for each.
+        copies: None, or for each a tensor of a 16-bit type that is set to the variable.
     """
     made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
-    plan = DensePlan(RULES[slots], (), variables, made)
+    dtypes = [grad.dtype for grad in gradients]
+    plan = DensePlan(RULES[slots], (), variables, made, dtypes, copies or [None] * len(variables))
     plan.point_at(gradients)
     scalars: dict[type, dict[str, float]] = {np.float32: {}, np.float64: {}}
 

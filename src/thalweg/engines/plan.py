@@ -23,6 +23,7 @@ _numel = Tensor.numel
 _dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _device = Tensor.get_device  # the cheapest way to a device: -1 is the CPU
 _contiguous = Tensor.is_contiguous
+_negative = Tensor.is_neg
 
 _CPU = {-1}
 
@@ -166,14 +167,12 @@ class DensePlan:
         self._storages += [var.untyped_storage() for var in self.variables]
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self._storages += [copy.untyped_storage() for copy in copied]
-        self._copied_shapes = list(map(_shape, copied))
-        self._copied_dtypes = list(map(_dtype, copied))
+        self._copied_sizes = list(map(_numel, copied))
         self._written = [*self.variables, *self._slot_blocks, *copied]
         self._changes = Variable.changes
         self._pointers = _addresses(self._written)
         self._shapes = list(map(_shape, self.variables))
         self._strides = list(map(_stride, self.variables))
-        self._dtypes = list(map(_dtype, self.variables))
         self._grad_dtypes = list(gradients)
         # torch defers the sign of conj().imag, which is contiguous only if it has one element.
         self._single = [
@@ -194,15 +193,11 @@ class DensePlan:
                 return False
         except RuntimeError:
             return False
-        # An assignment to `.data` may keep the address and change the rest.
+        # An assignment to `.data` may keep the address and change the rest. A gradient's dtype is
+        # its variable's, and is compared.
         if not all(map(eq, map(_shape, self.variables), self._shapes)):
             return False
-        if list(map(_dtype, self.variables)) != self._dtypes:
-            return False
-        if self._copied and not (
-            all(map(eq, map(_shape, self._copied), self._copied_shapes))
-            and list(map(_dtype, self._copied)) == self._copied_dtypes
-        ):
+        if list(map(_numel, self._copied)) != self._copied_sizes:
             return False
         if self._contiguous:
             return all(map(_contiguous, self.variables)) and all(map(_contiguous, self._copied))
@@ -230,7 +225,7 @@ class DensePlan:
     def copied_to(self, copies: Sequence[Tensor | None] | None) -> bool:
         """Whether these are the plan's copies; None stands for no copies at all."""
         if copies is None:
-            return not any(copy is not None for copy in self.copies)
+            return not self._copied
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def aim(self, gradients: Sequence[Any], bounds: np.ndarray | None = None) -> bool:
@@ -255,7 +250,7 @@ class DensePlan:
                     return False
             elif list(map(_stride, gradients)) != self._strides:
                 return False
-            if any(gradients[index].is_neg() for index in self._single):
+            if any(map(_negative, map(gradients.__getitem__, self._single))):
                 return False
             addresses = _addresses(gradients)
         except RuntimeError:

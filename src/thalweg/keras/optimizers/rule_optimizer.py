@@ -169,7 +169,7 @@ class RuleOptimizer(Optimizer):
     def _repeat(self, pairs: list[tuple[Any, Tensor]]) -> Tensor | None:
         """Take the step if it is the last one with other gradients; None leaves it to be taken."""
         try:
-            gradients, variables = zip(*pairs, strict=True)
+            gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
         except (TypeError, ValueError):
             return None
         shared = self._plans.now().together.repeat(

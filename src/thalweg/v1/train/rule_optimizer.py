@@ -182,7 +182,7 @@ class RuleOptimizer(Optimizer):
             plans = self._plans.now()
             if not plans.repeatable or not is_global_step(global_step):
                 return False
-            gradients, variables = zip(*given, strict=True)
+            gradients, variables = [grad for grad, _ in given], [var for _, var in given]
             prepared = False
 
             def scalars_of(dtype: Dtype) -> dict[str, Any]:
