@@ -18,7 +18,7 @@ LAYERS = (
     ("graph",),
     ("formula", "rules"),
     ("engines",),
-    ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "processing", "step"),
+    ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "sweeps", "step"),
     ("keras", "v1"),
     ("openseq2seq",),
     ("integrations",),

@@ -161,9 +161,9 @@ def {name}(argument):
             values = {integer}_pointer(
                 base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
             )
-            peak = {integer}(0)
+            peak = numba.{integer}(0)
             for i in range(chunks[4 * chunk + 3]):
-                value = {integer}(values[i] & {magnitude})
+                value = numba.{integer}(values[i] & {magnitude})
                 peak = value if value > peak else peak
             partial[chunk] = peak
         ticket = take_ticket(work)

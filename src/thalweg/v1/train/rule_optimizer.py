@@ -18,8 +18,8 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.outcome import constrain, raise_first
 from thalweg.pairs import Pair
 from thalweg.pipeline import NOTHING, Pipeline
-from thalweg.processing import Processing, SkippedStep
 from thalweg.step import Copies, Dtype, Plans, Stepper, check_pairs, derived, scatters
+from thalweg.sweeps import SkippedStep, Sweep
 from thalweg.v1.train.optimizer import Optimizer, is_global_step
 from thalweg.variable import name_of, titles_of, to_tensor, variable_constraint
 
@@ -48,12 +48,13 @@ class RuleOptimizer(Optimizer):
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
     CALLABLES = True
+    _APPLIES = Optimizer.apply_gradients  # what `apply_in_sweeps` may stand for
 
     def __init__(self, use_locking: bool, name: str) -> None:
         super().__init__(use_locking, name)
         self._values: dict[str, Any] = {}
         self._plans = Plans()
-        self._processing: Processing | None = None  # of the step that is being taken
+        self._sweep: Sweep | None = None  # of the step that is being taken
         self._copies: Copies = None
 
     def _rule(self) -> Rule:
@@ -119,50 +120,50 @@ class RuleOptimizer(Optimizer):
 
     def _gradients_to_rule(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
         own = self._pipeline(variables, gradients)
-        return own if self._processing is None else replace(self._processing, inner=own)
+        return own if self._sweep is None else replace(self._sweep, inner=own)
 
-    def can_process(self, pairs: Sequence[Pair]) -> bool:
-        """Whether `apply_processed` can take a step of these gradients and variables."""
+    def can_sweep(self, pairs: Sequence[Pair]) -> bool:
+        """Whether `apply_in_sweeps` can take a step of these gradients and variables."""
         variables = [var for _, var in pairs]
         return (
             len({id(var) for var in variables}) == len(variables)
             and all(var.dtype == torch.float32 for var in variables)
             and all(variable_constraint(var) is None for var in variables)
             and all(type(grad) is Tensor and grad.layout == torch.strided for grad, _ in pairs)
-            and type(self).apply_gradients is Optimizer.apply_gradients
+            and type(self).apply_gradients is type(self)._APPLIES
             and not self._one_by_one(pairs)
         )
 
-    def apply_processed(
-        self, pairs: list[Pair], processing: Processing, copies: Copies, global_step: Any
+    def apply_in_sweeps(
+        self, pairs: Sequence[Pair], sweep: Sweep, copies: Copies, global_step: Any
     ) -> bool:
         """Apply raw gradients that are processed inside the update; eagerly, or as a session runs.
 
         Args:
             pairs: Dense gradients, of float32 or a 16-bit type, and float32 variables, such that
-                `can_process` holds.
-            processing: What happens to the gradients.
+                `can_sweep` holds.
+            sweep: What happens to the gradients.
             copies: For each variable a tensor of a 16-bit type that is set to it, or None.
             global_step: A variable that is raised by 1 if the step is taken, or None.
 
         Returns:
-            Whether the step was taken: False if `processing.decide` had it skipped. Nothing but
+            Whether the step was taken: False if `sweep.decide` had it skipped. Nothing but
             what that function changed has changed then.
         """
         with self._locked():
-            self._processing, self._copies = processing, copies
+            self._sweep, self._copies = sweep, copies
             try:
                 if not self._repeats(list(pairs), global_step):
                     self._apply_eagerly(list(pairs), global_step, self._name)
             except SkippedStep:
                 return False
             finally:
-                self._processing = self._copies = None
+                self._sweep = self._copies = None
         return True
 
     def _check(self, pairs: list[Pair]) -> None:
         titles = titles_of([var for _, var in pairs])
-        narrow = self._processing is not None
+        narrow = self._sweep is not None
         check_pairs(pairs, titles, scatter=self._scatters(), narrow=narrow)
 
     def _scatters(self) -> bool:

@@ -120,6 +120,19 @@ class DecoupledWeightDecayExtension(Optimizer):
             self._decay_var_list = listed or None
             return super().apply_gradients(grads_and_vars, global_step, name)
 
+    _APPLIES = apply_gradients
+
+    def can_sweep(self, pairs: Sequence[Pair]) -> bool:
+        """See `RuleOptimizer.can_sweep`."""
+        return self.FUSED and super().can_sweep(pairs)  # pyright: ignore
+
+    def apply_in_sweeps(self, *step: Any) -> bool:
+        """See `RuleOptimizer.apply_in_sweeps`; all variables are decayed."""
+        with self._locked():
+            if current_session() is None:
+                self._decay_var_list = None
+            return super().apply_in_sweeps(*step)  # pyright: ignore
+
     def _decays(self, var: Tensor) -> bool:
         chosen = self._decay_var_list
         return chosen is None or any(var is each for each in chosen)

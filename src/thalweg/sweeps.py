@@ -25,7 +25,7 @@ class SkippedStep(Exception):
 
 
 @dataclass
-class Processed:
+class Measured:
     """What is known of a step's gradients when they are processed.
 
     Attributes:
@@ -92,7 +92,7 @@ class Processed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Processing(Pipeline):
+class Sweep(Pipeline):
     """OpenSeq2Seq's way from raw gradients to the rule, for variables computed in float32.
 
     Attributes:
@@ -112,7 +112,7 @@ class Processing(Pipeline):
     trust: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     decide: Callable[[bool, float], bool] | None = None
     exact: bool = False
-    watch: Callable[[Processed], None] | None = None
+    watch: Callable[[Measured], None] | None = None
     inner: Pipeline = NOTHING
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ class Processing(Pipeline):
         Raises:
             SkippedStep: `decide` says so.
         """
-        known = Processed(measure, self.unscaling, np.ones_like(self.unscaling))
+        known = Measured(measure, self.unscaling, np.ones_like(self.unscaling))
         if self.clip is not None:
             known.clip_scale = self.clip(known.global_norm)
         if self.trust is not None:
