@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
 from thalweg.slots import SlotStore
 from thalweg.step import check_pairs
 from thalweg.v1.train.state import base_name

@@ -148,9 +148,7 @@ def _scaled_by_larc(
     journal: Journal | None,
 ) -> list[Gradient]:
     dense = [
-        whole(grad, var)
-        for grad, var in zip(gradients, variables, strict=True)
-        if grad is not None
+        whole(grad, var) for grad, var in zip(gradients, variables, strict=True) if grad is not None
     ]
     ratios = larc.ratios(dense, variables, rate, how.as_shipped)
     factors = [

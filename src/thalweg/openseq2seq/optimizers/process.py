@@ -94,9 +94,7 @@ def apply_processed(
                 return False
             gradients = _totals(given.sums, gradients, how.iter_size)
         if how.reduces:
-            gradients = reduced(
-                gradients, backward.targets, how.all_reduce, how.shares_embedding
-            )
+            gradients = reduced(gradients, backward.targets, how.all_reduce, how.shares_embedding)
         gradients = post_processed(how.post, gradients, backward.targets, given.rate, journal)
         taken, error = update(inner, gradients, backward, scaler, global_step)
         zero(given.sums)
@@ -104,9 +102,7 @@ def apply_processed(
     return taken
 
 
-def _totals(
-    sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int
-) -> list[Gradient]:
+def _totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
     totals = [total.detach().clone() for total in sums]
     add(totals, gradients, count)
     return list(totals)

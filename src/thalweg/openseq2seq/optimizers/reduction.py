@@ -102,7 +102,8 @@ def reduce_gradients(
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
-    is_shared = shares_embedding(model, gradients, as_shipped)
+    is_alone = all_reduce is None and _workers() == 1
+    is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)
 
     def mean(gradients: Any, variables: Any) -> list[Gradient]:
         return reduced(gradients, variables, all_reduce, is_shared)

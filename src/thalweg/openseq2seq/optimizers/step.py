@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -164,7 +164,7 @@ class TrainingStep:
                 {_STEP: self.global_step},
             )
 
-    def _known(self) -> Iterable[Any]:
+    def _known(self) -> list[Any]:
         return self._variables or []
 
 

@@ -127,8 +127,8 @@ def _connected(backward: Backward, how: Processing) -> Backward:
     if not present:
         names = [var.name for var in backward.variables]
         raise ValueError(f"No gradients provided for any variable: {names}.")
-    lists = [
-        [part[i] for i in present]
-        for part in (backward.gradients, backward.variables, backward.targets, backward.penalties)
-    ]
-    return Backward(*lists, backward.scale)
+
+    def kept(part: list[Any]) -> list[Any]:
+        return [part[i] for i in present]
+
+    return Backward(*map(kept, backward[:4]), scale=backward.scale)

@@ -71,9 +71,7 @@ def tags_of(variables: Sequence[Any]) -> list[str]:
     """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
     names = [title(var).replace(":", "_") for var in variables]
     counts = Counter(names)
-    return [
-        f"{name}_{index}" if counts[name] > 1 else name for index, name in enumerate(names)
-    ]
+    return [f"{name}_{index}" if counts[name] > 1 else name for index, name in enumerate(names)]
 
 
 def check_writer(writer: Any) -> None:

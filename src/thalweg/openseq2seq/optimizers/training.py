@@ -166,9 +166,7 @@ def optimize_loss(
         if isinstance(dtype, str) and dtype == "mixed":
             scale = loss_scaling if scaler is None else scaler
             scope = "" if in_graph else SCOPE
-            inner = MixedPrecisionOptimizerWrapper(
-                inner, scale, as_shipped=as_shipped, scope=scope
-            )
+            inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
             _ = inner.loss_scale  # raises if there is none
         if live is None:
             return step_in_graph(loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
