@@ -50,6 +50,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         loss_scale: A number above 0, an `AutomaticLossScaler`, or None for 1.
         as_shipped: Whether any other type than float and `AutomaticLossScaler` is taken and makes
             `compute_gradients` raise AttributeError.
+        scope: What the names of masters begin with in eager mode; in a graph it is the name scope.
 
     Raises:
         TypeError: `optimizer` is no optimizer, or `loss_scale` of another type.
@@ -264,6 +265,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        check_inner(self._opt)
         return state_of(self._opt, self._trained(), self._masters, self.loss_scaler)
 
     def load_state_dict(
@@ -280,6 +282,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        check_inner(self._opt)
         variables = self._trained() if var_list is None else list(var_list)
         load_state(state_dict, self._opt, variables, self._masters, self.loss_scaler)
 
@@ -299,8 +302,8 @@ def check_inner(optimizer: Optimizer) -> None:
     """
     if isinstance(optimizer, WrappingOptimizer | SyncReplicasOptimizer):
         raise InvalidTypeError(
-            f"{type(optimizer).__name__} wraps another optimizer, which works here in eager mode"
-            " only. Give the optimizer inside."
+            f"{type(optimizer).__name__} wraps another optimizer, which works here for steps of"
+            " eager mode only. Give the optimizer inside."
         )
 
 

@@ -6,17 +6,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.openseq2seq.optimizers.accumulation import Accumulators
+from thalweg.errors import FailedPreconditionError
+from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.process import Given, Processing, apply_processed
-from thalweg.openseq2seq.optimizers.rate import LiveRate, called
+from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.pairs import flatten
@@ -95,7 +94,7 @@ class TrainingStep:
         """
         with self._lock:
             self._rate.refresh()
-            skip = self._how.iter_size > 1 and _as_bool(called(self._skip_update))
+            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             loss, backward = self._differentiated()
             sums: list[Tensor] = []
             if self._accumulators is not None:
@@ -166,11 +165,3 @@ class TrainingStep:
 
     def _known(self) -> list[Any]:
         return self._variables or []
-
-
-def _as_bool(value: Any) -> bool:
-    if isinstance(value, Tensor) and value.shape == () and value.dtype == torch.bool:
-        return bool(value)
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        return bool(value)
-    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {value!r}.")

@@ -66,7 +66,8 @@ def optimize_loss(
         learning_rate_decay_fn: A policy: takes the global step and returns the learning rate, as a
             number, a tensor, or a callable without arguments. In eager mode it is called for each
             step.
-        var_list: Optional. The variables to train; all trainable ones by default.
+        var_list: Optional. The variables to train. By default all trainable ones of the graph, or
+            in eager mode those that the loss depends on in the first run.
         dtype: "mixed" trains float16 and bfloat16 variables by masters and scales the loss;
             otherwise it has no meaning.
         clip_gradients: Optional. The largest global norm.
