@@ -46,6 +46,12 @@ class Measured:
         with np.errstate(all="ignore"):
             return np.sqrt(self.measure.squares()) * self.unscaling
 
+    @property
+    def clipped_norms(self) -> np.ndarray:
+        """The norm of each unscaled gradient after clipping."""
+        with np.errstate(all="ignore"):
+            return self.gradient_norms * self.clip_scale
+
     @cached_property
     def variable_norms(self) -> np.ndarray:
         """The norm of each variable before the step; float64 of shape (n,)."""
@@ -54,8 +60,12 @@ class Measured:
     @property
     def global_norm(self) -> float:
         """The common norm of the unscaled gradients, before clipping."""
-        with np.errstate(all="ignore"):
-            return float(np.sqrt(np.square(self.gradient_norms).sum()))
+        return _together(self.gradient_norms)
+
+    @property
+    def clipped_global_norm(self) -> float:
+        """The common norm of the unscaled gradients after clipping."""
+        return _together(self.clipped_norms)
 
     def extremes(self, exact: bool) -> tuple[bool, float]:
         """Whether a processed gradient holds a NaN, and the largest magnitude among them.
@@ -65,7 +75,7 @@ class Measured:
         """
         with np.errstate(all="ignore"):
             factors = self.unscaling * self.clip_scale * self.trust
-            bounds = self.gradient_norms * self.clip_scale * self.trust
+            bounds = self.clipped_norms * self.trust
             # No element is larger than the norm.
             if not exact and np.isfinite(factors).all() and (bounds < _SAFE).all():
                 return False, 0.0
@@ -79,7 +89,7 @@ class Measured:
     def squares(self, bound: float = np.inf) -> np.ndarray:
         """Sum of squares of each processed gradient; for no bound."""
         with np.errstate(all="ignore"):
-            return np.square(self.gradient_norms * self.clip_scale * self.trust)
+            return np.square(self.clipped_norms * self.trust)
 
     def peaks(self) -> np.ndarray:
         """Largest magnitude of each processed gradient."""
@@ -89,6 +99,11 @@ class Measured:
     def variable_squares(self) -> np.ndarray:
         """Sum of squares of each variable."""
         return np.square(self.variable_norms)
+
+
+def _together(norms: np.ndarray) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.square(norms).sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +152,7 @@ class Sweep(Pipeline):
         if self.clip is not None:
             known.clip_scale = self.clip(known.global_norm)
         if self.trust is not None:
-            with np.errstate(all="ignore"):
-                clipped = known.gradient_norms * known.clip_scale
-                known.trust = self.trust(known.variable_norms, clipped)
+            known.trust = self.trust(known.variable_norms, known.clipped_norms)
         if self.watch is not None:
             self.watch(known)
         if self.decide is not None and self.decide(*known.extremes(self.exact)):

@@ -43,6 +43,16 @@ class Backward(NamedTuple):
         gradients = [grad for grad, _ in pairs]
         return cls(gradients, variables, variables, [None] * len(pairs))
 
+    def done(self, gradients: Sequence[Any]) -> Backward:
+        """The same with other gradients, by the targets, unscaled."""
+        return Backward(list(gradients), self.variables, self.targets, [None] * len(self.targets))
+
+    def only(self, indices: Sequence[int]) -> Backward:
+        """That of some of the variables."""
+        parts = self.gradients, self.variables, self.targets, self.penalties
+        gradients, variables, targets, penalties = ([part[i] for i in indices] for part in parts)
+        return Backward(gradients, variables, targets, penalties, self.scale)
+
 
 def unscaled(backward: Backward) -> list[Gradient]:
     """The gradients by the targets, of concrete tensors; those given are not written to.
@@ -54,7 +64,7 @@ def unscaled(backward: Backward) -> list[Gradient]:
     gradients = [concrete(grad) for grad in backward.gradients]
     if backward.scale is None:
         return gradients
-    inverse = _reciprocal(backward.scale)
+    inverse = reciprocal(backward.scale)
     return [
         None if grad is None else _unscaled(grad, target, penalty, backward.scale, inverse)
         for grad, target, penalty in zip(
@@ -73,7 +83,8 @@ def _unscaled(
     return with_values(grad, values if inverse == 1 else values * inverse)
 
 
-def _reciprocal(scale: Any) -> float:
+def reciprocal(scale: Any) -> float:
+    """1 / `scale` in float32, which gradients are multiplied by."""
     if isinstance(scale, Tensor):
         with np.errstate(all="ignore"):
             return float(np.float32(1) / np.float32(scale.item()))

@@ -62,7 +62,13 @@ class Larc(NamedTuple):
         0 / 0.
         """
         sizes = norms(variables, as_shipped)
-        bounds = norms(gradients, as_shipped).to(sizes.device) + self.epsilon
+        return self.ratios_of(sizes, norms(gradients, as_shipped), rate, as_shipped)
+
+    def ratios_of(
+        self, sizes: Tensor, lengths: Tensor, rate: Any, as_shipped: bool = False
+    ) -> Tensor:
+        """The same from the norms of variables and of gradients, float32 of shape (n,)."""
+        bounds = lengths.to(sizes.device) + self.epsilon
         if self.clips:
             bounds = _float32(rate, bounds) * bounds
         ratios = self.eta * sizes / bounds

@@ -48,6 +48,7 @@ class LogMaxScaler(LossScaler):
         "beta2": 0.999,
         "overflow_std_dev": 3.09,
     }
+    READS_AMAX = True
 
     def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
         super().__init__(params, as_shipped)

@@ -38,9 +38,11 @@ class LossScaler:
 
     Attributes:
         DEFAULTS: The parameters with their defaults; a value's type is the type that is accepted.
+        READS_AMAX: Whether a finite magnitude matters to the algorithm.
     """
 
     DEFAULTS: Mapping[str, float | int] = {}
+    READS_AMAX = False
 
     def __init__(self, params: Mapping[str, Any] | None, as_shipped: bool = False) -> None:
         given = dict(params or {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,13 +156,34 @@ def _scaled_by_larc(
         for factor, var in zip(larc.capped(ratios), variables, strict=True)
     ]
     if journal is not None and "larc_summaries" in journal.wanted:
-        for tag, ratio, factor in zip(tags_of(variables), ratios, factors, strict=True):
-            if larc.clips:
-                journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
-            journal.scalar(f"larc_grad_update/{tag}", factor)
-            final = torch.as_tensor(rate, dtype=factor.dtype, device=factor.device) * factor
-            journal.scalar(f"larc_final_lr/{tag}", final)
+        note_larc(journal, larc, tags_of(variables), ratios, factors, rate)
     return [factor * grad for factor, grad in zip(factors, dense, strict=True)]
+
+
+def note_larc(
+    journal: Journal,
+    larc: Larc,
+    tags: Sequence[str],
+    ratios: Iterable[Tensor],
+    factors: Iterable[Tensor],
+    rate: Any,
+) -> None:
+    """Note what LARC did to each variable.
+
+    Args:
+        journal: Where.
+        larc: How.
+        tags: The variables' names in tags.
+        ratios: r of each, before it is capped.
+        factors: What the gradient of each is multiplied by.
+        rate: The learning rate.
+    """
+    for tag, ratio, factor in zip(tags, ratios, factors, strict=True):
+        if larc.clips:
+            journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
+        journal.scalar(f"larc_grad_update/{tag}", factor)
+        final = torch.as_tensor(rate, dtype=factor.dtype, device=factor.device) * factor
+        journal.scalar(f"larc_final_lr/{tag}", final)
 
 
 def post_process_gradients(

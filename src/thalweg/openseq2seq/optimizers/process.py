@@ -12,6 +12,7 @@ from thalweg.openseq2seq.optimizers.accumulation import add, check_addable, zero
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import Gradient
+from thalweg.openseq2seq.optimizers.in_sweeps import InSweeps
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_processed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
@@ -85,21 +86,40 @@ def apply_processed(
     with torch.inference_mode(False), torch.no_grad():
         journal = _begun(how, given, loss_scale)
         step = int(global_step)
-        gradients = unscaled(backward)
-        if how.iter_size > 1:
-            check_addable(gradients, backward.targets)
-            if given.skip:
-                add(given.sums, gradients, how.iter_size)
-                _tell(how, journal, step, None)
-                return False
-            gradients = _totals(given.sums, gradients, how.iter_size)
-        if how.reduces:
-            gradients = reduced(gradients, backward.targets, how.all_reduce, how.shares_embedding)
-        gradients = post_processed(how.post, gradients, backward.targets, given.rate, journal)
-        taken, error = update(inner, gradients, backward, scaler, global_step)
+        if how.iter_size > 1 or how.reduces:
+            gradients = unscaled(backward)
+            if how.iter_size > 1:
+                check_addable(gradients, backward.targets)
+                if given.skip:
+                    add(given.sums, gradients, how.iter_size)
+                    _tell(how, journal, step, None)
+                    return False
+                gradients = _totals(given.sums, gradients, how.iter_size)
+            if how.reduces:
+                targets, share = backward.targets, how.shares_embedding
+                gradients = reduced(gradients, targets, how.all_reduce, share)
+            backward = backward.done(gradients)
+        sweeps = InSweeps(how.post, given.rate, scaler, journal)
+        taken, error = sweeps.take(inner, backward, global_step) or _step_by_step(
+            inner, how, backward, given.rate, scaler, journal, global_step
+        )
         zero(given.sums)
         _tell(how, journal, step, error)
     return taken
+
+
+def _step_by_step(
+    inner: Inner,
+    how: Processing,
+    backward: Backward,
+    rate: Any,
+    scaler: AutomaticLossScaler | None,
+    journal: Journal | None,
+    global_step: Tensor,
+) -> tuple[bool, BaseException | None]:
+    """The same as `InSweeps.take` for any gradients and optimizers; each part makes tensors."""
+    gradients = post_processed(how.post, unscaled(backward), backward.targets, rate, journal)
+    return update(inner, gradients, backward, scaler, global_step)
 
 
 def _totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:

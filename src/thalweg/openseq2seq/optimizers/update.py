@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,11 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward, copy_back
 from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.outcome import restored
-from thalweg.pairs import distinct
+from thalweg.pairs import Pair, distinct
+from thalweg.step import Copies
+from thalweg.sweeps import Sweep
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
 
 
 class Inner(NamedTuple):
@@ -41,18 +44,47 @@ class Inner(NamedTuple):
         Returns:
             What a constraint or the optimizer's `_finish` raised after the update, or None.
         """
+        pairs = list(zip(gradients, targets, strict=True))
+        _, error = self._taken(
+            lambda step: self.optimizer.apply_gradients(pairs, step), global_step
+        )
+        return error
+
+    def sweep(
+        self,
+        optimizer: RuleOptimizer,
+        pairs: Sequence[Pair],
+        sweep: Sweep,
+        copies: Copies,
+        global_step: Any,
+    ) -> tuple[bool, BaseException | None]:
+        """Take a step in two sweeps, see `RuleOptimizer.apply_in_sweeps`.
+
+        Returns:
+            Whether it was taken, and what was raised after the update.
+        """
+        return self._taken(
+            lambda step: optimizer.apply_in_sweeps(pairs, sweep, copies, step), global_step
+        )
+
+    def _taken(
+        self, take: Callable[[Any], Any], global_step: Any
+    ) -> tuple[bool, BaseException | None]:
+        """Call `take` with a step counter; False if it returns that.
+
+        An exception that comes once the counter has moved is returned and not raised.
+        """
         step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
         before = step.clone() if isinstance(step, Tensor) else step
         try:
             with self.optimizer._locked():
                 if self.captured is not None:
                     self.optimizer._restore_captured(self.captured)
-                self.optimizer.apply_gradients(list(zip(gradients, targets, strict=True)), step)
+                return take(step) is not False, None
         except BaseException as error:
             if not isinstance(step, Tensor) or torch.equal(step, before):
                 raise
-            return error
-        return None
+            return True, error
 
 
 def update(

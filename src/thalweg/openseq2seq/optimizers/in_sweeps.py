@@ -1,0 +1,152 @@
+"""A step in two sweeps over memory: one measures, one updates; no processed gradient is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.backward import Backward, reciprocal, unscaled
+from thalweg.openseq2seq.optimizers.clipping import clip_scale
+from thalweg.openseq2seq.optimizers.larc import saturated
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing, note_larc
+from thalweg.openseq2seq.optimizers.summaries import Journal, tags_of
+from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.outcome import restored
+from thalweg.pairs import Pair
+from thalweg.sweeps import Measured, Sweep
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+
+class InSweeps:
+    """What a step needs beside its gradients.
+
+    Args:
+        how: Clipping, LARC and summaries.
+        rate: The learning rate, a number or tensor of shape ().
+        scaler: What watches the gradients and decides, or None.
+        journal: Gets the summaries, or None.
+    """
+
+    def __init__(
+        self,
+        how: PostProcessing,
+        rate: Any,
+        scaler: AutomaticLossScaler | None,
+        journal: Journal | None,
+    ) -> None:
+        self._how = how
+        self._rate = rate
+        self._scaler = scaler
+        self._journal = journal
+
+    def take(
+        self, inner: Inner, backward: Backward, global_step: Tensor
+    ) -> tuple[bool, BaseException | None] | None:
+        """Take a step, if it is one of float32 targets with dense gradients by a rule.
+
+        Args:
+            inner: What takes it.
+            backward: The gradients, raw.
+            global_step: The variable that counts updates.
+
+        Returns:
+            Whether there was an update, and what was raised after it; None if the step is to be
+            taken otherwise.
+        """
+        optimizer = inner.optimizer
+        if self._how.as_shipped or not isinstance(optimizer, RuleOptimizer):
+            return None
+        self._how.check(backward.gradients, backward.targets)
+        present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
+        if len(present) < len(backward.gradients):
+            backward = backward.only(present)
+        pairs, unscaling = _raw(backward)
+        if not optimizer.can_sweep(pairs):
+            return None
+        copies = [
+            None if var is target else var
+            for var, target in zip(backward.variables, backward.targets, strict=True)
+        ]
+        sweep = self._sweep(pairs, unscaling)
+        with restored([] if self._scaler is None else list(self._scaler.variables.values())):
+            return inner.sweep(optimizer, pairs, sweep, copies, global_step)
+
+    def _sweep(self, pairs: Sequence[Pair], unscaling: np.ndarray) -> Sweep:
+        how, scaler = self._how, self._scaler
+        return Sweep(
+            unscaling=unscaling,
+            clip=None if how.clip_gradients is None else self._clip,
+            trust=None if how.larc is None else self._trust,
+            decide=None if scaler is None else self._overflows,
+            exact=scaler is not None and scaler.scaler.READS_AMAX,
+            watch=None if self._journal is None else lambda known: self._note(pairs, known),
+        )
+
+    def _clip(self, norm: float) -> np.float32:
+        scale = clip_scale(torch.tensor(norm, dtype=torch.float32), self._how.clip_gradients)
+        return np.float32(scale.item())
+
+    def _ratios(self, sizes: np.ndarray, lengths: np.ndarray) -> Tensor:
+        larc = self._how.larc
+        if larc is None:
+            return torch.ones(len(sizes))
+        own, others = torch.from_numpy(sizes).float(), torch.from_numpy(lengths).float()
+        return larc.ratios_of(own, others, self._rate)
+
+    def _trust(self, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        larc, ratios = self._how.larc, self._ratios(sizes, lengths)
+        factors = ratios if larc is None else larc.capped(ratios)
+        return saturated(factors, torch.float32).numpy()
+
+    def _overflows(self, has_nan: bool, amax: float) -> bool:
+        if self._scaler is None:
+            return False
+        self._scaler.scaler.advance(has_nan, amax)
+        return has_nan or not np.isfinite(amax)
+
+    def _note(self, pairs: Sequence[Pair], known: Measured) -> None:
+        journal, how = self._journal, self._how
+        if journal is None:
+            return
+        shows_norm = "global_gradient_norm" in journal.wanted
+        if shows_norm:
+            journal.scalar("global_gradient_norm", known.global_norm)
+        tags = tags_of([var for _, var in pairs])
+        for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
+            if "gradients" in journal.wanted and isinstance(grad, Tensor):
+                factor = float(known.unscaling[index])
+                values = grad.float() * factor * float(known.clip_scale)
+                journal.histogram(f"gradients/{tag}", values, masked=True)
+            if "gradient_norm" in journal.wanted:
+                journal.scalar(f"gradient_norm/{tag}", known.clipped_norms[index])
+            if "variables" in journal.wanted:
+                journal.histogram(f"variables/{tag}", var)
+            if "variable_norm" in journal.wanted:
+                journal.scalar(f"variable_norm/{tag}", known.variable_norms[index])
+        if how.clip_gradients is not None and shows_norm:
+            journal.scalar("global_clipped_gradient_norm", known.clipped_global_norm)
+        if how.larc is not None and "larc_summaries" in journal.wanted:
+            ratios = self._ratios(known.variable_norms, known.clipped_norms)
+            note_larc(journal, how.larc, tags, ratios, torch.from_numpy(known.trust), self._rate)
+
+
+def _raw(backward: Backward) -> tuple[list[Pair], np.ndarray]:
+    """Pairs of raw gradient and target, and what each gradient is still to be multiplied by.
+
+    A gradient with a penalty is a tensor of its own, unscaled.
+    """
+    factor = 1.0 if backward.scale is None else reciprocal(backward.scale)
+    unscaling = np.full(len(backward.gradients), factor, np.float32)
+    gradients = list(backward.gradients)
+    penalised = [i for i, penalty in enumerate(backward.penalties) if penalty is not None]
+    if penalised:
+        made = unscaled(backward.only(penalised))
+        for index, grad in zip(penalised, made, strict=True):
+            gradients[index] = grad
+            unscaling[index] = 1
+    return list(zip(gradients, backward.targets, strict=True)), unscaling
