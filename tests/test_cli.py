@@ -214,9 +214,17 @@ def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
     assert rows["LARS"]["learning_rate"] == 3
 
 
+def test_races_novograd_by_both_names() -> None:
+    rows = by_name(race("--optimizers", "NovoGrad,openseq2seq:NovoGrad", "--lr", "NovoGrad=0.01"))
+    rule, whole = rows["NovoGrad"], rows["openseq2seq:NovoGrad"]
+    assert rule["learning_rate"] == 0.01
+    assert whole["source"] == "thalweg.openseq2seq.optimizers.novograd"
+    assert whole["losses"][-1] < whole["losses"][0]
+
+
 @pytest.mark.usefixtures("small_stdlib")
 def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
-    names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer"
+    names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer,openseq2seq:novograd"
     report = race("--problem", "stdlib", "--optimizers", names)
     for row in report["results"]:
         assert row["losses"][-1] < row["losses"][0], row["optimizer"]
@@ -234,9 +242,9 @@ def test_every_optimizer_has_a_rate_for_every_problem() -> None:
 def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
     from thalweg.race import v1
     from thalweg.race.contestants import line_up
-    from thalweg.rules import V1_RULES
+    from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
-    for rule in V1_RULES:
+    for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
         (contestant,) = line_up([rule.name], {}, "digits")
         made: Any = contestant.make(None)
         assert made._rule() is rule

@@ -45,10 +45,10 @@ class Row:
 
 
 # Powers of these are exact in float32: TensorFlow 1 multiplies them up there, Keras calls pow.
-BETAS = {"beta1": 0.5, "beta2": 0.75, "epsilon": 2.0**-10}
-KERAS_BETAS = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 2.0**-10}
-RMSPROP = {"momentum": 0.5, "epsilon": 2.0**-10}
-FTRL = {
+BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.75, "epsilon": 2.0**-10}
+KERAS_BETAS: dict[str, Any] = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 2.0**-10}
+RMSPROP: dict[str, Any] = {"momentum": 0.5, "epsilon": 2.0**-10}
+FTRL: dict[str, Any] = {
     "learning_rate": 0.5,
     "l1_regularization_strength": 0.125,
     "l2_regularization_strength": 0.25,
