@@ -394,6 +394,7 @@ def test_live_table_on_a_terminal() -> None:
         (["--optimizers", "qqq"], "no optimizer 'qqq'; there are SGD, Adam,"),
         (["--optimizers", "v1:LazyAdam"], "'v1:LazyAdam'; near it: v1:LazyAdamOptimizer,"),
         (["--optimizers", "AdamOptimizer"], "'AdamOptimizer'; near it: v1:AdamOptimizer,"),
+        (["--optimizers", "NovoGradOptimizer"], "near it: NovoGrad,"),
         (["--optimizers", "v1:adamoptimizer,v1:AdamOptimizer"], "is in the race twice"),
         (["--optimizers", "v1:SyncReplicasOptimizer"], "and replicas that train with it"),
         (["--optimizers", "v1:movingaverageoptimizer"], "a function of yours that makes both"),
@@ -529,10 +530,20 @@ def test_show_takes_a_rule_of_the_user() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "rule"),
+    [("V1:larsoptimizer", "LARS"), ("openseq2seq:NovoGrad", "NovoGrad"), ("novograd", "NovoGrad")],
+)
+def test_show_takes_optimizers_by_name(name: str, rule: str) -> None:
+    assert json.loads(invoke("show", name, "--json").stdout)["name"] == rule
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("admm", "near it: Adam"),
         ("xyz", "there are SGD, Momentum"),
+        ("LARSOptimizer", "near it: v1:LARSOptimizer, LARS"),
+        ("v1:MovingAverageOptimizer", "it needs another optimizer"),
         ("mine.py:Number", "is a int, not a thalweg.Rule"),
         ("none.py:A", "there is no file"),
     ],
