@@ -20,16 +20,19 @@ import host
 import loop
 import sparse
 import startup
+import tensorflow1
 from figure import Figure, markdown, middle, table
 from rich.console import Console
 
 GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "adam": dense.adam,
     "rules": dense.rules,
+    "v1-rules": tensorflow1.rules,
     "clipping": dense.clipping,
     "training": loop.training,
     "dead": loop.dead_units,
     "sessions": graph.sessions,
+    "gating": tensorflow1.gating,
     "sparse-rows": sparse.rows,
     "sparse-torch": sparse.against_torch,
     "host": host.cost,

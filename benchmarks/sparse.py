@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 import torch
 from figure import Figure, times
 from torch import Tensor
 
 from thalweg.bench.timing import Contender, measure
-from thalweg.keras.optimizers import SGD, Adagrad, Adamax, Optimizer, RuleOptimizer
-from thalweg.rules.lazy_adam import LAZY_ADAM
+from thalweg.keras.optimizers import SGD, Adagrad, Adamax
+from thalweg.v1.contrib.opt import LazyAdamOptimizer
 
 WIDTH, NAMED, REPEATED = 64, 8192, 2048
 LARGE, SMALL = 1_000_000, 100_000
 BATCHES = 8  # different batches, so that the touched rows are not simply left in the cache
 
-OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adagrad": lambda: Adagrad(1e-3),
     "momentum": lambda: SGD(1e-3, momentum=0.9),
     "adamax": lambda: Adamax(1e-3),
+    "lazy_adam": lambda: LazyAdamOptimizer(1e-3),
 }
 
 
@@ -43,7 +45,7 @@ def table_of(rows: int) -> Tensor:
     return torch.full((rows, WIDTH), 0.01).requires_grad_()
 
 
-def step_of(optimizer: Optimizer, table: Tensor, gradients: list[Tensor]) -> Callable[[], object]:
+def step_of(optimizer: Any, table: Tensor, gradients: list[Tensor]) -> Callable[[], object]:
     supply = cycle(gradients)
     return lambda: optimizer.apply_gradients([(next(supply), table)])
 
@@ -72,12 +74,12 @@ def against_torch() -> list[Figure]:
     lazy = torch.optim.SparseAdam([adam], lr=1e-3)
     return [
         _against("sparse_adagrad_vs_torch", 4.0, Adagrad(1e-3), theirs, adagrad),
-        _against("sparse_lazy_adam_vs_torch", 7.0, RuleOptimizer(LAZY_ADAM), lazy, adam),
+        _against("sparse_lazy_adam_vs_torch", 7.0, LazyAdamOptimizer(1e-3), lazy, adam),
     ]
 
 
 def _against(
-    title: str, target: float, ours: Optimizer, theirs: torch.optim.Optimizer, table: Tensor
+    title: str, target: float, ours: Any, theirs: torch.optim.Optimizer, table: Tensor
 ) -> Figure:
     gradients = gradients_of(LARGE)
     supply = cycle(gradients)

@@ -101,9 +101,8 @@ def test_every_entry_is_a_rule_with_that_many_slots(name):
     assert problem.optimizer(entry)._rule() is by_name[name]
 
 
-def test_every_rule_of_keras_and_of_tensorflow_1_can_be_measured():
-    own = (*rules.KERAS_RULES, *rules.V1_RULES)
-    assert [rule.name for rule in own] == list(catalogue.KNOWN)
+def test_every_rule_can_be_measured():
+    assert [rule.name for rule in rules.RULES] == list(catalogue.KNOWN)
 
 
 @pytest.mark.parametrize("name", catalogue.CLASSES)

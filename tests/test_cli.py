@@ -214,9 +214,17 @@ def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
     assert rows["LARS"]["learning_rate"] == 3
 
 
+def test_races_novograd_by_both_names() -> None:
+    rows = by_name(race("--optimizers", "NovoGrad,openseq2seq:NovoGrad", "--lr", "NovoGrad=0.01"))
+    rule, whole = rows["NovoGrad"], rows["openseq2seq:NovoGrad"]
+    assert rule["learning_rate"] == 0.01
+    assert whole["source"] == "thalweg.openseq2seq.optimizers.novograd"
+    assert whole["losses"][-1] < whole["losses"][0]
+
+
 @pytest.mark.usefixtures("small_stdlib")
 def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
-    names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer"
+    names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer,openseq2seq:novograd"
     report = race("--problem", "stdlib", "--optimizers", names)
     for row in report["results"]:
         assert row["losses"][-1] < row["losses"][0], row["optimizer"]
@@ -234,9 +242,9 @@ def test_every_optimizer_has_a_rate_for_every_problem() -> None:
 def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
     from thalweg.race import v1
     from thalweg.race.contestants import line_up
-    from thalweg.rules import V1_RULES
+    from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
-    for rule in V1_RULES:
+    for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
         (contestant,) = line_up([rule.name], {}, "digits")
         made: Any = contestant.make(None)
         assert made._rule() is rule
@@ -386,6 +394,7 @@ def test_live_table_on_a_terminal() -> None:
         (["--optimizers", "qqq"], "no optimizer 'qqq'; there are SGD, Adam,"),
         (["--optimizers", "v1:LazyAdam"], "'v1:LazyAdam'; near it: v1:LazyAdamOptimizer,"),
         (["--optimizers", "AdamOptimizer"], "'AdamOptimizer'; near it: v1:AdamOptimizer,"),
+        (["--optimizers", "NovoGradOptimizer"], "near it: NovoGrad,"),
         (["--optimizers", "v1:adamoptimizer,v1:AdamOptimizer"], "is in the race twice"),
         (["--optimizers", "v1:SyncReplicasOptimizer"], "and replicas that train with it"),
         (["--optimizers", "v1:movingaverageoptimizer"], "a function of yours that makes both"),
@@ -521,10 +530,20 @@ def test_show_takes_a_rule_of_the_user() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "rule"),
+    [("V1:larsoptimizer", "LARS"), ("openseq2seq:NovoGrad", "NovoGrad"), ("novograd", "NovoGrad")],
+)
+def test_show_takes_optimizers_by_name(name: str, rule: str) -> None:
+    assert json.loads(invoke("show", name, "--json").stdout)["name"] == rule
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("admm", "near it: Adam"),
         ("xyz", "there are SGD, Momentum"),
+        ("LARSOptimizer", "near it: v1:LARSOptimizer, LARS"),
+        ("v1:MovingAverageOptimizer", "it needs another optimizer"),
         ("mine.py:Number", "is a int, not a thalweg.Rule"),
         ("none.py:A", "there is no file"),
     ],

@@ -10,6 +10,7 @@ import torch
 
 import thalweg
 from thalweg import graph as tf1
+from thalweg.errors import FailedPreconditionError
 from thalweg.keras import optimizers
 
 MAKERS: dict[str, Any] = {
@@ -140,6 +141,26 @@ def test_weights_are_read_and_set_in_the_default_session() -> None:
             session.run(train)
             opt.set_weights(saved)
             assert session.run(opt.iterations) == 1
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+def test_the_state_of_a_graph_is_in_its_sessions(stepped: bool) -> None:
+    eager = optimizers.Adam(0.1)
+    saved = eager.state_dict()
+    with tf1.Graph().as_default():
+        w = tf1.Variable([1.0, 1.0], name="w")
+        opt = optimizers.Adam(0.1)
+        if stepped:
+            opt.minimize(w.sum(), [w])
+        held = len(opt.weights)
+        with pytest.raises(
+            FailedPreconditionError, match=r"get_weights\(\) inside `with session:`"
+        ):
+            opt.state_dict()
+        with pytest.raises(FailedPreconditionError, match=r"set_weights\(values\) inside `with"):
+            opt.load_state_dict(saved, [w])
+        assert len(opt.weights) == held
+        assert eager.state_dict()["iterations"] == 0  # made outside of the graph
 
 
 def test_a_subclass_in_plain_torch() -> None:

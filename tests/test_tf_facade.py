@@ -20,6 +20,7 @@ B = np.array([[2.0, 2.0, 0.5], [1.0, -1.0, 3.0]], "f4")
 P = np.abs(A)
 BOOL = A > 0
 ROW = np.array([1.0, 2.0, 3.0], "f4")
+WHOLE = np.array([[1, -2, 0], [0, -5, 1]], "i4")
 
 
 def softmax(x: Any) -> Any:
@@ -208,6 +209,97 @@ def test_gradients_are_alike_in_both_modes(name: str) -> None:
         (gradient,) = tf.gradients(tf.reduce_sum(call(w, tf.constant(B)) ** 2), [w])
         session.run(tf.compat.v1.global_variables_initializer())
         np.testing.assert_allclose(session.run(gradient), eager.numpy(), rtol=1e-6)
+
+
+# name: (call, what TensorFlow gives for integers)
+INTEGERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "mean of int64": (lambda x: tf.reduce_mean(tf.cast(x, tf.int64)), np.int64(0)),
+    "mean of int32": (lambda x: tf.reduce_mean(x, 0), np.array([0, -3, 0], "i4")),
+    "mean of uint8": (lambda x: tf.reduce_mean(tf.cast(tf.abs(x), tf.uint8)), np.uint8(1)),
+    "mean along no axis": (lambda x: tf.reduce_mean(x, []), WHOLE),
+    "quotient of int32": (lambda x: tf.divide(x[0], 3), np.array([1, -2, 0]) / 3),
+    "quotient of int64": (
+        lambda x: tf.math.truediv(tf.cast(x[0], tf.int64), 3), np.array([1, -2, 0]) / 3,
+    ),
+    "quotient of int16": (
+        lambda x: tf.divide(tf.cast(x[0], tf.int16), 3), np.array([1, -2, 0], "f4") / 3,
+    ),
+    "quotient of int32 and zero": (
+        lambda x: tf.math.divide_no_nan(x[0], x[1]), np.array([0, 0.4, 0]),
+    ),
+    "variance of a number": (
+        lambda x: tf.math.reduce_variance(tf.cast(x[0, 0], tf.float32)), np.float32(0),
+    ),
+}  # fmt: skip
+
+
+def assert_exactly(got: Any, expected: Any) -> None:
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_in_eager_mode(name: str) -> None:
+    call, expected = INTEGERS[name]
+    assert_exactly(call(torch.tensor(WHOLE)).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_in_a_graph(name: str) -> None:
+    call, expected = INTEGERS[name]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.int32, [None, 3])
+        result = call(x)
+        assert result.dtype == torch.from_numpy(np.asarray(expected)).dtype
+        assert_exactly(session.run(result, {x: WHOLE}), expected)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "mean of bool": (
+        lambda: tf.reduce_mean([True, False]), TypeError, "numbers, not bool. Cast the tensor.",
+    ),
+    "mean of no integers": (
+        lambda: tf.reduce_mean(np.zeros(0, "i8")), ValueError, "no elements has no value in int64",
+    ),
+    "variance of integers": (
+        lambda: tf.math.reduce_variance([1, 2]), TypeError, "reduce_variance takes real or complex",
+    ),
+    "deviation of an integer": (lambda: tf.math.reduce_std(1), TypeError, "not int32. Cast"),
+    "label that is too large": (
+        lambda: entropy([0, 3]), IndexError, r"labels\[1\] = 3 is not in \[0, 3\)",
+    ),
+    "negative label": (lambda: entropy([-1, 0]), ValueError, r"labels\[0\] = -1 is not in"),
+    "label in a matrix": (
+        lambda: entropy([[0], [7]], A[:, None]), ValueError, r"labels\[1, 0\] = 7 is not in",
+    ),
+    "labels of another shape": (
+        lambda: entropy([[0, 1]]), ValueError, r"\(1, 2\) do not fit logits of shape \(2, 3\)",
+    ),
+    "labels that are floats": (
+        lambda: entropy([0.0, 1.0]), TypeError, "labels must be integers, not float32",
+    ),
+}  # fmt: skip
+
+
+def entropy(labels: Any, logits: Any = A) -> Any:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_run_refuses_labels_of_no_class() -> None:
+    expected = entropy([2, 0])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        labels = tf.compat.v1.placeholder(tf.int64, [None])
+        loss = entropy(labels)
+        np.testing.assert_allclose(session.run(loss, {labels: [2, 0]}), expected, rtol=1e-6)
+        with pytest.raises(IndexError, match=r"labels\[0\] = 9 is not in \[0, 3\)"):
+            session.run(loss, {labels: [9, 0]})
 
 
 def test_names_of_nodes() -> None:

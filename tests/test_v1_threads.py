@@ -58,13 +58,15 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one operation", "an operation each"])
-def test_concurrent_runs_of_a_session(threads: int, shared: bool) -> None:
+@pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
+def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool) -> None:
+    """Updates of a session run alone: none is lost, with locks or without."""
     with v1.Graph().as_default():
         w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
         step = train.get_or_create_global_step()
 
         def built() -> Any:
-            opt = train.GradientDescentOptimizer(STEP, use_locking=True)
+            opt = train.GradientDescentOptimizer(STEP, use_locking=locking)
             return opt.apply_gradients([(grad, w)], step)
 
         ops = [built()] * threads if shared else [built() for _ in range(threads)]
@@ -74,10 +76,53 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool) -> None:
 
     def work() -> None:
         op = left.pop()
-        for _ in range(UPDATES):
+        for _ in range(UPDATES // threads):
             session.run(op)
 
     together(work, threads)
     value, count = session.run([w, step])
-    assert count == threads * UPDATES
+    assert count == UPDATES
     assert (value == count * STEP).all()
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
+def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> None:
+    """Each session has values of its own; a plan made for one must not reach another's."""
+    with v1.Graph().as_default():
+        w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
+        rate = v1.placeholder("float32", [])
+        op = train.MomentumOptimizer(rate, 0.0, use_locking=locking).apply_gradients([(grad, w)])
+        sessions = [v1.Session() for _ in range(threads)]
+        for session in sessions:
+            session.run(v1.global_variables_initializer())
+    left = list(enumerate(sessions, 1))
+
+    def work() -> None:
+        number, session = left.pop()
+        for _ in range(UPDATES // threads):
+            session.run(op, {rate: number * STEP})
+
+    together(work, threads)
+    for number, session in enumerate(sessions, 1):
+        assert (session.run(w) == UPDATES // threads * number * STEP).all()
+
+
+def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
+    with v1.Graph().as_default():
+        w, grad = v1.Variable(np.zeros(SIZE, np.float32)), torch.full((SIZE,), -1.0)
+        op = train.GradientDescentOptimizer(STEP).apply_gradients([(grad, w)])
+        ends = [w.min(), w.max()]
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+    works = [lambda: session.run(op), lambda: seen.append(session.run(ends))]
+    seen: list[Any] = []
+
+    def work() -> None:
+        turn = works.pop()
+        for _ in range(UPDATES // 4):
+            turn()
+
+    together(work, 2)
+    assert all(low == high and low % STEP == 0 for low, high in seen)
+    assert session.run(ends) == [UPDATES // 4 * STEP] * 2

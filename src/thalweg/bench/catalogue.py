@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.formula import Rule
 from thalweg.race import v1
 from thalweg.race.names import near
-from thalweg.rules import V1_RULES
+from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ _LIKE = {
     "NesterovAdam": "Nadam",
     "AdamaxV1": "Adamax",
 }
-# LARS measures variable and gradient before it reads them again.
-_NORMS = {"LARS": 2, "NesterovLARS": 2}
+# LARS measures variable and gradient before it reads them again, NovoGrad the gradient.
+_NORMS = {"LARS": 2, "NesterovLARS": 2, "NovoGrad": 1}
 
 
 def _of_tensorflow_1(rule: str, slots: int) -> Entry:
@@ -99,7 +99,8 @@ def _of_tensorflow_1(rule: str, slots: int) -> Entry:
 
 
 V1: dict[str, Entry] = {
-    rule.name: _of_tensorflow_1(rule.name, len(rule.slots)) for rule in V1_RULES
+    rule.name: _of_tensorflow_1(rule.name, len(rule.slots))
+    for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES)
 }
 _DESCENT = "v1:GradientDescentOptimizer"
 CLASSES: dict[str, Entry] = {

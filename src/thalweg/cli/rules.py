@@ -57,10 +57,13 @@ def rules(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
 
+    NAME may also be an optimizer of TensorFlow 1, whose rule is printed.
+
     \b
     Examples:
       thalweg show Adam
       thalweg show ftrl
+      thalweg show v1:LARSOptimizer
       thalweg show mine.py:MyRule
     """
     rule = _find(name)
@@ -113,7 +116,6 @@ def _described(rule: Rule) -> dict[str, Any]:
 
 
 def _find(name: str) -> Rule:
-    from thalweg.race.names import near
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
@@ -121,8 +123,18 @@ def _find(name: str) -> Rule:
         return known[name.lower()]
     if own.is_own(name):
         return own.rule(name)
-    likely = near(name, (rule.name for rule in RULES))
-    names = ", ".join(likely or (rule.name for rule in RULES))
+    from thalweg.race import v1
+    from thalweg.race.names import near
+
+    optimizers = {each.lower(): each for each in v1.classes()}
+    if name.lower() in optimizers:
+        return v1.make(optimizers[name.lower()], 0.1)._rule()
+    refusal = v1.refusal(name)
+    if refusal:
+        raise click.UsageError(refusal)
+    rules = [rule.name for rule in RULES]
+    likely = near(name, [*rules, *optimizers.values()])
+    names = ", ".join(likely or rules)
     raise click.UsageError(
         f"there is no rule '{name}'; " + (f"near it: {names}." if likely else f"there are {names}.")
     )

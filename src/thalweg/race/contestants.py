@@ -16,16 +16,14 @@ from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
 from thalweg.race.names import near
 from thalweg.race.rates import DEFAULT_LEARNING_RATE
-from thalweg.rules import KERAS_RULES, V1_RULES
+from thalweg.rules import KERAS_RULES, OPENSEQ2SEQ_RULES, V1_RULES
 from thalweg.v1 import train
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 # Rules that Keras reaches through arguments of these eight; Keras' own class wins where names meet.
 OTHERS = {rule.name: rule for rule in KERAS_RULES if rule.name not in KERAS}
-KNOWN = {
-    name.lower(): name
-    for name in (*KERAS, *OTHERS, *(rule.name for rule in V1_RULES), *v1.classes())
-}
+CLASSIC = tuple(rule.name for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES))
+KNOWN = {name.lower(): name for name in (*KERAS, *OTHERS, *CLASSIC, *v1.classes())}
 Optimizer = optimizers.Optimizer | train.Optimizer
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
@@ -62,8 +60,8 @@ def line_up(
     """The contestants.
 
     Args:
-        names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`, or
-            `file.py:NAME`.
+        names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`,
+            `openseq2seq:` before that of `thalweg.openseq2seq`, or `file.py:NAME`.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
         rate: The learning rate of those that `rates` does not name.

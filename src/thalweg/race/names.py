@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Those of the known names that contain `name`, then those that are like it."""
+    """Known names that contain `name`, then those that it contains, then those that are like it."""
     spelled = {each.lower(): each for each in known}
     lower = name.lower()
     found = [each for each in spelled if lower in each]
+    found += [each for each in spelled if each in lower]
     found += difflib.get_close_matches(lower, spelled, n=3, cutoff=0.5)
     return [spelled[each] for each in dict.fromkeys(found)]

@@ -34,6 +34,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 0.1,
         "v1:ProximalGradientDescentOptimizer": 0.2,
         "v1:LARSOptimizer": 4.0,
+        "openseq2seq:NovoGrad": 0.01,
     },
     "stdlib": {
         "SGD": 4.0,
@@ -67,5 +68,6 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 1.0,
         "v1:ProximalGradientDescentOptimizer": 4.0,
         "v1:LARSOptimizer": 4.0,
+        "openseq2seq:NovoGrad": 0.05,
     },
 }

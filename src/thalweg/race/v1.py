@@ -1,4 +1,7 @@
-"""TensorFlow 1's optimizers by name: `v1:AdamOptimizer` for that of `thalweg.v1.train`."""
+"""TensorFlow 1's optimizers by name: `v1:AdamOptimizer` for that of `thalweg.v1.train`.
+
+`openseq2seq:NovoGrad`, which derives from them, is that of `thalweg.openseq2seq`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 from thalweg.v1.train import AdagradDAOptimizer, Optimizer
 from thalweg.variable import Variable
 
 PREFIX = "v1:"
+OTHERS: dict[str, type[Any]] = {"openseq2seq:NovoGrad": NovoGrad}
 # What a constructor wants besides the learning rate, as TensorFlow's users give it.
 ARGUMENTS: dict[str, dict[str, float]] = {
     "v1:AdamWOptimizer": {"weight_decay": 1e-4},
@@ -45,7 +50,7 @@ REFUSED = {
 def classes() -> dict[str, type[Any]]:
     """The optimizers that a name alone makes, by name: `v1:AdamOptimizer` and the like."""
     found = {name: getattr(room, name) for room in (train, opt) for name in room.__all__}
-    return {
+    named = {
         PREFIX + name: each
         for name, each in found.items()
         if name not in REFUSED
@@ -53,6 +58,7 @@ def classes() -> dict[str, type[Any]]:
         and issubclass(each, Optimizer)
         and "learning_rate" in inspect.signature(each).parameters
     }
+    return {**named, **OTHERS}
 
 
 @cache

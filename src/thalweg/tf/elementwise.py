@@ -117,9 +117,25 @@ tanh = unary(torch.tanh, "tanh")
 
 add = binary(torch.add, "add")
 atan2 = binary(torch.atan2, "atan2")
-divide = binary(torch.true_divide, "divide")
+# The dtypes in which TensorFlow divides integers.
+_QUOTIENTS = {
+    torch.int8: torch.float32,
+    torch.uint8: torch.float32,
+    torch.int16: torch.float32,
+    torch.uint16: torch.float32,
+    torch.int32: torch.float64,
+    torch.int64: torch.float64,
+}
+
+
+def _divided(x: Any, y: Any) -> Any:
+    kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
+    return x / y if kind is None else x.to(kind) / y.to(kind)
+
+
+divide = truediv = binary(_divided, "divide")
 divide_no_nan = binary(
-    lambda x, y: torch.where(y == 0, 0, x / torch.where(y == 0, 1, y)), "divide_no_nan"
+    lambda x, y: torch.where(y == 0, 0, _divided(x, torch.where(y == 0, 1, y))), "divide_no_nan"
 )
 equal = binary(torch.eq, "equal")
 floordiv = binary(torch.floor_divide, "floordiv")
@@ -148,7 +164,6 @@ not_equal = binary(torch.ne, "not_equal")
 pow = binary(torch.pow, "pow")
 squared_difference = binary(lambda x, y: torch.square(x - y), "squared_difference")
 subtract = binary(torch.sub, "subtract")
-truediv = divide
 
 
 def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:

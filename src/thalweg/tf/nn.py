@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from thalweg import graph
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.convert import call, pair, sizes, tensor
 from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.operators import unary
+from thalweg.variable import dtype_name
 
 __all__ = [
     "bias_add",
@@ -86,14 +88,43 @@ def softmax_cross_entropy_with_logits(
 def sparse_softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, name: str | None = None
 ) -> Any:
-    """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row."""
+    """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row.
+
+    Args:
+        labels: Integers of the shape of `logits` without its last dimension.
+        logits: Unscaled logarithms of probabilities, those of the classes along the last dimension.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: Labels are no integers.
+        InvalidArgumentError: Their shape is another, or, on the CPU, one is no class's number.
+    """
 
     def entropy(given: Any, wanted: Any) -> Any:
+        _check_labels(wanted, given.shape)
         chosen = torch.log_softmax(given, -1).gather(-1, wanted.long().unsqueeze(-1))
         return -chosen.squeeze(-1)
 
     title = name or "SparseSoftmaxCrossEntropyWithLogits"
     return call(entropy, tensor(logits), tensor(labels), name=title)
+
+
+def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InvalidTypeError(f"labels must be integers, not {dtype_name(labels.dtype)}.")
+    if not shape or labels.shape != shape[:-1]:
+        raise InvalidArgumentError(
+            f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(shape)}:"
+            " a label stands for each row of logits."
+        )
+    if labels.device.type != "cpu":  # elsewhere the check would wait for the device
+        return
+    wrong = ((labels < 0) | (labels >= shape[-1])).nonzero().tolist()
+    if wrong:
+        place = ", ".join(map(str, wrong[0]))
+        raise InvalidArgumentError(
+            f"labels[{place}] = {labels[tuple(wrong[0])].item()} is not in [0, {shape[-1]})."
+        )
 
 
 def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:

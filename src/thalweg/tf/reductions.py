@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call, tensor
-from thalweg.variable import as_dtype
+from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
     "argmax",
@@ -36,12 +38,22 @@ def _axes(given: Any, axis: Any) -> tuple[int, ...]:
     return tuple(axis) if isinstance(axis, list | tuple) else (int(axis),)
 
 
-def _reduction(function: Callable[[Any, tuple[int, ...], bool], Any], title: str) -> Any:
-    """A function `(input_tensor, axis=None, keepdims=False, name=None)`."""
+def _reduction(
+    function: Callable[[Any, tuple[int, ...], bool], Any],
+    title: str,
+    alone: Callable[[Any], Any] = torch.clone,
+) -> Any:
+    """A function `(input_tensor, axis=None, keepdims=False, name=None)`.
+
+    Args:
+        function: Takes a tensor, the axes, and whether they are kept.
+        title: Its name.
+        alone: What becomes of elements that are reduced along no axis.
+    """
 
     def reduce(given: Any, axis: Any, keepdims: bool) -> Any:
         axes = _axes(given, axis)
-        return function(given, axes, keepdims) if axes else given.clone()
+        return function(given, axes, keepdims) if axes else alone(given)
 
     def apply(
         input_tensor: Any, axis: Axis = None, keepdims: bool = False, name: str | None = None
@@ -66,15 +78,60 @@ def _one_by_one(function: Callable[[Any, int, bool], Any]) -> Any:
     return reduce
 
 
+def _is_exact(given: Any) -> bool:
+    return not (given.is_floating_point() or given.is_complex())
+
+
+def _spread(given: Any) -> Any:
+    return given - given  # NaN stays
+
+
+def _mean(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Integers have a mean of their own dtype, rounded toward 0: TensorFlow's Mean kernel."""
+    if given.dtype == torch.bool:
+        raise InvalidTypeError("reduce_mean takes numbers, not bool. Cast the tensor.")
+    if not _is_exact(given):
+        return given.mean(axes, keepdims)
+    count = math.prod(given.shape[axis] for axis in axes)
+    if not count:
+        raise InvalidArgumentError(
+            f"reduce_mean of no elements has no value in {dtype_name(given.dtype)}."
+        )
+    total = given.sum(axes, keepdims, dtype=given.dtype)
+    return torch.div(total, count, rounding_mode="trunc")
+
+
+def _of_fractions(
+    function: Callable[[Any, tuple[int, ...], bool], Any],
+    title: str,
+    alone: Callable[[Any], Any] = torch.clone,
+) -> Any:
+    """A reduction that TensorFlow refuses for integers."""
+
+    def checked(given: Any) -> Any:
+        if _is_exact(given):
+            raise InvalidTypeError(
+                f"{title} takes real or complex numbers, not {dtype_name(given.dtype)}."
+                " Cast the tensor."
+            )
+        return given
+
+    return _reduction(
+        lambda x, axes, keep: function(checked(x), axes, keep), title, lambda x: alone(checked(x))
+    )
+
+
 reduce_sum = _reduction(lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum")
-reduce_mean = _reduction(lambda x, axes, keep: x.mean(axes, keep), "reduce_mean")
+reduce_mean = _reduction(_mean, "reduce_mean")
 reduce_max = _reduction(lambda x, axes, keep: x.amax(axes, keep), "reduce_max")
 reduce_min = _reduction(lambda x, axes, keep: x.amin(axes, keep), "reduce_min")
-reduce_logsumexp = _reduction(lambda x, axes, keep: x.logsumexp(axes, keep), "reduce_logsumexp")
-reduce_variance = _reduction(
-    lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance"
+reduce_logsumexp = _of_fractions(lambda x, axes, keep: x.logsumexp(axes, keep), "reduce_logsumexp")
+reduce_variance = _of_fractions(
+    lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance", _spread
 )
-reduce_std = _reduction(lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std")
+reduce_std = _of_fractions(
+    lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std", _spread
+)
 reduce_prod = _reduction(
     _one_by_one(lambda x, axis, keep: x.prod(axis, keep, dtype=x.dtype)), "reduce_prod"
 )

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import CheckpointMismatchError
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.slots import SlotStore
@@ -78,7 +79,11 @@ class StateDict:
             those given as schedules, callables or tensors), "weights" (optimizer-wide tensors) and
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
             A variable whose name another had before is "name:0#1".
+
+        Raises:
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        self._check_eager("get_weights()")
         with self._lock:
             return self._state_dict()
 
@@ -115,10 +120,20 @@ class StateDict:
         Raises:
             ValueError: It is the state of another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock:
             self._load(state_dict, var_list)
+
+    def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
+        is_deferred = any(map(is_symbolic, [*self._weights, *variables]))
+        if is_deferred or not (self._weights or executing_eagerly()):
+            raise FailedPreconditionError(
+                f"The state of {self._name} is variables of a graph: a session has its values. Use"
+                f" {instead} inside `with session:`."
+            )
 
     def _load(self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
         before = self._mark()

@@ -1,0 +1,87 @@
+"""TensorFlow 1's optimizers: every rule against memory, and the memory of gradients when gated."""
+
+from __future__ import annotations
+
+import torch
+from figure import Figure, times
+from torch import Tensor, nn
+
+from thalweg.bench import catalogue, memory, problem, roofline, shapes
+from thalweg.bench.timing import Contender, measure
+from thalweg.v1 import train
+
+# Its time is that of pow; that of norms over other streams; that of AdamV1, whose formula it is.
+LEFT_OUT = {"FtrlPowerV1", "LARS", "NesterovLARS", "NovoGrad", "LazyAdam"}
+ENTRIES = {
+    "GradientDescent": catalogue.entry("v1:GradientDescentOptimizer"),
+    **{name: entry for name, entry in catalogue.V1.items() if name not in LEFT_OUT},
+}
+LAYERS, WIDTH, BATCH = 12, 1024, 1
+LEAST_SHARE, MOST_VARIABLES = 0.85, 1.1
+
+
+def rules() -> list[Figure]:
+    """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches.
+
+    What is timed is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
+    """
+    made = problem.make(shapes.resnet50())
+    figures = []
+    for name, entry in ENTRIES.items():
+        timings = measure(
+            [
+                Contender("thalweg", problem.thalweg_step(entry, made)),
+                Contender(
+                    "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
+                ),
+            ],
+            rounds=9, block=0.1,
+        )  # fmt: skip
+        figures.append(
+            Figure(
+                f"v1_roofline_{name}",
+                timings.ratio("roofline", "thalweg"),
+                LEAST_SHARE,
+                ">=",
+                note=times(timings),
+                disturbance=timings.disturbance,
+            )
+        )
+    return figures
+
+
+def gating() -> list[Figure]:
+    """The most memory that `minimize` of a 12-layer MLP takes, in units of its largest variable.
+
+    Counted is what torch's CPU allocator holds at most during a step beyond what it held before
+    it, by the profiler's record of each allocation: gradients, and what little the forward pass
+    keeps of a batch of one row. Slots exist by then.
+    """
+    gates = {"GATE_NONE": train.Optimizer.GATE_NONE, "GATE_GRAPH": train.Optimizer.GATE_GRAPH}
+    held = {name: _most_held(gate) for name, gate in gates.items()}
+    largest = WIDTH * WIDTH * torch.float32.itemsize
+    note = ", ".join(
+        f"{name} {count / 2**20:.4g} MiB = {count / largest:.3g} x" for name, count in held.items()
+    )
+    note += f"; {LAYERS} layers, the largest variable {largest / 2**20:.3g} MiB"
+    return [Figure("gate_none_memory", held["GATE_NONE"] / largest, MOST_VARIABLES, note=note)]
+
+
+def _most_held(gate: int) -> int:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+    model, inputs = nn.Sequential(*layers), torch.randn(BATCH, WIDTH)
+    variables = list(model.parameters())
+    optimizer = train.AdamOptimizer(1e-4)
+
+    def loss() -> Tensor:
+        return model(inputs).square().mean()
+
+    def step() -> None:
+        optimizer.minimize(loss, var_list=variables, gate_gradients=gate)
+
+    for _ in range(3):
+        step()
+    return memory.torch_peak(step)

@@ -1,0 +1,221 @@
+"""One problem through every face: graphs, eager mode and Keras give the same bits.
+
+The arguments are chosen so that the faces must agree: numbers that float32 holds exactly, as each
+face rounds hyperparameters in its own way, and powers of 2 as learning rates, as some faces
+multiply by them earlier than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg import v1
+from thalweg.keras import optimizers as keras
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+
+STEPS = 5
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SHAPE, TABLE = (3, 7), (6, 3)
+ROWS = torch.tensor([4, 1, 4, 0])  # row 4 twice, three rows not at all
+Maker = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer in the faces that have it.
+
+    Attributes:
+        v1: Makes that of TensorFlow 1; it also gets the variable that counts steps.
+        keras: Makes that of Keras, None where no arguments make it the same.
+        starts: Slots of Keras that must start from other values than its own.
+    """
+
+    v1: Callable[[Any], Any]
+    keras: Maker | None = None
+    starts: tuple[tuple[str, float], ...] = ()
+
+
+# Powers of these are exact in float32: TensorFlow 1 multiplies them up there, Keras calls pow.
+BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.75, "epsilon": 2.0**-10}
+KERAS_BETAS: dict[str, Any] = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 2.0**-10}
+RMSPROP: dict[str, Any] = {"momentum": 0.5, "epsilon": 2.0**-10}
+FTRL: dict[str, Any] = {
+    "learning_rate": 0.5,
+    "l1_regularization_strength": 0.125,
+    "l2_regularization_strength": 0.25,
+    "l2_shrinkage_regularization_strength": 0.0625,
+    "beta": 0.75,
+}
+TABLE_OF_RULES = {
+    "GradientDescent": Row(lambda _: train.GradientDescentOptimizer(0.1), lambda: keras.SGD(0.1)),
+    "Momentum": Row(
+        lambda _: train.MomentumOptimizer(0.5, 0.9), lambda: keras.SGD(0.5, momentum=0.9)
+    ),
+    "Nesterov": Row(
+        lambda _: train.MomentumOptimizer(0.5, 0.9, use_nesterov=True),
+        lambda: keras.SGD(0.5, momentum=0.9, nesterov=True),
+    ),
+    "Adadelta": Row(
+        lambda _: train.AdadeltaOptimizer(0.3, 0.9, 2.0**-10),
+        lambda: keras.Adadelta(0.3, 0.9, 2.0**-10),
+    ),
+    "RMSProp": Row(
+        lambda _: train.RMSPropOptimizer(0.1, **RMSPROP),
+        lambda: keras.RMSprop(0.1, **RMSPROP),
+        (("rms", 1.0),),
+    ),
+    "CenteredRMSProp": Row(
+        lambda _: train.RMSPropOptimizer(0.1, **RMSPROP, centered=True),
+        lambda: keras.RMSprop(0.1, **RMSPROP, centered=True),
+        (("rms", 1.0),),
+    ),
+    "Adam": Row(
+        lambda _: train.AdamOptimizer(0.125, **BETAS), lambda: keras.Adam(0.125, **KERAS_BETAS)
+    ),
+    "AdaMax": Row(
+        lambda _: contrib.AdaMaxOptimizer(0.125, **BETAS),
+        lambda: keras.Adamax(0.125, **KERAS_BETAS),
+    ),
+    "Ftrl": Row(lambda _: train.FtrlOptimizer(**FTRL), lambda: keras.Ftrl(**FTRL)),
+    "FtrlPower": Row(
+        lambda _: train.FtrlOptimizer(**FTRL, learning_rate_power=-0.75),
+        lambda: keras.Ftrl(**FTRL, learning_rate_power=-0.75),
+    ),
+    # Keras' Adagrad divides by a root where this one multiplies by its reciprocal, and its Nadam
+    # has a schedule of the momentum. It has none of the others.
+    "Adagrad": Row(lambda _: train.AdagradOptimizer(0.1)),
+    "Nadam": Row(lambda _: contrib.NadamOptimizer(0.1)),
+    "AdagradDA": Row(lambda step: train.AdagradDAOptimizer(0.1, step, 0.1, 0.01, 0.02)),
+    "ProximalAdagrad": Row(lambda _: train.ProximalAdagradOptimizer(0.1, 0.1, 0.01, 0.02)),
+    "ProximalGradientDescent": Row(
+        lambda _: train.ProximalGradientDescentOptimizer(0.1, 0.01, 0.02)
+    ),
+    "LazyAdam": Row(lambda _: contrib.LazyAdamOptimizer(0.1)),
+    "AdamW": Row(lambda _: contrib.AdamWOptimizer(0.01, 0.1)),
+    "MomentumW": Row(lambda _: contrib.MomentumWOptimizer(0.01, 0.1, 0.9)),
+    "NesterovW": Row(lambda _: contrib.MomentumWOptimizer(0.01, 0.1, 0.9, use_nesterov=True)),
+    "LARS": Row(lambda _: contrib.LARSOptimizer(64.0)),
+    "NovoGrad": Row(lambda _: NovoGrad(0.1, weight_decay=0.01)),
+}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+with_keras = [name for name, row in TABLE_OF_RULES.items() if row.keras is not None]
+
+
+def values(shape: Sequence[int], seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers around 0 that float16 has, too."""
+    drawn = np.random.default_rng(seed).normal(size=shape)
+    return torch.from_numpy(drawn).to(torch.float16).to(dtype)
+
+
+def start(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [values(SHAPE, 0, dtype), values(TABLE, 1, dtype)]
+
+
+def gradients(step: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What `loss` has as gradients: of the whole variable, and of the rows that are looked up."""
+    return [
+        values(SHAPE, 10 + step, dtype),
+        values((len(ROWS), TABLE[1]), 20 + step, dtype),
+    ]
+
+
+def loss(lookup: Any, w: Any, table: Any, whole: Any, rows: Any) -> Any:
+    return (w * whole).sum() + (lookup(table, ROWS) * rows).sum()
+
+
+def bits(tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Copies in float64, which holds all four dtypes; its bits tell -0 from 0."""
+    arrays = [x.detach().double().numpy() if isinstance(x, torch.Tensor) else x for x in tensors]
+    return [np.array(array, np.float64).view(np.int64) for array in arrays]
+
+
+def slots_of(opt: Any, variables: Sequence[Any]) -> list[Any]:
+    return [opt.get_slot(var, name) for var in variables for name in opt.get_slot_names()]
+
+
+def in_a_graph(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
+    """Variables and slots after each step."""
+    with v1.Graph().as_default(), v1.Session() as session:
+        variables = [v1.Variable(value) for value in start(dtype)]
+        fed = [v1.placeholder(dtype, value.shape) for value in gradients(0, dtype)]
+        count = train.get_or_create_global_step()
+        opt = make(count)
+        step = opt.minimize(loss(v1.embedding_lookup, *variables, *fed), count)
+        session.run(v1.global_variables_initializer())
+        found = []
+        for number in range(STEPS):
+            session.run(step, dict(zip(fed, gradients(number, dtype), strict=True)))
+            found.append(bits(session.run([*variables, *slots_of(opt, variables)])))
+        return found
+
+
+def eagerly(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
+    """Variables and slots after each step."""
+    variables = [thalweg.Variable(value) for value in start(dtype)]
+    count = thalweg.Variable(np.int64(0), trainable=False)
+    opt, found = make(count), []
+    for number in range(STEPS):
+        given = [*variables, *gradients(number, dtype)]
+        opt.minimize(lambda given=given: loss(thalweg.embedding_lookup, *given), count)
+        found.append(bits([*variables, *slots_of(opt, variables)]))
+    return found
+
+
+def with_keras_api(row: Row, dtype: torch.dtype) -> list[list[np.ndarray]]:
+    """Variables after each step."""
+    assert row.keras is not None
+    variables = [thalweg.Variable(value) for value in start(dtype)]
+    opt, found = row.keras(), []
+    opt._create_all_weights(variables)
+    for name, value in row.starts:
+        for var in variables:
+            opt.get_slot(var, name).fill_(value)
+    for number in range(STEPS):
+        given = [*variables, *gradients(number, dtype)]
+        opt.minimize(lambda given=given: loss(thalweg.embedding_lookup, *given), variables)
+        found.append(bits(variables))
+    return found
+
+
+def assert_same(ours: list[list[np.ndarray]], theirs: list[list[np.ndarray]]) -> None:
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        for place, (a, b) in enumerate(zip(one, other, strict=True)):
+            np.testing.assert_array_equal(a, b, f"tensor {place} after step {number + 1}")
+    assert not any(map(np.array_equal, ours[0][:2], ours[-1][:2]))  # both variables moved
+
+
+@every_dtype
+@pytest.mark.parametrize("rule", TABLE_OF_RULES)
+def test_a_session_takes_the_steps_of_eager_mode(rule: str, dtype: torch.dtype) -> None:
+    make = TABLE_OF_RULES[rule].v1
+    assert_same(in_a_graph(make, dtype), eagerly(make, dtype))
+
+
+@every_dtype
+@pytest.mark.parametrize("rule", with_keras)
+def test_keras_takes_the_steps_of_tensorflow_1(rule: str, dtype: torch.dtype) -> None:
+    row = TABLE_OF_RULES[rule]
+    classic = [found[:2] for found in eagerly(row.v1, dtype)]
+    assert_same(with_keras_api(row, dtype), classic)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda dtype: str(dtype)[6:])
+def test_rows_of_one_element_make_both_adagrads_divide(dtype: torch.dtype) -> None:
+    """Beside an accumulator of 0.1 or more an epsilon of 1e-30 is nothing."""
+    found = []
+    for opt in (train.AdagradOptimizer(0.1), keras.Adagrad(0.1, epsilon=1e-30)):
+        table = thalweg.Variable(values((6, 1), 1, dtype))
+        for number in range(STEPS):
+            rows = values((len(ROWS), 1), number, dtype)
+            opt.apply_gradients([(thalweg.IndexedSlices(rows, ROWS, (6, 1)), table)])
+        found.append(bits([table]))
+    np.testing.assert_array_equal(*found)
