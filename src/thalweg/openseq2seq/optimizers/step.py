@@ -99,6 +99,7 @@ class TrainingStep:
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
         with self._lock:
+            self.was_applied = False
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             loss, backward = self._differentiated()
