@@ -166,8 +166,8 @@ def test_copies_are_never_infinite(dtype: torch.dtype, value: float, copied: flo
     opt = wrapped(None, train.GradientDescentOptimizer(1.0))
     opt.minimize(lambda: w.float().sum() * 0, var_list=[w])
     opt.apply_gradients([(torch.tensor([-value]), opt.get_master(w))])
-    np.testing.assert_equal(w.detach().float().numpy(), np.float32([copied]))
-    np.testing.assert_equal(opt.get_master(w).numpy(), np.float32([value]))
+    np.testing.assert_equal(w.detach().float().numpy(), np.array([copied], np.float32))
+    np.testing.assert_equal(opt.get_master(w).numpy(), np.array([value], np.float32))
 
 
 def state(opt: MixedPrecisionOptimizerWrapper, *variables: Any) -> list[bytes]:

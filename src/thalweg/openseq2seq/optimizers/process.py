@@ -85,7 +85,7 @@ def apply_processed(
     backward = given.backward
     with torch.inference_mode(False), torch.no_grad():
         journal = _begun(how, given, loss_scale)
-        step = int(global_step)
+        step = 0 if journal is None else int(global_step)
         if how.iter_size > 1 or how.reduces:
             gradients = unscaled(backward)
             if how.iter_size > 1:
@@ -145,6 +145,6 @@ def _tell(how: Processing, journal: Journal | None, step: int, error: BaseExcept
         try:
             journal.write(how.writer, step)
         except BaseException as failure:
-            failure.add_note("The step was taken, but its summaries were not written.")
+            failure.add_note("The run was made, but its summaries were not written.")
             errors.append(failure)
     raise_first(errors)

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, distributed
 
+from thalweg.graph import SymbolicSlices
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     each,
@@ -61,7 +63,7 @@ def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = Fa
         AttributeError: `as_shipped`, a gradient is sparse, and there is no model.
     """
     if as_shipped:
-        is_sparse = any(grad is not None and hasattr(grad, "indices") for grad in gradients)
+        is_sparse = any(isinstance(grad, IndexedSlices | SymbolicSlices) for grad in gradients)
         return is_sparse and bool(model._decoder.params.get("shared_embed", False))
     params = getattr(getattr(model, "_decoder", None), "params", {})
     return bool(params.get("shared_embed", False))

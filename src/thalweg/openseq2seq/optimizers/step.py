@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import FailedPreconditionError
+from thalweg.graph import executing_eagerly
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -89,10 +90,16 @@ class TrainingStep:
                 is needed.
             TypeError: `skip_update_ph` gives no bool; an adapting loss scale and a loss that is
                 not float32.
+            FailedPreconditionError: A graph is being built.
 
         Nothing has changed then.
         """
+        if not executing_eagerly():
+            raise FailedPreconditionError(
+                "This step was made in eager mode: call it outside of `graph.as_default()`."
+            )
         with self._lock:
+            self.was_applied = False
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             loss, backward = self._differentiated()
