@@ -20,6 +20,7 @@ import host
 import loop
 import sparse
 import startup
+import sweeps
 import tensorflow1
 from figure import Figure, markdown, middle, table
 from rich.console import Console
@@ -29,6 +30,10 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "rules": dense.rules,
     "v1-rules": tensorflow1.rules,
     "clipping": dense.clipping,
+    "swept-adamw": sweeps.adamw,
+    "swept-larc": sweeps.larc,
+    "swept-masters": sweeps.masters,
+    "swept-room": sweeps.room,
     "training": loop.training,
     "dead": loop.dead_units,
     "sessions": graph.sessions,

@@ -141,6 +141,19 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         scale = self._present_scale()
         pairs = self._opt.compute_gradients(scaled(loss, scale), var_list=var_list, **options)
+        return self.received(pairs, scale)
+
+    def received(self, pairs: Iterable[tuple[Any, Any]], scale: Any) -> Backward:
+        """Gradients of the scaled loss, with what is needed to unscale them.
+
+        Args:
+            pairs: A gradient in its variable's dtype, or None, and the variable.
+            scale: What the loss was multiplied by.
+
+        Raises:
+            ValueError: A float16 or bfloat16 variable has no gradient.
+        """
+        pairs = list(pairs)
         variables = [var for _, var in pairs]
         reduced = [(grad, var) for grad, var in pairs if var.dtype in REDUCED]
         refuse_none(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.gradients import concrete, values_of
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.process import Given, Processing, apply_processed
@@ -21,8 +22,10 @@ from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.pairs import flatten
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.variable import name_of
 
 _STEP = "global_step"
+_UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
 
 class TrainingStep:
@@ -94,29 +97,84 @@ class TrainingStep:
 
         Nothing has changed then.
         """
+        with self._lock:
+            skip = self._begun()
+            loss, backward = self._differentiated()
+            self._apply(backward, skip)
+            return loss
+
+    def apply_gradients(self, gradients: Iterable[Any]) -> bool:
+        """Update the variables by gradients that were computed elsewhere.
+
+        Args:
+            gradients: Those of the loss times `loss_scale`, for each variable of `var_list` in its
+                dtype: a tensor, `IndexedSlices`, or None. They are not written to.
+
+        Returns:
+            Whether there was an update.
+
+        Raises:
+            FailedPreconditionError: Neither `var_list` was given nor a step taken.
+            ValueError: There are more or fewer gradients than variables, none at all, one that
+                does not fit, or None where its norm is needed.
+
+        Nothing has changed then.
+        """
+        with self._lock:
+            skip = self._begun()
+            variables, given = self._known(), list(map(concrete, gradients))
+            if not variables:
+                raise FailedPreconditionError(_UNKNOWN)
+            if len(given) != len(variables):
+                raise InvalidArgumentError(
+                    f"There are {len(given)} gradients for {len(variables)} variables:"
+                    f" {[name_of(var) for var in variables]}."
+                )
+            pairs = list(zip(given, variables, strict=True))
+            for grad, var in pairs:
+                if grad is not None and values_of(grad).dtype != var.dtype:
+                    raise InvalidTypeError(
+                        f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
+                        f" is {var.dtype}. Cast the gradient."
+                    )
+            if self._mixed is None:
+                backward = Backward.plain(pairs)
+            else:
+                backward = self._mixed.received(pairs, self.loss_scale)
+            self._apply(backward, skip)
+            return bool(self.was_applied)
+
+    @property
+    def loss_scale(self) -> float | Tensor:
+        """What the next loss is to be multiplied by: a number, or a tensor of shape ()."""
+        if self._mixed is None:
+            return 1.0
+        scale = self._mixed.loss_scale
+        return scale.detach().clone() if isinstance(scale, Tensor) else scale
+
+    def _begun(self) -> Any:
+        """Begin a step; returns whether it only adds gradients up."""
         if not executing_eagerly():
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        with self._lock:
-            self.was_applied = False
-            self._rate.refresh()
-            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
-            loss, backward = self._differentiated()
-            sums: list[Tensor] = []
-            if self._accumulators is not None:
-                self._accumulators.make(backward.targets)
-                sums = self._accumulators.of(backward.targets)
-            scaler = None if self._mixed is None else self._mixed.loss_scaler
-            self.was_applied = apply_processed(
-                Inner(self._inner),
-                self._how,
-                Given(backward, sums, self._rate.value, skip),
-                scaler,
-                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-                self.global_step,
-            )
-            return loss
+        self.was_applied = False
+        self._rate.refresh()
+        return self._how.iter_size > 1 and as_skip(self._skip_update)
+
+    def _apply(self, backward: Backward, skip: Any) -> None:
+        sums: list[Tensor] = []
+        if self._accumulators is not None:
+            self._accumulators.make(backward.targets)
+            sums = self._accumulators.of(backward.targets)
+        self.was_applied = apply_processed(
+            Inner(self._inner),
+            self._how,
+            Given(backward, sums, self._rate.value, skip),
+            None if self._mixed is None else self._mixed.loss_scaler,
+            None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+            self.global_step,
+        )
 
     def _differentiated(self) -> tuple[Tensor, Backward]:
         kept: list[Any] = []
@@ -156,10 +214,7 @@ class TrainingStep:
         """
         with self._lock:
             if self._variables is None:
-                raise FailedPreconditionError(
-                    "The variables are not known before the first step. Give var_list to"
-                    " optimize_loss."
-                )
+                raise FailedPreconditionError(_UNKNOWN)
             load_state(
                 state_dict,
                 self._inner,

@@ -1,0 +1,177 @@
+"""From raw gradients to updated variables in two sweeps, against torch's sweeps one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from figure import Figure, times
+from torch import Tensor
+
+from thalweg.bench import memory, problem, roofline, shapes
+from thalweg.bench.timing import Contender, Timings, measure
+from thalweg.openseq2seq.optimizers import optimize_loss
+
+Step = Callable[[], Any]
+SCALE, CLIP, RATE, DECAY = 1024.0, 1.0, 1e-4, 0.01
+ETA, SMALLEST, EPSILON, MOMENTUM = 0.001, 1e-7, 1e-7, 0.9
+ROOM = 1 << 20  # bytes
+NAMES = ("resnet50", "gpt2")
+
+
+def adamw() -> list[Figure]:
+    """Unscale, check, clip by the global norm and AdamW, in units of torch's fused AdamW with
+    `GradScaler.unscale_` and `clip_grad_norm_`.
+    """
+    figures = []
+    for name in NAMES:
+        step = _swept("AdamW", {"weight_decay": DECAY}, name, clip_gradients=CLIP)
+        timings = measure([Contender("thalweg", step), _torch_adamw(name)], rounds=9, block=0.2)
+        figures.append(_figure(f"swept_adamw_{name}", timings, 0.60))
+    return figures
+
+
+def larc() -> list[Figure]:
+    """Unscale, check, LARC and momentum, in units of the same arithmetic in torch's foreach."""
+    figures = []
+    for name in NAMES:
+        step = _swept("Momentum", {"momentum": MOMENTUM}, name, larc_params={"larc_eta": ETA})
+        timings = measure([Contender("thalweg", step), _torch_larc(name)], rounds=9, block=0.2)
+        figures.append(_figure(f"swept_larc_{name}", timings, 0.35))
+    return figures
+
+
+def masters() -> list[Figure]:
+    """bfloat16 variables with float32 masters, Adam: the share of the bandwidth that one add over
+    gradient, master, slots and copy reaches.
+    """
+    figures = []
+    for name in NAMES:
+        made = problem.make(shapes.load(name))
+        variables, gradients = _halved(made.variables), _halved(made.gradients)
+        step = _step("Adam", {}, variables, loss_scaling=SCALE)
+        apply = _with_gradients(step, gradients)
+        apply()
+        targets = [step.optimizer.get_master(var).detach() for var in variables]
+        add = roofline.roofline(2, targets, gradients, [var.detach() for var in variables])
+        contenders = [Contender("thalweg", apply), Contender("roofline", add)]
+        timings = measure(contenders, rounds=9, block=0.2)
+        figures.append(
+            Figure(
+                f"masters_{name}", timings.ratio("roofline", "thalweg"), 0.85, ">=",
+                note=times(timings), disturbance=timings.disturbance,
+            )
+        )  # fmt: skip
+    return figures
+
+
+def room() -> list[Figure]:
+    """Bytes that a steady step of each kind holds at most beyond those between steps."""
+    steps = {
+        "adamw": _swept("AdamW", {"weight_decay": DECAY}, "resnet50", clip_gradients=CLIP),
+        "larc": _swept(
+            "Momentum", {"momentum": MOMENTUM}, "resnet50", larc_params={"larc_eta": ETA}
+        ),
+        "masters": _swept("Adam", {}, "resnet50", dtype=torch.bfloat16),
+    }
+    figures = []
+    for name, step in steps.items():
+        for _ in range(5):
+            step()
+        held = memory.extra_bytes(step)
+        figures.append(
+            Figure(f"swept_room_{name}", held / 1024, ROOM / 1024, unit="KiB",
+                   note="resnet50; Python, NumPy and torch together, at most at once")
+        )  # fmt: skip
+    return figures
+
+
+def _figure(name: str, timings: Timings, target: float) -> Figure:
+    value = timings.ratio("thalweg", "torch")
+    return Figure(name, value, target, note=times(timings), disturbance=timings.disturbance)
+
+
+def _step(
+    optimizer: str, params: dict[str, Any], variables: Sequence[Tensor], **options: Any
+) -> Any:
+    """A training step whose gradients are given to it."""
+    return optimize_loss(
+        lambda: torch.zeros(()),
+        optimizer,
+        params,
+        lambda step: RATE,
+        var_list=list(variables),
+        dtype="mixed",
+        **{"loss_scaling": "Backoff", **options},
+    )
+
+
+def _with_gradients(step: Any, gradients: Sequence[Tensor]) -> Step:
+    return lambda: step.apply_gradients(gradients)
+
+
+def _swept(
+    optimizer: str,
+    params: dict[str, Any],
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Step:
+    made = problem.make(shapes.load(name))
+    variables, gradients = made.variables, made.gradients
+    if dtype != torch.float32:
+        variables, gradients = _halved(variables), _halved(gradients)
+    return _with_gradients(_step(optimizer, params, variables, **options), gradients)
+
+
+def _halved(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [each.detach().to(torch.bfloat16).requires_grad_() for each in tensors]
+
+
+def _scaled_again(made: problem.Problem) -> Step:
+    """Put the gradients back, which torch unscales in place."""
+    kept = [grad.clone() for grad in made.gradients]
+
+    def again() -> None:
+        for grad, value in zip(made.gradients, kept, strict=True):
+            grad.copy_(value)
+
+    return again
+
+
+def _torch_adamw(name: str) -> Contender:
+    made = problem.make(shapes.load(name))
+    optimizer = torch.optim.AdamW(made.variables, lr=RATE, weight_decay=DECAY, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1 << 30)
+    scaler.scale(torch.zeros(()))
+
+    def step() -> None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(made.variables, CLIP, foreach=True)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Contender("torch", step, before=_scaled_again(made))
+
+
+def _torch_larc(name: str) -> Contender:
+    made = problem.make(shapes.load(name))
+    variables = [var.detach() for var in made.variables]
+    velocities = [torch.zeros_like(var) for var in variables]
+
+    def step() -> None:
+        gradients = torch._foreach_mul(made.gradients, 1 / SCALE)
+        lengths, sizes = torch._foreach_norm(gradients), torch._foreach_norm(variables)
+        if not torch.stack(lengths).isfinite().all():
+            return
+        bounds = torch._foreach_mul(torch._foreach_add(lengths, EPSILON), RATE)
+        ratios = torch._foreach_div(torch._foreach_mul(sizes, ETA), bounds)
+        torch._foreach_clamp_min_(ratios, SMALLEST)
+        torch._foreach_clamp_max_(ratios, 1.0)
+        torch._foreach_mul_(gradients, ratios)
+        torch._foreach_mul_(velocities, MOMENTUM)
+        torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(variables, velocities, alpha=-RATE)
+
+    return Contender("torch", step)
