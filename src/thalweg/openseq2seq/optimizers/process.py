@@ -29,7 +29,7 @@ class Processing(NamedTuple):
         iter_size: How many runs make an update.
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
-        shares_embedding: See `reduced`.
+        model: See `reduced`.
         writer: What summaries are handed to, or None.
     """
 
@@ -37,7 +37,7 @@ class Processing(NamedTuple):
     iter_size: int = 1
     reduces: bool = False
     all_reduce: AllReduce | None = None
-    shares_embedding: bool = False
+    model: Any = None
     writer: Any = None
 
 
@@ -94,7 +94,9 @@ def apply_processed(
                 return False
             gradients = _totals(given.sums, gradients, how.iter_size)
         if how.reduces:
-            gradients = reduced(gradients, backward.targets, how.all_reduce, how.shares_embedding)
+            gradients = reduced(
+                gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
+            )
         gradients = post_processed(how.post, gradients, backward.targets, given.rate, journal)
         taken, error = update(inner, gradients, backward, scaler, global_step)
         zero(given.sums)
