@@ -292,6 +292,17 @@ def test_get_variable_hands_penalties_to_the_wrapper() -> None:
         assert graph.trainable_variables() == [w, v]
 
 
+def test_parameters_of_modules_have_penalties_in_graphs() -> None:
+    module = torch.nn.Linear(1, 1, bias=False).half()
+    torch.nn.init.constant_(module.weight, 0.25)
+    with graph.Graph().as_default(), graph.Session() as session:
+        assert mp_regularizer_wrapper(l2)(module.weight) is None
+        x = graph.placeholder(torch.float16, (1, 1))
+        ((grad, _),) = wrapped(128.0).compute_gradients(module(x).float().sum())
+        session.run(graph.global_variables_initializer())
+        assert session.run(grad, {x: [[1.0]]}).item() == 1.125
+
+
 # Graphs
 
 

@@ -30,7 +30,7 @@ class Processing(NamedTuple):
         iter_size: How many runs make an update.
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
-        shares_embedding: See `reduced`.
+        model: See `reduced`.
         writer: What summaries are handed to, or None.
     """
 
@@ -38,7 +38,7 @@ class Processing(NamedTuple):
     iter_size: int = 1
     reduces: bool = False
     all_reduce: AllReduce | None = None
-    shares_embedding: bool = False
+    model: Any = None
     writer: Any = None
 
 
@@ -96,8 +96,9 @@ def apply_processed(
                     return False
                 gradients = _totals(given.sums, gradients, how.iter_size)
             if how.reduces:
-                targets, share = backward.targets, how.shares_embedding
-                gradients = reduced(gradients, targets, how.all_reduce, share)
+                gradients = reduced(
+                    gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
+                )
             backward = backward.done(gradients)
         sweeps = InSweeps(how.post, given.rate, scaler, journal)
         taken, error = sweeps.take(inner, backward, global_step) or _step_by_step(

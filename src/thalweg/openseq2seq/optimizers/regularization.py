@@ -17,6 +17,7 @@ from thalweg.graph import (
     executing_eagerly,
     get_collection,
     gradients,
+    graph_variable_of,
     is_symbolic,
     operation,
 )
@@ -91,6 +92,8 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     """
 
     def wrapped(weights: Any) -> Any:
+        if not executing_eagerly() and isinstance(weights, torch.nn.Parameter):
+            weights = graph_variable_of(weights)
         if weights.dtype not in REDUCED:
             return regularizer(weights)
         if is_symbolic(weights):
