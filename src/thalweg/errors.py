@@ -38,6 +38,10 @@ class NotFoundError(ThalwegError, KeyError):
     __str__ = Exception.__str__  # that of KeyError would put the message in quotes
 
 
+class OptionError(ThalwegError, AttributeError, ValueError):
+    """Options exclude one another, or an option that is needed is not there."""
+
+
 class RuleError(ThalwegError, ValueError):
     """An update rule is written in a way that the library cannot compile."""
 

@@ -92,7 +92,7 @@ class LossScaler:
             made when a session runs it.
         """
         if not self._in_graph:
-            return self._update(self._variables, has_nan, amax)
+            return self.advance(has_nan, amax)
         references = {name: by_reference(each) for name, each in self._variables.items()}
         return operation(
             self._update,
@@ -100,6 +100,10 @@ class LossScaler:
             f"{type(self).__name__}/update",
             outputs=Output(torch.int64, ()),
         )
+
+    def advance(self, has_nan: Any, amax: Any) -> Tensor:
+        """As `update_op`, at once: in eager mode, or inside of a node that runs."""
+        return self._update(self.variables, has_nan, amax)
 
     def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
         memory = {name: each.detach().numpy() for name, each in variables.items()}

@@ -1,0 +1,75 @@
+"""Gradients that are added up over several runs before they make one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
+from thalweg.slots import SlotStore
+from thalweg.step import check_pairs
+from thalweg.v1.train.state import base_name
+from thalweg.variable import titles_of
+
+ACCUMULATOR = "gradient_sum"
+
+
+class Accumulators:
+    """A sum of gradients for each variable, of its shape and dtype; variables of a graph in one."""
+
+    def __init__(self) -> None:
+        self._slots = SlotStore()
+
+    def make(self, targets: Sequence[Any]) -> None:
+        """Zeros for the variables that have no sum yet."""
+        missing = [var for var in targets if self._slots.get(var, ACCUMULATOR) is None]
+        names = [f"{base_name(var)}/{ACCUMULATOR}" for var in missing]
+        self._slots.make(missing, ACCUMULATOR, 0.0, names)
+
+    def get(self, target: Any) -> Any:
+        """The sum of a variable, or None."""
+        return self._slots.get(target, ACCUMULATOR)
+
+    def of(self, targets: Sequence[Any]) -> list[Any]:
+        """The sums; KeyError if one is missing."""
+        return [self._slots.of(var, [ACCUMULATOR])[0] for var in targets]
+
+
+def check_count(iter_size: Any) -> None:
+    """Refuse what is no number of runs.
+
+    Raises:
+        InvalidArgumentError: It is no positive integer.
+    """
+    if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
+        raise InvalidArgumentError(f"iter_size must be a positive integer, not {iter_size!r}.")
+
+
+def check_addable(gradients: Sequence[Gradient], targets: Sequence[Tensor]) -> None:
+    """Refuse gradients that do not fit their variables; nothing has changed then."""
+    names = titles_of(list(targets))
+    found = [
+        (grad, var, name)
+        for grad, var, name in zip(gradients, targets, names, strict=True)
+        if grad is not None
+    ]
+    check_pairs([(grad, var) for grad, var, _ in found], [name for *_, name in found], scatter=True)
+
+
+def add(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> None:
+    """Add gradients that were checked, divided by `count`, to their sums; None adds nothing."""
+    for total, grad in zip(sums, gradients, strict=True):
+        if isinstance(grad, IndexedSlices):
+            total.index_add_(0, grad.indices.long(), values_of(grad) / count)
+        elif grad is not None:
+            total.add_(grad / count)
+
+
+def zero(sums: Sequence[Tensor]) -> None:
+    """Begin anew."""
+    for total in sums:
+        total.zero_()

@@ -1,0 +1,82 @@
+"""What a backward pass hands to the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of, whole, with_values
+
+
+class Backward(NamedTuple):
+    """The gradients of one loss, as they came; symbolic while a graph is built.
+
+    Attributes:
+        gradients: A tensor, slices or None for each variable, in the variable's dtype, multiplied
+            by `scale`.
+        variables: What the loss was differentiated by.
+        targets: What is updated in their place: the float32 master of each, or itself.
+        penalties: For each target the gradient of its penalty, not multiplied, or None.
+        scale: The factor of the loss: a number, a float32 tensor, or None for no factor.
+    """
+
+    gradients: list[Any]
+    variables: list[Any]
+    targets: list[Any]
+    penalties: list[Any]
+    scale: Any = None
+
+    @classmethod
+    def plain(cls, pairs: Sequence[tuple[Any, Any]]) -> Backward:
+        """Of pairs of gradient and variable, without masters."""
+        variables = [var for _, var in pairs]
+        gradients = [grad for grad, _ in pairs]
+        return cls(gradients, variables, variables, [None] * len(pairs))
+
+
+def unscaled(backward: Backward) -> list[Gradient]:
+    """The gradients by the targets, of concrete tensors; those given are not written to.
+
+        (cast(g) + scale penalty) / scale
+
+    The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
+    """
+    if backward.scale is None:
+        return list(backward.gradients)
+    inverse = _reciprocal(backward.scale)
+    return [
+        None if grad is None else _unscaled(grad, target, penalty, backward.scale, inverse)
+        for grad, target, penalty in zip(
+            backward.gradients, backward.targets, backward.penalties, strict=True
+        )
+    ]
+
+
+def _unscaled(
+    grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: float
+) -> Tensor | Any:
+    if penalty is not None:
+        made = whole(grad, target).to(target.dtype)
+        return (made + penalty * scale) * inverse
+    values = values_of(grad).to(target.dtype)
+    return with_values(grad, values if inverse == 1 else values * inverse)
+
+
+def _reciprocal(scale: Any) -> float:
+    if isinstance(scale, Tensor):
+        with np.errstate(all="ignore"):
+            return float(np.float32(1) / np.float32(scale.item()))
+    return float(np.float32(1.0 / scale))
+
+
+def copy_back(backward: Backward) -> None:
+    """Set the variables that have masters to them: the nearest number, never infinite."""
+    with torch.no_grad():
+        for var, target in zip(backward.variables, backward.targets, strict=True):
+            if var is not target:
+                highest = torch.finfo(var.dtype).max
+                var.copy_(target.detach().clamp(-highest, highest))

@@ -1,0 +1,146 @@
+"""Clipping by the global norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.openseq2seq.optimizers.gradients import (
+    Gradient,
+    each,
+    refuse_none,
+    title,
+    values_of,
+    with_values,
+)
+from thalweg.openseq2seq.optimizers.norms import global_norm, norm_of
+
+_SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
+
+
+def clip_scale(norm: Tensor, clip_norm: Any) -> Tensor:
+    """What gradients of this norm are multiplied by: `clip_norm` min(1 / norm, 1 / `clip_norm`).
+
+    A norm of 0 gives 1, an infinite one 0, NaN gives NaN; a negative `clip_norm` gives 1.
+    """
+    limit = torch.as_tensor(clip_norm, dtype=norm.dtype, device=norm.device)
+    return limit * torch.minimum(1 / norm, 1 / limit)
+
+
+def scaled(gradients: Sequence[Gradient], scale: Tensor) -> list[Gradient]:
+    """float32 gradients multiplied by a factor."""
+    return [
+        grad
+        if grad is None
+        else with_values(grad, values_of(grad).float() * scale.to(values_of(grad).device))
+        for grad in gradients
+    ]
+
+
+def clipped(
+    gradients: Sequence[Gradient], variables: Sequence[Tensor], clip_norm: Any, norm: Tensor
+) -> list[Gradient]:
+    """Gradients clipped in float32 and cast back to the dtypes of their variables."""
+    return [
+        grad if grad is None else with_values(grad, values_of(grad).to(var.dtype))
+        for grad, var in zip(scaled(gradients, clip_scale(norm, clip_norm)), variables, strict=True)
+    ]
+
+
+def refuse_scalars(variables: Sequence[Any]) -> None:
+    """Refuse variables of shape (), as clipping in OpenSeq2Seq does.
+
+    Raises:
+        InvalidArgumentError: Names the first one.
+    """
+    for var in variables:
+        if var.shape is not None and tuple(var.shape) == ():
+            raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
+
+
+def _clip_by_global_norm(
+    t_list: Sequence[Any],
+    clip_norm: Any,
+    use_norm: Any = None,
+    name: str | None = None,
+    *,
+    as_shipped: bool = False,
+) -> tuple[list[Any], Any]:
+    """Tensors scaled so that their common norm is `clip_norm` at most.
+
+    Args:
+        t_list: A list of tensors, `IndexedSlices` and None, which stays None.
+        clip_norm: The largest norm. 0 gives zeros; a negative one changes nothing.
+        use_norm: Optional. Their norm, if it is known; otherwise it is computed.
+        name: Name of the operation in graph mode.
+        as_shipped: Whether a norm is computed in float32, see `_global_norm_with_cast`.
+
+    Returns:
+        The list in float32, and the norm. Where the norm is infinite, infinities become NaN and
+        all else 0; where it is NaN all become NaN.
+
+    Raises:
+        TypeError: `t_list` is no sequence, or a string.
+
+    Reference: OpenSeq2Seq, optimizers.optimizers
+    """
+    if not isinstance(t_list, Sequence) or isinstance(t_list, str | bytes):
+        raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")
+    norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
+
+    def clip(gradients: Any, variables: Any, size: Any, limit: Any) -> list[Gradient]:
+        return scaled(gradients, clip_scale(torch.as_tensor(size, dtype=torch.float32), limit))
+
+    found = each(
+        clip,
+        t_list,
+        [None] * len(t_list),
+        norm,
+        clip_norm,
+        name=name or "clip_by_global_norm",
+        dtypes=[torch.float32] * len(t_list),
+    )
+    return found, norm
+
+
+def _clip_gradients_by_norm(
+    grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: Any, *, as_shipped: bool = False
+) -> list[tuple[Any, Any]]:
+    """Gradients scaled so that their common norm is `clip_gradients` at most.
+
+    Args:
+        grads_and_vars: Pairs of a gradient and its variable.
+        clip_gradients: The largest norm.
+        as_shipped: Whether the norm is computed in float32, and variables of shape () are refused.
+
+    Returns:
+        The pairs; gradients are clipped in float32 and then of their variable's dtype.
+
+    Raises:
+        ValueError: A gradient is None.
+
+    Reference: OpenSeq2Seq, optimizers.optimizers
+    """
+    gradients = [grad for grad, _ in grads_and_vars]
+    variables = [var for _, var in grads_and_vars]
+    refuse_none(gradients, variables, "clipping needs its norm")
+    if as_shipped:
+        refuse_scalars(variables)
+
+    def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
+        found = [values_of(grad) for grad in gradients if grad is not None]
+        return clipped(gradients, variables, limit, global_norm(found, as_shipped))
+
+    made = each(
+        clip,
+        gradients,
+        variables,
+        clip_gradients,
+        name="clip_gradients_by_norm",
+        dtypes=[var.dtype for var in variables],
+    )
+    return list(zip(made, variables, strict=True))

@@ -1,0 +1,123 @@
+"""Gradients as concrete tensors, and functions of them that are deferred in graph mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
+from thalweg.indexed_slices import IndexedSlices, as_gradient
+from thalweg.variable import name_of, to_tensor
+
+Gradient = Tensor | IndexedSlices | None
+Function = Callable[..., Sequence[Gradient]]
+
+
+def concrete(grad: Any) -> Gradient:
+    """A gradient as a tensor, `IndexedSlices` or None, from anything a caller may give."""
+    if grad is None or isinstance(grad, IndexedSlices):
+        return grad
+    return as_gradient(to_tensor(grad).detach())
+
+
+def values_of(grad: Tensor | IndexedSlices) -> Tensor:
+    """The elements of a gradient; the rows of slices as they are, repeated or not."""
+    return grad.values if isinstance(grad, IndexedSlices) else grad
+
+
+def with_values(grad: Tensor | IndexedSlices, values: Tensor) -> Tensor | IndexedSlices:
+    """The gradient with other elements."""
+    if isinstance(grad, IndexedSlices):
+        return IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
+
+
+def whole(grad: Tensor | IndexedSlices, var: Tensor) -> Tensor:
+    """The gradient as one tensor of the variable's shape; rows that repeat are added up."""
+    if isinstance(grad, IndexedSlices):
+        return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
+    return grad
+
+
+def title(var: Any) -> str:
+    """The name of a variable, of a graph or not."""
+    return var.name if is_symbolic(var) else name_of(var)
+
+
+def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str) -> None:
+    """Refuse variables without a gradient.
+
+    Raises:
+        InvalidArgumentError: Names the first one.
+    """
+    for grad, var in zip(gradients, variables, strict=True):
+        if grad is None:
+            raise InvalidArgumentError(
+                f"'{title(var)}' has no gradient, but {reason}. Leave it out of var_list."
+            )
+
+
+def deferred(values: Iterable[Any]) -> bool:
+    """Whether functions of these values are to be operations of a graph."""
+    return not executing_eagerly() or any(map(is_symbolic, values))
+
+
+def each(
+    function: Function,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    *others: Any,
+    name: str,
+    dtypes: Sequence[Any],
+    dense: bool = False,
+) -> list[Any]:
+    """Call a function that makes a gradient of each gradient, at once or when a session runs.
+
+    Args:
+        function: Takes concrete gradients, variables, and `others`.
+        gradients: Any gradients. None is handed on and stays None.
+        variables: One for each gradient.
+        *others: More arguments, maybe symbolic.
+        name: Name of the operation in graph mode.
+        dtypes: The dtypes of the results.
+        dense: Whether the results are whole tensors even if the gradients are slices.
+    """
+    if not deferred([*gradients, *variables, *others]):
+        with torch.no_grad():
+            return list(function([concrete(grad) for grad in gradients], variables, *others))
+    present = [index for index, grad in enumerate(gradients) if grad is not None]
+    if not present:
+        return list(gradients)
+
+    def run(gradients: list[Any], *given: Any) -> list[Any]:
+        with torch.no_grad():
+            return list(function([concrete(grad) for grad in gradients], *given))
+
+    made = operation(
+        run,
+        [
+            [gradients[index] for index in present],
+            [variables[index] for index in present],
+            *others,
+        ],
+        name,
+        kind="pure",
+        outputs=[
+            Output(dtypes[index], _shape(variables[index], gradients[index]), ())
+            for index in present
+        ],
+    )
+    results: list[Any] = [None] * len(gradients)
+    for index, output in zip(present, made, strict=True):
+        is_sparse = isinstance(gradients[index], SymbolicSlices | IndexedSlices) and not dense
+        output.may_be_sparse = not dense
+        results[index] = SymbolicSlices.of(output) if is_sparse else output
+    return results
+
+
+def _shape(var: Any, grad: Any) -> Any:
+    return getattr(grad if var is None else var, "shape", None)

@@ -1,0 +1,65 @@
+"""float32 masters of variables of reduced precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg.graph import GraphKeys, get_default_graph, is_symbolic, make_variable
+from thalweg.openseq2seq.optimizers.regularization import REDUCED
+from thalweg.slots import SlotStore
+from thalweg.v1.train.state import base_name
+from thalweg.variable import over
+
+FP32_MASTER_COPIES = "FP32_MASTER_COPIES"
+_SCOPE = "FP32-master-copy"
+
+
+class Masters:
+    """The master of each float16 or bfloat16 variable, made when it is asked for.
+
+    Args:
+        scope: What comes before the names of masters in eager mode; in a graph it is the name
+            scope they are made in.
+    """
+
+    def __init__(self, scope: str = "") -> None:
+        self._slots = SlotStore()
+        self._scope = scope
+
+    def of(self, var: Any) -> Any:
+        """The float32 master of a variable, or the variable itself if it needs none.
+
+        A master begins with the value that the variable has when it is made; in a graph it is a
+        variable of the collection FP32_MASTER_COPIES and begins with the initial value.
+        """
+        if var.dtype not in REDUCED:
+            return var
+        found = self._slots.get(var, _SCOPE)
+        return self._slots.put(var, _SCOPE, self._made(var)) if found is None else found
+
+    def get(self, var: Any) -> Any:
+        """The master of a variable, or None if there is none (yet)."""
+        return self._slots.get(var, _SCOPE)
+
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Each variable that has a master, and the master."""
+        return [(var, master) for var, _, master in self._slots.items()]
+
+    def originals(self, targets: Sequence[Any]) -> list[Any]:
+        """The variables whose masters are among the targets, and targets that are no masters."""
+        known = {id(master): var for var, master in self.pairs()}
+        return [known.get(id(target), target) for target in targets]
+
+    def _made(self, var: Any) -> Any:
+        title = f"{_SCOPE}/{base_name(var)}"
+        if not is_symbolic(var):
+            return over(var.detach().to(torch.float32), self._scope + title)
+        with var.graph.as_default():
+            return make_variable(
+                var.initialized_value().to(torch.float32),
+                get_default_graph().scope + title,
+                collections=[GraphKeys.GLOBAL_VARIABLES, FP32_MASTER_COPIES],
+            )

@@ -1,0 +1,320 @@
+"""Training of float16 and bfloat16 variables by float32 masters, with a scaled loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
+from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
+from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, each, refuse_none
+from thalweg.openseq2seq.optimizers.masters import Masters
+from thalweg.openseq2seq.optimizers.regularization import (
+    REDUCED,
+    mp_regularizer_wrapper,
+    penalty_gradient,
+)
+from thalweg.openseq2seq.optimizers.scaled_loss import scaled
+from thalweg.openseq2seq.optimizers.state import load_state, state_of
+from thalweg.openseq2seq.optimizers.update import Inner, update
+from thalweg.outcome import raise_first
+from thalweg.pairs import as_pairs
+from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
+
+__all__ = ["MixedPrecisionOptimizerWrapper", "mp_regularizer_wrapper"]
+
+
+class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
+    """Trains float16 and bfloat16 variables by an optimizer of float32 masters.
+
+        loss scale L: gradients of L loss, cast to float32, penalties added, multiplied by 1 / L
+        master <- the optimizer's step;  variable <- master, rounded, within the finite numbers
+
+    Variables of other dtypes have no master and are updated themselves. A master begins with the
+    variable's value and from then on decides: a variable that is set on its own has the master's
+    value again after the next update. With an `AutomaticLossScaler` a gradient that is infinite
+    or NaN leaves variables, masters, slots and `global_step` as they are, and the scaler answers
+    to each step. A static scale is not checked: infinities and NaN reach the masters.
+
+    Args:
+        optimizer: The optimizer, of `thalweg.v1`.
+        loss_scale: A number above 0, an `AutomaticLossScaler`, or None for 1.
+        as_shipped: Whether any other type than float and `AutomaticLossScaler` is taken and makes
+            `compute_gradients` raise AttributeError.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer, or `loss_scale` of another type.
+        ValueError: `loss_scale` is not a finite number above 0.
+
+    Differs from:
+        OpenSeq2Seq has no bfloat16, and takes no int for a scale.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.v1.train import GradientDescentOptimizer
+        >>> w = Variable(torch.tensor([1.0], dtype=torch.float16), name="w")
+        >>> opt = MixedPrecisionOptimizerWrapper(GradientDescentOptimizer(2.0**-12), 128.0)
+        >>> for _ in range(3):
+        ...     opt.minimize(lambda: w.float().sum(), var_list=[w])
+        >>> w.item(), opt.get_master(w).item()
+        (0.99951171875, 0.999267578125)
+
+    Reference: OpenSeq2Seq, optimizers.mp_wrapper; https://arxiv.org/abs/1710.03740
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        loss_scale: Any = None,
+        *,
+        as_shipped: bool = False,
+        scope: str = "",
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidTypeError(
+                f"optimizer must be an optimizer of thalweg.v1, not {optimizer!r}."
+            )
+        super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
+        self._masters = Masters(scope)
+        self._loss_scale = _checked_scale(loss_scale, as_shipped)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the masters."""
+        return self._opt
+
+    @property
+    def loss_scaler(self) -> AutomaticLossScaler | None:
+        """What adapts the scale, or None if it is static."""
+        scale = self._loss_scale
+        return scale if isinstance(scale, AutomaticLossScaler) else None
+
+    @property
+    def loss_scale(self) -> Any:
+        """The factor of the loss: a float, or the scaler's variable.
+
+        Raises:
+            AttributeError: `as_shipped` took a value of another type.
+        """
+        if self._loss_scale is None:
+            raise OptionError("'MixedPrecisionOptimizerWrapper' has no loss scale: it is no float.")
+        scaler = self.loss_scaler
+        return self._loss_scale if scaler is None else scaler.loss_scale
+
+    def get_master(self, var: Any) -> Any:
+        """The float32 master of a variable, or None if it has none (yet)."""
+        return self._masters.get(var)
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """A slot of the optimizer inside, by a variable or by its master."""
+        master = self._masters.get(var)
+        return self._opt.get_slot(var if master is None else master, name)
+
+    def variables(self) -> list[Any]:
+        """The masters of the present graph, or of eager mode, and the optimizer's variables."""
+        graph = get_default_graph() if deferred(()) else None
+        masters = [master for _, master in self._masters.pairs()]
+        own = [master for master in masters if getattr(master, "graph", None) is graph]
+        return [*own, *self._opt.variables()]
+
+    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> Backward:
+        """The gradients of the scaled loss as they come, and what is needed to unscale them.
+
+        Args:
+            loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
+            var_list: Optional. See `Optimizer.minimize`.
+            **options: See `Optimizer.compute_gradients`.
+
+        Raises:
+            TypeError: The scale adapts and the loss is not float32.
+            ValueError: A float16 or bfloat16 variable has no gradient.
+        """
+        scale = self._present_scale()
+        pairs = self._opt.compute_gradients(scaled(loss, scale), var_list=var_list, **options)
+        variables = [var for _, var in pairs]
+        reduced = [(grad, var) for grad, var in pairs if var.dtype in REDUCED]
+        refuse_none(
+            (grad for grad, _ in reduced), (var for _, var in reduced), "its master needs one"
+        )
+        targets = [self._masters.of(var) for var in variables]
+        penalties = [
+            None if target is var else penalty_gradient(var, target)
+            for var, target in zip(variables, targets, strict=True)
+        ]
+        return Backward([grad for grad, _ in pairs], variables, targets, penalties, scale)
+
+    def _present_scale(self) -> Any:
+        """A number, or the scaler's scale as it is at this moment of eager mode or of a run."""
+        scale = self.loss_scale
+        if is_symbolic(scale):
+            return scale.read_value()
+        return scale.detach().clone() if isinstance(scale, Tensor) else scale
+
+    def compute_gradients(self, loss: Any, var_list: Any = None, **options: Any) -> Any:
+        """The gradients of a loss by the masters, unscaled.
+
+        Args:
+            loss, var_list: As in `differentiate`.
+            **options: See `Optimizer.compute_gradients`.
+
+        Returns:
+            A pair (gradient, master) for each variable in float16 or bfloat16, and the pair of
+            the optimizer inside for others.
+
+        Raises:
+            TypeError: The scale adapts and the loss is not float32.
+            ValueError: A float16 or bfloat16 variable has no gradient.
+            AttributeError: There is no loss scale, `as_shipped`.
+        """
+        backward = self.differentiate(loss, var_list, **options)
+
+        def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
+            return unscaled(Backward(gradients, targets, targets, penalties, scale))
+
+        present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
+        made: list[Any] = [None] * len(backward.gradients)
+        found = each(
+            unscale,
+            [backward.gradients[i] for i in present],
+            [backward.targets[i] for i in present],
+            [backward.penalties[i] for i in present],
+            backward.scale,
+            name="unscale",
+            dtypes=[backward.targets[i].dtype for i in present],
+        )
+        for index, grad in zip(present, found, strict=True):
+            made[index] = grad
+        return list(zip(made, backward.targets, strict=True))
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        global_step: Any = None,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """Update masters and variables, unless a gradient is not finite and the scale adapts.
+
+        Args:
+            grads_and_vars: What `compute_gradients` returned, processed or not.
+            global_step: Optional. A variable that is raised by 1 if there is an update.
+            name: Name of the operation in graph mode.
+            skip_gradients_aggregation: Accepted for compatibility.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
+
+        Raises:
+            TypeError, ValueError: See `Optimizer.apply_gradients`. Nothing has changed then, and
+                the scaler has not either.
+        """
+        pairs = as_pairs(grads_and_vars)
+        targets = [target for _, target in pairs]
+        originals = self._masters.originals(targets)
+        given = [grad for grad, _ in pairs]
+        scaler = self.loss_scaler
+
+        def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
+            backward = Backward([], variables, targets, [])
+            concretes = [concrete(grad) for grad in gradients]
+            inner = Inner(self._opt, captured)
+            _, error = update(inner, concretes, backward, scaler, step)
+            raise_first([] if error is None else [error])
+
+        if not deferred([*given, *targets]):
+            with torch.inference_mode(False), torch.no_grad():
+                run(given, originals, targets, global_step, None)
+            return None
+        check_inner(self._opt)
+        if all(grad is None for grad in given):
+            return self._opt.apply_gradients(pairs)  # raises
+        graph = next(part.graph for part in (*targets, *given) if is_symbolic(part))
+        with graph.as_default():
+            inner = Inner.in_graph(self._opt, targets)
+            op = operation(
+                run,
+                [
+                    given,
+                    [by_reference(var) for var in originals],
+                    [by_reference(target) for target in targets],
+                    by_reference(global_step) if is_symbolic(global_step) else global_step,
+                    inner.captured,
+                ],
+                name or self.get_name(),
+                kind="update",
+            )
+            graph.add_to_collection(GraphKeys.TRAIN_OP, op)
+        return op
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all state by name: masters, slots, powers, and the scaler's state.
+
+        Names begin with those of the variables, "w/"; variables of the same name are numbered.
+        The variables themselves are the model's.
+
+        Raises:
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+        """
+        return state_of(self._opt, self._trained(), self._masters, self.loss_scaler)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+    ) -> None:
+        """Set all state, and the variables that have masters to these; all or nothing.
+
+        Args:
+            state_dict: What `state_dict()` returned.
+            var_list: The variables, in the order in which they were trained. Optional after a
+                step.
+
+        Raises:
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+        """
+        variables = self._trained() if var_list is None else list(var_list)
+        load_state(state_dict, self._opt, variables, self._masters, self.loss_scaler)
+
+    def _trained(self) -> list[Any]:
+        """The variables that have state, in order."""
+        owners = self._opt._slots.owners()
+        masters = [master for _, master in self._masters.pairs()]
+        known = {id(each) for each in masters}
+        return self._masters.originals([*masters, *(x for x in owners if id(x) not in known)])
+
+
+def check_inner(optimizer: Optimizer) -> None:
+    """Refuse optimizers whose step is more than one operation of a graph.
+
+    Raises:
+        InvalidTypeError: It wraps another optimizer.
+    """
+    if isinstance(optimizer, WrappingOptimizer | SyncReplicasOptimizer):
+        raise InvalidTypeError(
+            f"{type(optimizer).__name__} wraps another optimizer, which works here in eager mode"
+            " only. Give the optimizer inside."
+        )
+
+
+def _checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
+    if loss_scale is None:
+        return 1.0
+    if isinstance(loss_scale, AutomaticLossScaler):
+        return loss_scale
+    if as_shipped:
+        return loss_scale if isinstance(loss_scale, float) else None
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float | np.number):
+        raise InvalidTypeError(
+            f"loss_scale must be a number, an AutomaticLossScaler or None, not {loss_scale!r}."
+        )
+    if not (math.isfinite(loss_scale) and loss_scale > 0):
+        raise InvalidArgumentError(f"loss_scale must be finite and above 0, not {loss_scale!r}.")
+    return float(loss_scale)

@@ -1,0 +1,80 @@
+"""The learning rate of a step, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import NotFoundError
+from thalweg.graph import is_symbolic
+from thalweg.hyperparameters import is_function
+from thalweg.variable import to_tensor
+
+_DECAY = "weight_decay"
+
+
+class LiveRate:
+    """Tensors of shape () that an optimizer reads, set anew before each step of eager mode.
+
+    Args:
+        policy: Takes the global step; returns a number, a tensor, or a callable that returns one.
+        global_step: The variable that counts updates.
+
+    Attributes:
+        value: The learning rate.
+    """
+
+    def __init__(self, policy: Callable[[Any], Any], global_step: Any) -> None:
+        self._policy = policy
+        self._step = global_step
+        self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self.value = self._evaluated().clone()
+
+    def _evaluated(self) -> Tensor:
+        return to_tensor(called(self._policy(self._step))).detach()
+
+    def times(self, factor: Any) -> Tensor:
+        """A tensor that is `factor` times the learning rate in every step."""
+
+        def product() -> Tensor:
+            return to_tensor(called(factor) * self.value).detach()
+
+        made = product().clone()
+        self._derived.append((made, product))
+        return made
+
+    def refresh(self) -> None:
+        """Set all to the present global step."""
+        with torch.no_grad():
+            self.value.copy_(self._evaluated())
+            for tensor, product in self._derived:
+                tensor.copy_(product())
+
+
+def called(value: Any) -> Any:
+    """What a callable returns, anything else as it is."""
+    return value() if is_function(value) and not is_symbolic(value) else value
+
+
+def scaled_decay(
+    params: Mapping[str, Any], product: Callable[[Any], Any], in_place: bool
+) -> dict[str, Any]:
+    """The parameters of AdamW, their weight decay times the learning rate.
+
+    Args:
+        params: The parameters.
+        product: Gives a number times the learning rate.
+        in_place: Whether `params` itself is changed, as OpenSeq2Seq does.
+
+    Raises:
+        NotFoundError: There is no weight decay.
+    """
+    if _DECAY not in params:
+        raise NotFoundError(f"AdamW needs {_DECAY} in optimizer_params.")
+    decay = product(params[_DECAY])
+    if in_place:
+        params[_DECAY] = decay  # pyright: ignore[reportIndexIssue]
+    return {**params, _DECAY: decay}

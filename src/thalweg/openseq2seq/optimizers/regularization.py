@@ -1,0 +1,129 @@
+"""Penalties on weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from thalweg.graph import (
+    GraphKeys,
+    add_to_collection,
+    cast,
+    constant,
+    executing_eagerly,
+    get_collection,
+    gradients,
+    is_symbolic,
+)
+from thalweg.variable import to_tensor
+
+Regularizer = Callable[[Any], Any]
+
+REGULARIZATION_FUNCTIONS = "REGULARIZATION_FUNCTIONS"
+REDUCED = (torch.float16, torch.bfloat16)
+
+_eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def get_regularization_loss(
+    scope: str | None = None, name: str = "total_regularization_loss"
+) -> Any:
+    """The sum of the collection REGULARIZATION_LOSSES, each of its items cast to float32.
+
+    In graph mode the regularizers of `get_variable` fill the collection. In eager mode the default
+    graph keeps it, and an item may also be a callable without arguments, which is called each
+    time. Add the sum to the loss that you give to `optimize_loss`, which does not add it.
+
+    Args:
+        scope: Optional. A regular expression that the names of the items begin with.
+        name: Name of the sum in graph mode.
+
+    Returns:
+        A float32 tensor of shape (), 0 if the collection is empty.
+
+    Example:
+        >>> from thalweg import Variable, graph
+        >>> w = Variable([1.0, 2.0], name="w")
+        >>> key = graph.GraphKeys.REGULARIZATION_LOSSES
+        >>> graph.add_to_collection(key, lambda: 0.1 * (w * w).sum())
+        >>> get_regularization_loss()
+        tensor(0.5000, grad_fn=<AddBackward0>)
+        >>> graph.get_collection_ref(key).clear()
+
+    Reference: OpenSeq2Seq, optimizers.optimizers
+    """
+    losses = get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
+    if executing_eagerly():
+        total = torch.zeros(())
+        for loss in losses:
+            value = loss() if callable(loss) and not isinstance(loss, Tensor) else loss
+            total = total + to_tensor(value).to(torch.float32)
+        return total
+    if not losses:
+        return constant(0.0, dtype=torch.float32, name=name)
+    total = cast(losses[0], torch.float32)
+    for loss in losses[1:]:
+        total = total + cast(loss, torch.float32)
+    return total
+
+
+def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
+    """A regularizer for variables that may be trained in mixed precision.
+
+    Args:
+        regularizer: Takes weights and returns their penalty, of shape ().
+
+    Returns:
+        A function of weights. If they are float16 or bfloat16 it returns None, and remembers that
+        `MixedPrecisionOptimizerWrapper` is to add the gradient of `regularizer`, taken at their
+        float32 master: the penalty itself is then in no loss. In graph mode it is remembered in
+        the collection REGULARIZATION_FUNCTIONS, in eager mode as long as the weights live; copies
+        of weights have none. For other dtypes it returns `regularizer(weights)`.
+
+    Differs from:
+        OpenSeq2Seq knows no bfloat16.
+
+    Reference: OpenSeq2Seq, optimizers.mp_wrapper
+    """
+
+    def wrapped(weights: Any) -> Any:
+        if weights.dtype not in REDUCED:
+            return regularizer(weights)
+        if is_symbolic(weights):
+            with weights.graph.as_default():
+                add_to_collection(REGULARIZATION_FUNCTIONS, (weights, regularizer))
+        else:
+            _eager[weights] = regularizer
+        return None
+
+    return wrapped
+
+
+def penalty_gradient(var: Any, master: Any) -> Any:
+    """The gradient of a variable's penalty by its master, symbolic if they are, or None."""
+    if not is_symbolic(var):
+        regularizer = _eager.get(var)
+        return None if regularizer is None else _gradient(regularizer, master)
+    with var.graph.as_default():
+        found = [
+            regularizer
+            for weights, regularizer in get_collection(REGULARIZATION_FUNCTIONS)
+            if weights is var
+        ]
+        if not found:
+            return None
+        penalty = sum((regularizer(master) for regularizer in found[1:]), found[0](master))
+        return gradients(penalty, [master])[0]
+
+
+def _gradient(regularizer: Regularizer, master: Tensor) -> Tensor | None:
+    with torch.enable_grad():
+        point = master.detach().requires_grad_()
+        penalty = regularizer(point)
+    if not (isinstance(penalty, Tensor) and penalty.requires_grad):
+        return None
+    return torch.autograd.grad(penalty.sum(), point, allow_unused=True)[0]

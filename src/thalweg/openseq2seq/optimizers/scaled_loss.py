@@ -1,0 +1,38 @@
+"""A loss times the loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.variable import dtype_name
+
+
+def scaled(loss: Any, scale: Any) -> Any:
+    """A loss of the same kind, a callable or a symbolic tensor, times the scale.
+
+    A number scales a loss in the loss's own dtype, where it may become infinite.
+
+    Raises:
+        InvalidTypeError: The scale is a tensor, as one that adapts, and the loss is not float32.
+            For a callable, when it is called.
+    """
+    if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
+        if not executing_eagerly():
+            return _product(loss(), scale)
+        return lambda: _product(loss(), scale)
+    return _product(loss, scale) if is_symbolic(loss) else loss
+
+
+def _product(value: Any, scale: Any) -> Any:
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(scale, float) and dtype not in (torch.float32, None):
+        raise InvalidTypeError(
+            f"The loss is {dtype_name(dtype)}, but a loss scale that adapts is float32. Cast the"
+            " loss to float32."
+        )
+    return value if isinstance(scale, float) and scale == 1.0 else value * scale

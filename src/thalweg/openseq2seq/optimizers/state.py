@@ -1,0 +1,158 @@
+"""The state of training as named tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.graph import is_symbolic
+from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.masters import Masters
+from thalweg.openseq2seq.optimizers.regularization import REDUCED
+from thalweg.slots import SlotStore
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.state import base_name
+from thalweg.variable import dtype_name, to_tensor
+
+_MASTER = "master"
+
+
+def keys_of(variables: Sequence[Any]) -> list[str]:
+    """The names of variables, each another."""
+    names = [base_name(var) for var in variables]
+    counts = Counter(names)
+    return [f"{name}#{i}" if counts[name] > 1 else name for i, name in enumerate(names)]
+
+
+def state_of(
+    optimizer: Optimizer,
+    variables: Sequence[Any],
+    masters: Masters,
+    scaler: AutomaticLossScaler | None,
+    accumulators: Accumulators | None = None,
+) -> dict[str, Tensor]:
+    """Copies of masters, slots, accumulators and the scaler's state.
+
+    Raises:
+        FailedPreconditionError: The state is variables of a graph.
+    """
+    present = _present(optimizer, variables, masters, accumulators)
+    _refuse_symbols(present.values())
+    found = {name: each.detach().clone() for name, each in present.items()}
+    if scaler is not None:
+        found |= {f"loss_scale/{name}": value for name, value in scaler.state_dict().items()}
+    return found
+
+
+def load_state(
+    state: Mapping[str, Any],
+    optimizer: Optimizer,
+    variables: Sequence[Any],
+    masters: Masters,
+    scaler: AutomaticLossScaler | None,
+    accumulators: Accumulators | None = None,
+    others: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Set all state from `state_of`, and variables to their masters; all or nothing.
+
+    Args:
+        state: The state.
+        optimizer, variables, masters, scaler, accumulators: What it is loaded into.
+        others: More tensors that the state has by name.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes or dtypes differ.
+        FailedPreconditionError: The state is variables of a graph.
+    """
+    _refuse_symbols(variables)
+    given = {name: to_tensor(value).detach() for name, value in state.items()}
+    own = {} if scaler is None else {f"loss_scale/{k}": v for k, v in scaler.variables.items()}
+    own |= dict(others or {})
+    is_new = not _present(optimizer, variables, masters, accumulators)
+    begins = set(given) <= set(own)  # it was saved before the first step
+    if not (is_new and begins):
+        expected = own | _expected(optimizer, variables, accumulators)
+    else:
+        expected = own
+    _check(given, expected)
+    if not (is_new and begins):
+        for var in variables:
+            masters.of(var)
+        targets = [masters.of(var) for var in variables]
+        optimizer._create_slots(targets)
+        if accumulators is not None:
+            accumulators.make(targets)
+        own |= _present(optimizer, variables, masters, accumulators)
+    with torch.no_grad():
+        for name, value in given.items():
+            own[name].copy_(value)
+        for var in variables:
+            if var.dtype in REDUCED and masters.get(var) is not None:
+                highest = torch.finfo(var.dtype).max
+                var.copy_(masters.get(var).detach().clamp(-highest, highest))
+
+
+def _present(
+    optimizer: Optimizer,
+    variables: Sequence[Any],
+    masters: Masters,
+    accumulators: Accumulators | None,
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, var in zip(keys_of(variables), variables, strict=True):
+        master = masters.get(var)
+        target = var if master is None else master
+        if master is not None:
+            found[f"{key}/{_MASTER}"] = master
+        found |= {f"{key}/{n}": s for n, s in optimizer._slots.all_of(target).items()}
+        total = None if accumulators is None else accumulators.get(target)
+        if total is not None:
+            found[f"{key}/{ACCUMULATOR}"] = total
+    if found:
+        found |= {name: each for (name, _), each in optimizer._non_slots.items()}
+    return found
+
+
+def _expected(
+    optimizer: Optimizer, variables: Sequence[Any], accumulators: Accumulators | None
+) -> dict[str, Any]:
+    """State of these names, shapes and dtypes, without touching the optimizer's own."""
+    probe = copy.copy(optimizer)
+    probe._slots, probe._non_slots, probe._slot_names = SlotStore(), {}, {}
+    stand_ins = Masters()
+    targets = [stand_ins.of(var) for var in variables]
+    probe._create_slots(targets)
+    sums = None if accumulators is None else Accumulators()
+    if sums is not None:
+        sums.make(targets)
+    return _present(probe, variables, stand_ins, sums)
+
+
+def _check(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    differences = [f"{name!r} is missing" for name in expected if name not in given]
+    differences += [f"{name!r} belongs to nothing here" for name in given if name not in expected]
+    for name in expected.keys() & given.keys():
+        wanted, got = _described(expected[name]), _described(given[name])
+        if wanted != got:
+            differences.append(f"{name!r} is {got}, not {wanted}")
+    if differences:
+        shown = "; ".join(sorted(differences)[:10])
+        raise CheckpointMismatchError(f"{shown}. Nothing was loaded.")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def _refuse_symbols(values: Any) -> None:
+    if any(map(is_symbolic, values)):
+        raise FailedPreconditionError(
+            "The state is variables of a graph: a session has its values. Run the variables."
+        )

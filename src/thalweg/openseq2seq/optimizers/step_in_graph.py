@@ -1,0 +1,134 @@
+"""A step of training as one operation of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    GraphVariable,
+    Output,
+    by_reference,
+    get_collection,
+    get_default_graph,
+    is_symbolic,
+    operation,
+    variable_scope,
+)
+from thalweg.openseq2seq.optimizers.accumulation import Accumulators
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.gradients import concrete
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
+from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.v1.train.optimizer import Optimizer
+
+
+def step_in_graph(
+    loss: Any,
+    optimizer: Optimizer,
+    var_list: Any,
+    rate: Any,
+    global_step: Any,
+    scaler: AutomaticLossScaler | None,
+    how: Processing,
+    skip_update: Any,
+) -> Any:
+    """The tensor that takes a step when a session runs it; its value is the loss before that.
+
+    Operations of the collection UPDATE_OPS run with it, also where there is no update.
+
+    Raises:
+        InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
+            optimizer wraps another one.
+        ValueError: No variable has a gradient, or one has none that needs it.
+    """
+    if callable(loss) and not is_symbolic(loss):
+        loss = loss()
+    if not is_symbolic(loss):
+        raise InvalidTypeError(f"loss must be a tensor of the graph, not {loss!r}.")
+    update_ops = get_collection(GraphKeys.UPDATE_OPS)
+    with variable_scope(SCOPE.rstrip("/")):
+        mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
+        if mixed is None:
+            backward = Backward.plain(optimizer.compute_gradients(loss, var_list))
+        else:
+            backward = mixed.differentiate(loss, var_list)
+        backward = _connected(backward, how)
+        inner = optimizer if mixed is None else mixed.optimizer
+        check_inner(inner)
+        accumulators = Accumulators()
+        if how.iter_size > 1:
+            accumulators.make(backward.targets)
+        watcher = None if mixed is None else mixed.loss_scaler
+        shown = None if scaler is None else scaler.loss_scale
+
+        def run(
+            value: Tensor,
+            parts: dict[str, Any],
+            sums: list[Tensor],
+            rate: Any,
+            skip: Any,
+            scale: Any,
+            step: Tensor,
+            captured: list[Any],
+        ) -> Tensor:
+            gradients = [concrete(grad) for grad in parts.pop("gradients")]
+            given = Given(Backward(gradients, **parts), sums, rate, bool(skip))
+            before = value.detach().clone()
+            apply_processed(Inner(inner, captured), how, given, watcher, scale, step)
+            return before
+
+        made = operation(
+            run,
+            [
+                loss,
+                {
+                    "gradients": backward.gradients,
+                    "variables": [by_reference(var) for var in backward.variables],
+                    "targets": [by_reference(target) for target in backward.targets],
+                    "penalties": backward.penalties,
+                    "scale": backward.scale,
+                },
+                [by_reference(each) for each in accumulators.of(backward.targets)]
+                if how.iter_size > 1
+                else [],
+                rate,
+                skip_update if how.iter_size > 1 else False,
+                shown,
+                by_reference(global_step),
+                Inner.in_graph(inner, backward.targets).captured,
+            ],
+            "train",
+            kind="update",
+            outputs=Output(loss.dtype, loss.shape, ()),
+            control_inputs=update_ops,
+        )
+        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
+    return made
+
+
+def _connected(backward: Backward, how: Processing) -> Backward:
+    """Without the variables that have no gradient, if nothing needs one.
+
+    Raises:
+        InvalidTypeError: A variable is none of the graph.
+        ValueError: One has no gradient but needs it, or none has.
+    """
+    for var in backward.variables:
+        if not isinstance(var, GraphVariable):
+            raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
+    how.post.check(backward.gradients, backward.variables)
+    present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
+    if not present:
+        names = [var.name for var in backward.variables]
+        raise ValueError(f"No gradients provided for any variable: {names}.")
+
+    def kept(part: list[Any]) -> list[Any]:
+        return [part[i] for i in present]
+
+    return Backward(*map(kept, backward[:4]), scale=backward.scale)

@@ -1,0 +1,195 @@
+"""`optimize_loss`: from a loss and a config to a step of training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.openseq2seq.optimizers.accumulation import check_count
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.openseq2seq.optimizers.process import SCOPE, Processing
+from thalweg.openseq2seq.optimizers.rate import LiveRate, scaled_decay
+from thalweg.openseq2seq.optimizers.reduction import AllReduce, shares_embedding
+from thalweg.openseq2seq.optimizers.step import TrainingStep
+from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
+from thalweg.openseq2seq.optimizers.summaries import check_writer
+from thalweg.openseq2seq.optimizers.tables import optimizer_class
+from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.variable import Variable
+
+
+def optimize_loss(
+    loss: Any,
+    optimizer: Any,
+    optimizer_params: Mapping[str, Any] | None,
+    learning_rate_decay_fn: Callable[[Any], Any],
+    var_list: Any = None,
+    dtype: Any = torch.float32,
+    clip_gradients: float | None = None,
+    summaries: Sequence[str] | None = None,
+    larc_params: Mapping[str, Any] | None = None,
+    loss_scaling: Any = 1.0,
+    loss_scaling_params: Mapping[str, Any] | None = None,
+    on_horovod: bool = False,
+    iter_size: int = 1,
+    skip_update_ph: Any = None,
+    model: Any = None,
+    *,
+    global_step: Any = None,
+    all_reduce: AllReduce | None = None,
+    summary_writer: Any = None,
+    as_shipped: bool = False,
+) -> Any:
+    """A step of training, put together as a config says.
+
+    One run of it: the gradients of the loss, in mixed precision of the scaled loss and then by
+    float32 masters; they are added up over `iter_size` runs, averaged over the workers, clipped or
+    scaled by LARC, and handed to the optimizer, unless the loss scaler finds one that is not
+    finite.
+
+    Args:
+        loss: A callable without arguments; in graph mode a symbolic tensor.
+        optimizer: A name out of `OPTIMIZER_CLS_NAMES`, or a class of `thalweg.v1` or derived from
+            one, such as `NovoGrad`.
+        optimizer_params: Its arguments but the learning rate. "AdamW", the name, has its
+            `weight_decay` multiplied by the learning rate.
+        learning_rate_decay_fn: A policy: takes the global step and returns the learning rate, as a
+            number, a tensor, or a callable without arguments. In eager mode it is called for each
+            step.
+        var_list: Optional. The variables to train; all trainable ones by default.
+        dtype: "mixed" trains float16 and bfloat16 variables by masters and scales the loss;
+            otherwise it has no meaning.
+        clip_gradients: Optional. The largest global norm.
+        summaries: Names out of `OPTIMIZER_SUMMARIES`. None stands for the learning rate, the
+            global norm and the loss scale.
+        larc_params: Optional. See `post_process_gradients`.
+        loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
+        loss_scaling_params: Optional. Parameters of the algorithm.
+        on_horovod: Whether gradients are averaged over workers, see `reduce_gradients`.
+        iter_size: How many runs make an update. Gradients are divided by it and added up.
+        skip_update_ph: For `iter_size` above 1: whether a run only adds its gradients up. A bool,
+            a callable that returns one, or in graph mode a placeholder.
+        model: Optional. See `reduce_gradients`.
+        global_step: Optional. The variable that counts updates, int64 of shape (). By default the
+            one of the graph, or in eager mode a new one.
+        all_reduce: Optional. See `reduce_gradients`.
+        summary_writer: Optional. Gets the summaries of each run by `add_scalar(tag, value, step)`
+            and `add_histogram(tag, values, step)`, as torch's SummaryWriter has them.
+        as_shipped: Whether defects of OpenSeq2Seq are computed as well, see below.
+
+    Returns:
+        In eager mode a `TrainingStep`: call it. In graph mode a tensor: a session that runs it
+        makes the update. Both give the loss as it was before the update, not scaled.
+
+    Raises:
+        ValueError: A name is unknown, a parameter missing, unknown or of another type, or a
+            variable has no gradient but its norm is needed.
+        AttributeError: There are both `clip_gradients` and `larc_params`.
+        KeyError: "AdamW" without `weight_decay`.
+        TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
+            these parameters.
+
+    Nothing has changed after an error in a run, the scaler included.
+
+    Differs from:
+        OpenSeq2Seq, which has defects that `as_shipped=True` computes as well: norms overflow
+        where squares leave float32; clipping refuses variables of shape (); LARC gives NaN where
+        learning rate and variable are 0; LogMax, see `LogMaxScaler`; NovoGrad forgets its average;
+        `weight_decay` is changed in the caller's dict; a loss scale of type int is refused;
+        `iter_size` is ignored unless `on_horovod`.
+
+    Example:
+        >>> from thalweg.openseq2seq.optimizers import lr_policies
+        >>> w = Variable([1.0, -2.0], name="w")
+        >>> step = optimize_loss(
+        ...     lambda: (w * w).sum(),
+        ...     "Momentum",
+        ...     {"momentum": 0.9},
+        ...     lambda s: lr_policies.poly_decay(s, 0.1, decay_steps=100),
+        ...     clip_gradients=1.0,
+        ... )
+        >>> step(), step()
+        (tensor(5.), tensor(4.5628))
+
+    Reference: OpenSeq2Seq, optimizers.optimizers
+    """
+    post = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
+    check_writer(summary_writer)
+    check_count(iter_size)
+    if not callable(learning_rate_decay_fn):
+        raise InvalidTypeError(
+            f"learning_rate_decay_fn must be callable, not {learning_rate_decay_fn!r}."
+        )
+    if iter_size > 1 and as_shipped and not on_horovod:
+        iter_size = 1
+    if iter_size > 1 and skip_update_ph is None:
+        raise InvalidArgumentError(
+            "iter_size above 1 needs skip_update_ph: it says which runs only add gradients up."
+        )
+    in_graph = is_symbolic(loss) or not executing_eagerly()
+    if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
+        raise InvalidTypeError(
+            f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
+        )
+    how = Processing(
+        post,
+        iter_size,
+        bool(on_horovod),
+        all_reduce,
+        bool(on_horovod) and shares_embedding(model, ()),
+        summary_writer,
+    )
+    with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
+        counter = _global_step(global_step, in_graph)
+        live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)
+        rate = learning_rate_decay_fn(counter) if live is None else live.value
+        params: Mapping[str, Any] = {} if optimizer_params is None else optimizer_params
+        if isinstance(optimizer, str) and optimizer == "AdamW":
+            product = live.times if live is not None else lambda decay: decay * rate
+            params = scaled_decay(params, product, in_place=as_shipped)
+        inner = _made(optimizer, rate, params, as_shipped)
+        scaler = (
+            AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
+            if isinstance(loss_scaling, str)
+            else None
+        )
+        if isinstance(dtype, str) and dtype == "mixed":
+            scale = loss_scaling if scaler is None else scaler
+            scope = "" if in_graph else SCOPE
+            inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
+            _ = inner.loss_scale  # raises if there is none
+        if live is None:
+            return step_in_graph(loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
+        return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
+
+
+def _global_step(given: Any, in_graph: bool) -> Any:
+    if given is not None:
+        assert_global_step(given)
+        return given
+    if in_graph:
+        return get_or_create_global_step()
+    return Variable(torch.zeros((), dtype=torch.int64), name="global_step", trainable=False)
+
+
+def _made(optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool) -> Any:
+    cls = optimizer_class(optimizer)
+    given = dict(params)
+    if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):
+        given.setdefault("as_shipped", True)
+    made = cls(learning_rate=rate, **given)
+    if not isinstance(made, Optimizer):
+        raise InvalidTypeError(
+            f"optimizer must make an optimizer of thalweg.v1, but {optimizer!r} made {made!r}."
+        )
+    return made

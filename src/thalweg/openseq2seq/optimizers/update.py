@@ -1,0 +1,91 @@
+"""The last part of a step: finite check, loss scaler, update and copies, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.backward import Backward, copy_back
+from thalweg.openseq2seq.optimizers.gradients import Gradient
+from thalweg.outcome import restored
+from thalweg.pairs import distinct
+from thalweg.v1.train.optimizer import Optimizer
+
+
+class Inner(NamedTuple):
+    """The optimizer that takes the steps.
+
+    Attributes:
+        optimizer: The optimizer.
+        captured: In a graph the values that it captured when the graph was built; else None.
+    """
+
+    optimizer: Optimizer
+    captured: list[Any] | None = None
+
+    @classmethod
+    def in_graph(cls, optimizer: Optimizer, targets: Sequence[Any]) -> Inner:
+        """For the operation that is to update variables of a graph; makes their slots."""
+        optimizer._create_slots(distinct(list(targets)))
+        return cls(optimizer, optimizer._captured())
+
+    def apply(
+        self, gradients: Sequence[Gradient], targets: Sequence[Tensor], global_step: Any
+    ) -> BaseException | None:
+        """Take a step.
+
+        Returns:
+            What a constraint or the optimizer's `_finish` raised after the update, or None.
+        """
+        step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
+        before = step.clone() if isinstance(step, Tensor) else step
+        try:
+            with self.optimizer._locked():
+                if self.captured is not None:
+                    self.optimizer._restore_captured(self.captured)
+                self.optimizer.apply_gradients(list(zip(gradients, targets, strict=True)), step)
+        except BaseException as error:
+            if not isinstance(step, Tensor) or torch.equal(step, before):
+                raise
+            return error
+        return None
+
+
+def update(
+    inner: Inner,
+    gradients: Sequence[Gradient],
+    backward: Backward,
+    scaler: AutomaticLossScaler | None,
+    global_step: Any,
+) -> tuple[bool, BaseException | None]:
+    """Update the targets and copy them to the variables they are masters of.
+
+    With a scaler, a gradient that is not finite leaves all as it is but the scaler.
+
+    Args:
+        inner: What takes the step.
+        gradients: Gradients by the targets.
+        backward: Names the targets and the variables.
+        scaler: Optional.
+        global_step: The variable that counts updates, or None.
+
+    Returns:
+        Whether there was an update, and what was raised after it.
+    """
+    if scaler is None:
+        error = inner.apply(gradients, backward.targets, global_step)
+        copy_back(backward)
+        return True, error
+    pairs = list(zip(gradients, backward.targets, strict=True))
+    has_nan, amax = scaler.check_grads(pairs)
+    with restored(list(scaler.variables.values())):
+        scaler.scaler.advance(has_nan, amax)
+        if bool(has_nan) or not bool(torch.isfinite(amax)):
+            return False, None
+        error = inner.apply(gradients, backward.targets, global_step)
+    copy_back(backward)
+    return True, error

@@ -1,0 +1,208 @@
+"""Recorded numbers of OpenSeq2Seq: its functions, whole trainings, and its errors."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_goldens import Case, by_case, cases, float32
+from openseq2seq_replay import (
+    NOT_SHIPPED,
+    Observed,
+    Writer,
+    assert_recorded,
+    trained_eagerly,
+    trained_in_a_session,
+)
+from thalweg import Variable, graph
+from thalweg.openseq2seq.optimizers import (
+    automatic_loss_scaler,
+    get_regularization_loss,
+    lr_policies,
+    optimize_loss,
+    optimizers,
+)
+
+Train = Callable[[Case, bool], Iterator[Observed]]
+each_way = pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
+LOSSES = graph.GraphKeys.REGULARIZATION_LOSSES
+
+# Where OpenSeq2Seq's numbers are those of a defect that is not computed by default.
+DEFECTS = (
+    "traj/larc/zero_lr_zero_norm_gives_nan",
+    *(f"traj/mixed_dynamic/logmax_{name}" for name in ("sgd", "clip", "tracks", "tracks_clipped")),
+    *(name for name in cases() if name.startswith("traj/novograd/as_shipped")),
+)
+
+
+def assert_close(got: Any, wanted: Any, case: Case) -> None:
+    tol = case["tol"]
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64),
+        float32(wanted).astype(np.float64),
+        rtol=tol["rtol"],
+        atol=tol["atol"],
+    )
+
+
+@each_way
+@by_case("traj/")
+def test_a_training_is_the_recorded_one(case: Case, train: Train) -> None:
+    as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
+    steps = zip(train(case, as_shipped), case["expected"], strict=True)
+    for number, (seen, recorded) in enumerate(steps):
+        assert_recorded(seen, recorded, case["tol"], f"step {number}")
+
+
+@by_case(*(name for name in cases() if name.startswith("traj/") and name not in DEFECTS))
+def test_a_training_without_defects_is_the_recorded_one(case: Case) -> None:
+    for seen, recorded in zip(trained_eagerly(case, False), case["expected"], strict=True):
+        assert_recorded(seen, recorded, case["tol"], case["id"])
+
+
+@by_case("clip/")
+def test_clipping_is_the_recorded_one(case: Case) -> None:
+    given = [None if each is None else torch.from_numpy(float32(each)) for each in case["grads"]]
+    clipped, norm = optimizers._clip_by_global_norm(given, case["clip_norm"], as_shipped=True)
+    assert_close(norm, case["expected"]["norm"], case)
+    for got, wanted in zip(clipped, case["expected"]["clipped"], strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            assert_close(got, wanted, case)
+
+
+@by_case("clip/")
+def test_clipping_in_a_session_is_the_recorded_one(case: Case) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        given = [None if each is None else graph.constant(float32(each)) for each in case["grads"]]
+        made, norm = optimizers._clip_by_global_norm(given, case["clip_norm"], as_shipped=True)
+        assert_close(session.run(norm), case["expected"]["norm"], case)
+        for got, wanted in zip(made, case["expected"]["clipped"], strict=True):
+            assert (got is None) == (wanted is None)
+            if got is not None:
+                assert_close(session.run(got), wanted, case)
+
+
+@pytest.mark.parametrize("as_shipped", [False, True])
+@by_case("larc/")
+def test_larc_is_the_recorded_one(case: Case, as_shipped: bool) -> None:
+    pair = torch.from_numpy(float32(case["grad"])), Variable(float32(case["var"]), name="v")
+    ((got, _),) = optimizers.post_process_gradients(
+        [pair], [], case["lr"], None, case["larc_params"], as_shipped=as_shipped
+    )
+    assert_close(got, case["expected"]["scaled_grad"], case)
+
+
+@by_case("larc/")
+def test_larc_in_a_session_is_the_recorded_one(case: Case) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        pair = graph.constant(float32(case["grad"])), graph.Variable(float32(case["var"]))
+        ((got, _),) = optimizers.post_process_gradients(
+            [pair], [], case["lr"], None, case["larc_params"], as_shipped=True
+        )
+        session.run(graph.global_variables_initializer())
+        assert_close(session.run(got), case["expected"]["scaled_grad"], case)
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+@by_case("regularization_loss/")
+def test_the_regularization_loss_is_the_recorded_one(case: Case, is_deferred: bool) -> None:
+    if is_deferred:
+        with graph.Graph().as_default(), graph.Session() as session:
+            for value, dtype in case["losses"]:
+                graph.add_to_collection(LOSSES, graph.constant(np.dtype(dtype).type(value)))
+            got = session.run(get_regularization_loss())
+    else:
+        kept = graph.get_collection_ref(LOSSES)
+        kept += [torch.tensor(value, dtype=getattr(torch, d)) for value, d in case["losses"]]
+        got = get_regularization_loss().numpy()
+        kept.clear()
+    assert got.dtype == np.float32
+    assert_close(got, case["expected"], case)
+
+
+def table_steps(case: Case, is_deferred: bool) -> Iterator[tuple[Any, float]]:
+    """The table after each step, and the global norm of its gradient."""
+    config, writer = case["config"], Writer()
+    given = {key: config[key] for key in ("clip_gradients", "larc_params") if key in config}
+    given |= {"summaries": ["global_gradient_norm"], "summary_writer": writer, "as_shipped": True}
+    rate = {"learning_rate_decay_fn": lambda step: config["lr"], "optimizer_params": {}}
+    tag = "Loss_Optimization/global_gradient_norm"
+    if is_deferred:
+        with graph.Graph().as_default(), graph.Session() as session:
+            table = graph.Variable(float32(case["init"]), name="table")
+            values = graph.placeholder(torch.float32, (None, 2))
+            indices = graph.placeholder(torch.int64, (None,))
+            loss = (graph.embedding_lookup(table, indices) * values).sum()
+            step = optimize_loss(loss, config["optimizer"], **rate, **given)
+            session.run(graph.global_variables_initializer())
+            for each in case["steps"]:
+                session.run(step, {values: float32(each["values"]), indices: each["indices"]})
+                yield session.run(table), writer.scalars[tag]
+        return
+    own: Any = Variable(float32(case["init"]), name="table")
+    rows: list[Any] = [None]
+
+    def loss_of_rows() -> Any:
+        found = torch.nn.functional.embedding(torch.tensor(rows[0]["indices"]), own, sparse=True)
+        return (found * torch.from_numpy(float32(rows[0]["values"]))).sum()
+
+    step = optimize_loss(loss_of_rows, config["optimizer"], var_list=[own], **rate, **given)
+    for each in case["steps"]:
+        rows[0] = each
+        step()
+        yield own.numpy(), writer.scalars[tag]
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+@by_case("sparse/")
+def test_sparse_gradients_give_the_recorded_table(case: Case, is_deferred: bool) -> None:
+    steps = zip(table_steps(case, is_deferred), case["expected"], strict=True)
+    for (table, norm), recorded in steps:
+        assert_close(table, recorded["table"], case)
+        assert_close(norm, recorded["global_gradient_norm"], case)
+
+
+def call_recorded(case: Case) -> None:
+    kwargs = dict(case["kwargs"])
+    if case["call"] == "AutomaticLossScaler":
+        automatic_loss_scaler.AutomaticLossScaler(**kwargs, as_shipped=True)
+    elif case["call"] == "lr":
+        params = {
+            key: tuple(value[1:]) if isinstance(value, list) and value[0] == "TUPLE" else value
+            for key, value in kwargs["params"].items()
+        }
+        getattr(lr_policies, kwargs["policy"])(0, **params)
+    elif case["call"] == "clip":
+        optimizers._clip_by_global_norm(kwargs["grads"], 1.0, 1.0, as_shipped=True)
+    elif case["call"] == "reduce_gradients":
+        optimizers.reduce_gradients([], **kwargs)
+    else:
+        w = Variable([1.0], name="w")
+        given: dict[str, Any] = {
+            "optimizer": "SGD",
+            "optimizer_params": {},
+            "learning_rate_decay_fn": lambda step: 0.1,
+            **kwargs,
+        }
+        optimize_loss(lambda: (w * w).sum(), **given, as_shipped=True)
+
+
+@by_case("error/")
+def test_an_error_is_the_recorded_one(case: Case) -> None:
+    wanted = getattr(builtins, case["expected"]["raises"])
+    with pytest.raises(wanted) as caught:
+        call_recorded(case)
+    for part in case["expected"]["mentions"]:
+        assert part in str(caught.value)
+
+
+def test_all_kinds_of_recordings_are_replayed() -> None:
+    replayed = {"clip", "larc", "regularization_loss", "trajectory", "sparse", "error"}
+    elsewhere = {"lr", "lr_fill", "scaler", "check_grads"}
+    assert {case["kind"] for case in cases().values()} == replayed | elsewhere
