@@ -50,6 +50,7 @@ def training_length(
 
     Reference: OpenSeq2Seq, models.Model
     """
+    share = _positive("workers", workers), _positive("iter_size", iter_size)
     if max_steps is not None and num_epochs is not None:
         raise InvalidArgumentError(
             "max_steps and num_epochs cannot both be given. Remove one of them from the config."
@@ -59,12 +60,8 @@ def training_length(
     if num_epochs is None:
         raise InvalidArgumentError("Either max_steps or num_epochs has to be given for training.")
     steps = _positive("dataset_size", dataset_size)
-    for name, count in (
-        ("batch_size_per_gpu", batch_size_per_gpu),
-        ("workers", workers),
-        ("iter_size", iter_size),
-    ):
-        steps //= _positive(name, count)
+    for count in (_positive("batch_size_per_gpu", batch_size_per_gpu), *share):
+        steps //= count
     if steps == 0:
         raise InvalidArgumentError(
             f"One update takes more examples than there are: dataset_size is {dataset_size},"
