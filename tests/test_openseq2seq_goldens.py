@@ -65,6 +65,18 @@ def test_a_training_without_defects_is_the_recorded_one(case: Case) -> None:
         assert_recorded(seen, recorded, case["tol"], case["id"])
 
 
+@by_case(*(name for name in cases() if name.startswith("traj/") and "/mlp/" not in name))
+def test_variables_are_within_a_unit_in_the_last_place(case: Case) -> None:
+    as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
+    for seen, recorded in zip(trained_eagerly(case, as_shipped), case["expected"], strict=True):
+        for key in ("vars", "master"):
+            for name, value in recorded.get(key, {}).items():
+                wanted = float32(value)
+                unit = np.spacing(np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-30))
+                got = np.float32(seen[key][name])
+                np.testing.assert_allclose(got, wanted, rtol=0, atol=unit, err_msg=name)
+
+
 @by_case("clip/")
 def test_clipping_is_the_recorded_one(case: Case) -> None:
     given = [None if each is None else torch.from_numpy(float32(each)) for each in case["grads"]]

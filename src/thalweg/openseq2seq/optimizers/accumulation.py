@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
 from thalweg.slots import SlotStore
@@ -47,6 +49,20 @@ def check_count(iter_size: Any) -> None:
     """
     if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
         raise InvalidArgumentError(f"iter_size must be a positive integer, not {iter_size!r}.")
+
+
+def as_skip(value: Any) -> bool:
+    """Whether a run only adds gradients up: a bool, a tensor of shape (), or what a callable gives.
+
+    Raises:
+        InvalidTypeError: It is no bool.
+    """
+    found = value() if callable(value) and not isinstance(value, Tensor) else value
+    if isinstance(found, Tensor) and found.shape == () and found.dtype == torch.bool:
+        return bool(found)
+    if isinstance(found, bool | np.bool_):
+        return bool(found)
+    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {found!r}.")
 
 
 def check_addable(gradients: Sequence[Gradient], targets: Sequence[Tensor]) -> None:

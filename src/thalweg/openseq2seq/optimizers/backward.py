@@ -9,7 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of, whole, with_values
+from thalweg.openseq2seq.optimizers.gradients import (
+    Gradient,
+    concrete,
+    values_of,
+    whole,
+    with_values,
+)
 
 
 class Backward(NamedTuple):
@@ -45,13 +51,14 @@ def unscaled(backward: Backward) -> list[Gradient]:
 
     The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
     """
+    gradients = [concrete(grad) for grad in backward.gradients]
     if backward.scale is None:
-        return list(backward.gradients)
+        return gradients
     inverse = _reciprocal(backward.scale)
     return [
         None if grad is None else _unscaled(grad, target, penalty, backward.scale, inverse)
         for grad, target, penalty in zip(
-            backward.gradients, backward.targets, backward.penalties, strict=True
+            gradients, backward.targets, backward.penalties, strict=True
         )
     ]
 

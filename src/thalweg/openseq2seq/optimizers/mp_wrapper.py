@@ -50,6 +50,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         loss_scale: A number above 0, an `AutomaticLossScaler`, or None for 1.
         as_shipped: Whether any other type than float and `AutomaticLossScaler` is taken and makes
             `compute_gradients` raise AttributeError.
+        scope: What the names of masters begin with in eager mode; in a graph it is the name scope.
 
     Raises:
         TypeError: `optimizer` is no optimizer, or `loss_scale` of another type.
@@ -62,11 +63,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         >>> from thalweg import Variable
         >>> from thalweg.v1.train import GradientDescentOptimizer
         >>> w = Variable(torch.tensor([1.0], dtype=torch.float16), name="w")
-        >>> opt = MixedPrecisionOptimizerWrapper(GradientDescentOptimizer(2.0**-12), 128.0)
+        >>> opt = MixedPrecisionOptimizerWrapper(GradientDescentOptimizer(2.0**-13), 128.0)
         >>> for _ in range(3):
         ...     opt.minimize(lambda: w.float().sum(), var_list=[w])
         >>> w.item(), opt.get_master(w).item()
-        (0.99951171875, 0.999267578125)
+        (0.99951171875, 0.9996337890625)
 
     Reference: OpenSeq2Seq, optimizers.mp_wrapper; https://arxiv.org/abs/1710.03740
     """
@@ -264,6 +265,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        check_inner(self._opt)
         return state_of(self._opt, self._trained(), self._masters, self.loss_scaler)
 
     def load_state_dict(
@@ -280,15 +282,16 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        check_inner(self._opt)
         variables = self._trained() if var_list is None else list(var_list)
         load_state(state_dict, self._opt, variables, self._masters, self.loss_scaler)
 
     def _trained(self) -> list[Any]:
         """The variables that have state, in order."""
-        owners = self._opt._slots.owners()
+        owners: list[Any] = self._opt._slots.owners()
+        known = {id(each) for each in owners}
         masters = [master for _, master in self._masters.pairs()]
-        known = {id(each) for each in masters}
-        return self._masters.originals([*masters, *(x for x in owners if id(x) not in known)])
+        return self._masters.originals([*owners, *(x for x in masters if id(x) not in known)])
 
 
 def check_inner(optimizer: Optimizer) -> None:
@@ -299,8 +302,8 @@ def check_inner(optimizer: Optimizer) -> None:
     """
     if isinstance(optimizer, WrappingOptimizer | SyncReplicasOptimizer):
         raise InvalidTypeError(
-            f"{type(optimizer).__name__} wraps another optimizer, which works here in eager mode"
-            " only. Give the optimizer inside."
+            f"{type(optimizer).__name__} wraps another optimizer, which works here for steps of"
+            " eager mode only. Give the optimizer inside."
         )
 
 

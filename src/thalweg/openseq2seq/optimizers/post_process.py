@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.errors import OptionError
+from thalweg.errors import InvalidTypeError, OptionError
+from thalweg.hyperparameters import is_number
 from thalweg.openseq2seq.optimizers.clipping import clipped, refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
@@ -51,6 +52,7 @@ class PostProcessing(NamedTuple):
         Raises:
             ValueError: A summary has an unknown name, or a parameter of LARC is wrong.
             AttributeError: There are both clipping and LARC.
+            TypeError: `clip_gradients` is no number.
         """
         wanted = checked_summaries(summaries)
         if clip_gradients is not None and larc_params is not None:
@@ -58,6 +60,8 @@ class PostProcessing(NamedTuple):
                 "LARC and gradient norm clipping should not be used together: give clip_gradients"
                 " or larc_params."
             )
+        if not (clip_gradients is None or is_number(clip_gradients)):
+            raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
         larc = None if larc_params is None else Larc.of(larc_params)
         return cls(clip_gradients, larc, wanted, as_shipped)
 

@@ -29,7 +29,7 @@ class Processing(NamedTuple):
         iter_size: How many runs make an update.
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
-        shares_embedding: See `reduced`.
+        model: See `reduced`.
         writer: What summaries are handed to, or None.
     """
 
@@ -37,7 +37,7 @@ class Processing(NamedTuple):
     iter_size: int = 1
     reduces: bool = False
     all_reduce: AllReduce | None = None
-    shares_embedding: bool = False
+    model: Any = None
     writer: Any = None
 
 
@@ -84,7 +84,7 @@ def apply_processed(
     backward = given.backward
     with torch.inference_mode(False), torch.no_grad():
         journal = _begun(how, given, loss_scale)
-        step = int(global_step)
+        step = 0 if journal is None else int(global_step)
         gradients = unscaled(backward)
         if how.iter_size > 1:
             check_addable(gradients, backward.targets)
@@ -94,7 +94,9 @@ def apply_processed(
                 return False
             gradients = _totals(given.sums, gradients, how.iter_size)
         if how.reduces:
-            gradients = reduced(gradients, backward.targets, how.all_reduce, how.shares_embedding)
+            gradients = reduced(
+                gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
+            )
         gradients = post_processed(how.post, gradients, backward.targets, given.rate, journal)
         taken, error = update(inner, gradients, backward, scaler, global_step)
         zero(given.sums)
@@ -125,6 +127,6 @@ def _tell(how: Processing, journal: Journal | None, step: int, error: BaseExcept
         try:
             journal.write(how.writer, step)
         except BaseException as failure:
-            failure.add_note("The step was taken, but its summaries were not written.")
+            failure.add_note("The run was made, but its summaries were not written.")
             errors.append(failure)
     raise_first(errors)

@@ -34,7 +34,8 @@ class LiveRate:
         self.value = self._evaluated().clone()
 
     def _evaluated(self) -> Tensor:
-        return to_tensor(called(self._policy(self._step))).detach()
+        value = to_tensor(called(self._policy(self._step))).detach()
+        return value if value.is_floating_point() else value.float()
 
     def times(self, factor: Any) -> Tensor:
         """A tensor that is `factor` times the learning rate in every step."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, distributed
 
+from thalweg.graph import SymbolicSlices
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     each,
@@ -21,7 +23,8 @@ def reduced(
     gradients: Sequence[Gradient],
     variables: Sequence[Tensor],
     all_reduce: AllReduce | None,
-    shares_embedding: bool = False,
+    model: Any = None,
+    as_shipped: bool = False,
 ) -> list[Gradient]:
     """The mean of each gradient over the workers; None stays None.
 
@@ -30,16 +33,18 @@ def reduced(
         variables: Theirs.
         all_reduce: Called with each gradient in order, returns the mean. None stands for the
             default group of torch.distributed, or for one worker where there is none.
-        shares_embedding: Whether sparse gradients are made dense first.
+        model: See `shares_embedding`: whether sparse gradients are made dense first.
+        as_shipped: Whether sparse gradients need a model.
     """
     if all_reduce is None and _workers() == 1:
         return list(gradients)
+    is_shared = shares_embedding(model, gradients, as_shipped)
     found: list[Gradient] = []
     for grad, var in zip(gradients, variables, strict=True):
         if grad is None:
             found.append(None)
             continue
-        given = whole(grad, var) if shares_embedding else grad
+        given = whole(grad, var) if is_shared else grad
         found.append(_mean(given, var) if all_reduce is None else all_reduce(given))
     return found
 
@@ -61,7 +66,7 @@ def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = Fa
         AttributeError: `as_shipped`, a gradient is sparse, and there is no model.
     """
     if as_shipped:
-        is_sparse = any(grad is not None and hasattr(grad, "indices") for grad in gradients)
+        is_sparse = any(isinstance(grad, IndexedSlices | SymbolicSlices) for grad in gradients)
         return is_sparse and bool(model._decoder.params.get("shared_embed", False))
     params = getattr(getattr(model, "_decoder", None), "params", {})
     return bool(params.get("shared_embed", False))
@@ -106,7 +111,7 @@ def reduce_gradients(
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)
 
     def mean(gradients: Any, variables: Any) -> list[Gradient]:
-        return reduced(gradients, variables, all_reduce, is_shared)
+        return reduced(gradients, variables, all_reduce, model, as_shipped)
 
     made = each(
         mean,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg.graph import (
     GraphKeys,
+    Output,
     add_to_collection,
-    cast,
     constant,
     executing_eagerly,
     get_collection,
     gradients,
+    graph_variable_of,
     is_symbolic,
+    operation,
 )
+from thalweg.hyperparameters import is_function
 from thalweg.variable import to_tensor
 
 Regularizer = Callable[[Any], Any]
@@ -58,17 +61,15 @@ def get_regularization_loss(
     """
     losses = get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
     if executing_eagerly():
-        total = torch.zeros(())
-        for loss in losses:
-            value = loss() if callable(loss) and not isinstance(loss, Tensor) else loss
-            total = total + to_tensor(value).to(torch.float32)
-        return total
+        return _sum([loss() if is_function(loss) else to_tensor(loss) for loss in losses])
     if not losses:
         return constant(0.0, dtype=torch.float32, name=name)
-    total = cast(losses[0], torch.float32)
-    for loss in losses[1:]:
-        total = total + cast(loss, torch.float32)
-    return total
+    output = Output(torch.float32, losses[0].shape)
+    return operation(_sum, [losses], name, kind="pure", outputs=output)
+
+
+def _sum(losses: Sequence[Tensor]) -> Tensor:
+    return sum((loss.to(torch.float32) for loss in losses), torch.zeros(()))
 
 
 def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
@@ -91,6 +92,8 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     """
 
     def wrapped(weights: Any) -> Any:
+        if not executing_eagerly() and isinstance(weights, torch.nn.Parameter):
+            weights = graph_variable_of(weights)
         if weights.dtype not in REDUCED:
             return regularizer(weights)
         if is_symbolic(weights):

@@ -43,8 +43,10 @@ def state_of(
     Raises:
         FailedPreconditionError: The state is variables of a graph.
     """
+    _refuse_symbols(variables)
+    if _present(optimizer, variables, masters, accumulators):
+        _complete(optimizer, variables, masters, accumulators)  # a first run may make no update
     present = _present(optimizer, variables, masters, accumulators)
-    _refuse_symbols(present.values())
     found = {name: each.detach().clone() for name, each in present.items()}
     if scaler is not None:
         found |= {f"loss_scale/{name}": value for name, value in scaler.state_dict().items()}
@@ -83,12 +85,7 @@ def load_state(
         expected = own
     _check(given, expected)
     if not (is_new and begins):
-        for var in variables:
-            masters.of(var)
-        targets = [masters.of(var) for var in variables]
-        optimizer._create_slots(targets)
-        if accumulators is not None:
-            accumulators.make(targets)
+        _complete(optimizer, variables, masters, accumulators)
         own |= _present(optimizer, variables, masters, accumulators)
     with torch.no_grad():
         for name, value in given.items():
@@ -120,6 +117,19 @@ def _present(
     return found
 
 
+def _complete(
+    optimizer: Optimizer,
+    variables: Sequence[Any],
+    masters: Masters,
+    accumulators: Accumulators | None,
+) -> None:
+    """Make what is missing of masters, slots and accumulators."""
+    targets = [masters.of(var) for var in variables]
+    optimizer._create_slots(targets)
+    if accumulators is not None:
+        accumulators.make(targets)
+
+
 def _expected(
     optimizer: Optimizer, variables: Sequence[Any], accumulators: Accumulators | None
 ) -> dict[str, Any]:
@@ -127,11 +137,8 @@ def _expected(
     probe = copy.copy(optimizer)
     probe._slots, probe._non_slots, probe._slot_names = SlotStore(), {}, {}
     stand_ins = Masters()
-    targets = [stand_ins.of(var) for var in variables]
-    probe._create_slots(targets)
     sums = None if accumulators is None else Accumulators()
-    if sums is not None:
-        sums.make(targets)
+    _complete(probe, variables, stand_ins, sums)
     return _present(probe, variables, stand_ins, sums)
 
 

@@ -6,17 +6,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.openseq2seq.optimizers.accumulation import Accumulators
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph import executing_eagerly
+from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.process import Given, Processing, apply_processed
-from thalweg.openseq2seq.optimizers.rate import LiveRate, called
+from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.pairs import flatten
@@ -90,12 +90,18 @@ class TrainingStep:
                 is needed.
             TypeError: `skip_update_ph` gives no bool; an adapting loss scale and a loss that is
                 not float32.
+            FailedPreconditionError: A graph is being built.
 
         Nothing has changed then.
         """
+        if not executing_eagerly():
+            raise FailedPreconditionError(
+                "This step was made in eager mode: call it outside of `graph.as_default()`."
+            )
         with self._lock:
+            self.was_applied = False
             self._rate.refresh()
-            skip = self._how.iter_size > 1 and _as_bool(called(self._skip_update))
+            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             loss, backward = self._differentiated()
             sums: list[Tensor] = []
             if self._accumulators is not None:
@@ -166,11 +172,3 @@ class TrainingStep:
 
     def _known(self) -> list[Any]:
         return self._variables or []
-
-
-def _as_bool(value: Any) -> bool:
-    if isinstance(value, Tensor) and value.shape == () and value.dtype == torch.bool:
-        return bool(value)
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        return bool(value)
-    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {value!r}.")

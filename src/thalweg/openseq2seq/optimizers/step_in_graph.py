@@ -18,10 +18,9 @@ from thalweg.graph import (
     operation,
     variable_scope,
 )
-from thalweg.openseq2seq.optimizers.accumulation import Accumulators
+from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.gradients import concrete
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
@@ -77,8 +76,7 @@ def step_in_graph(
             step: Tensor,
             captured: list[Any],
         ) -> Tensor:
-            gradients = [concrete(grad) for grad in parts.pop("gradients")]
-            given = Given(Backward(gradients, **parts), sums, rate, bool(skip))
+            given = Given(Backward(**parts), sums, rate, as_skip(skip))
             before = value.detach().clone()
             apply_processed(Inner(inner, captured), how, given, watcher, scale, step)
             return before

@@ -18,7 +18,7 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.process import SCOPE, Processing
 from thalweg.openseq2seq.optimizers.rate import LiveRate, scaled_decay
-from thalweg.openseq2seq.optimizers.reduction import AllReduce, shares_embedding
+from thalweg.openseq2seq.optimizers.reduction import AllReduce
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import check_writer
@@ -66,7 +66,8 @@ def optimize_loss(
         learning_rate_decay_fn: A policy: takes the global step and returns the learning rate, as a
             number, a tensor, or a callable without arguments. In eager mode it is called for each
             step.
-        var_list: Optional. The variables to train; all trainable ones by default.
+        var_list: Optional. The variables to train. By default all trainable ones of the graph, or
+            in eager mode those that the loss depends on in the first run.
         dtype: "mixed" trains float16 and bfloat16 variables by masters and scales the loss;
             otherwise it has no meaning.
         clip_gradients: Optional. The largest global norm.
@@ -146,7 +147,7 @@ def optimize_loss(
         iter_size,
         bool(on_horovod),
         all_reduce,
-        bool(on_horovod) and shares_embedding(model, ()),
+        model,
         summary_writer,
     )
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():

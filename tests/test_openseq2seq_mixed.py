@@ -1,0 +1,407 @@
+"""Mixed precision: masters, loss scales, overflows, copies back, penalties, state."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import IndexedSlices, Variable, graph
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import (
+    MixedPrecisionOptimizerWrapper,
+    mp_regularizer_wrapper,
+)
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
+
+INF, NAN = math.inf, math.nan
+each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+def half(values: Any, name: str = "w", dtype: torch.dtype = torch.float16) -> Any:
+    return Variable(torch.tensor(values, dtype=dtype), name=name)
+
+
+def counter() -> Any:
+    return Variable(np.int64(0), name="global_step", trainable=False)
+
+
+def backoff(**params: Any) -> AutomaticLossScaler:
+    return AutomaticLossScaler("Backoff", params)
+
+
+def wrapped(scale: Any = None, inner: Any = None, **options: Any) -> MixedPrecisionOptimizerWrapper:
+    return MixedPrecisionOptimizerWrapper(inner or train.AdamOptimizer(0.5), scale, **options)
+
+
+# Gradients
+
+
+@each_dtype
+def test_gradients_are_by_float32_masters_and_unscaled(dtype: torch.dtype) -> None:
+    w, b = half([1.0, 2.0], dtype=dtype), Variable([3.0], name="b")
+    opt = wrapped(256.0)
+    (grad, master), (other, var) = opt.compute_gradients(
+        lambda: (w.float() ** 2).sum() + 5 * b.sum(), [w, b]
+    )
+    assert (grad.dtype, master.dtype, master.name) == (
+        torch.float32, torch.float32, "FP32-master-copy/w:0",
+    )  # fmt: skip
+    assert grad.tolist() == [2.0, 4.0]
+    assert other.tolist() == [5.0]
+    assert var is b
+    assert opt.get_master(w) is master
+    assert opt.get_master(b) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**15, 7.0])
+def test_gradients_pass_through_the_variables_dtype(scale: float) -> None:
+    w = half([1.0])
+    ((grad, _),) = wrapped(scale).compute_gradients(lambda: (w.float() * 1e-8).sum(), [w])
+    rounded = np.float32(np.float16(np.float32(scale) * np.float32(1e-8)))
+    assert grad.item() == rounded * np.float32(1 / scale)
+
+
+def test_slices_stay_slices() -> None:
+    w = half([[1.0], [2.0], [3.0]])
+    rows = torch.tensor([2, 0, 2])
+
+    def loss() -> Any:
+        return torch.nn.functional.embedding(rows, w, sparse=True).float().sum() * 3
+
+    opt = wrapped(8.0, train.GradientDescentOptimizer(1.0))
+    ((grad, _),) = opt.compute_gradients(loss, [w])
+    assert isinstance(grad, IndexedSlices)
+    assert grad.values.tolist() == [[3.0]] * 3
+    opt.minimize(loss, var_list=[w])
+    assert w.flatten().tolist() == [-2.0, 2.0, -3.0]
+
+
+def test_a_scale_of_none_is_1() -> None:
+    assert wrapped().loss_scale == 1.0
+    assert wrapped().get_name() == "Adam-MP"
+
+
+@pytest.mark.parametrize("scale", [512, 512.0, np.float32(512), np.float64(512), np.int64(512)])
+def test_a_static_scale_is_any_number(scale: Any) -> None:
+    assert wrapped(scale).loss_scale == 512.0
+
+
+@pytest.mark.parametrize("scale", [512, np.float32(512)])
+def test_as_shipped_a_scale_must_be_a_float(scale: Any) -> None:
+    w = half([1.0])
+    opt = wrapped(scale, as_shipped=True)
+    with pytest.raises(AttributeError, match="loss scale"):
+        opt.compute_gradients(lambda: w.float().sum(), [w])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((None,), TypeError, "optimizer must be an optimizer of thalweg.v1, not None"),
+        ((train.AdamOptimizer(), "Backoff"), TypeError, "AutomaticLossScaler or None, not 'Back"),
+        ((train.AdamOptimizer(), True), TypeError, "loss_scale must be a number"),
+        ((train.AdamOptimizer(), 0), ValueError, "finite and above 0, not 0"),
+        ((train.AdamOptimizer(), -2.0), ValueError, "finite and above 0, not -2.0"),
+        ((train.AdamOptimizer(), NAN), ValueError, "finite and above 0, not nan"),
+    ],
+)
+def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        MixedPrecisionOptimizerWrapper(*arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_scale_that_adapts_wants_a_float32_loss(dtype: torch.dtype) -> None:
+    w = half([1.0])
+    with pytest.raises(TypeError, match=f"The loss is {str(dtype)[6:]}, but a loss scale that"):
+        wrapped(backoff()).minimize(lambda: w.sum().to(dtype), var_list=[w])
+
+
+def test_a_static_scale_takes_a_float16_loss() -> None:
+    w = half([1.0])
+    ((grad, _),) = wrapped(2.0).compute_gradients(lambda: (w * 3).sum(), [w])
+    assert grad.tolist() == [3.0]
+
+
+def test_a_variable_with_a_master_needs_a_gradient() -> None:
+    w, v = half([1.0]), half([1.0], "v")
+    with pytest.raises(ValueError, match="'v:0' has no gradient, but its master needs one"):
+        wrapped().compute_gradients(lambda: w.float().sum(), [w, v])
+
+
+# Updates
+
+
+def test_masters_keep_what_variables_round_away() -> None:
+    w = half([1.0])
+    opt = wrapped(None, train.GradientDescentOptimizer(1e-4))
+    for _ in range(20):
+        opt.minimize(lambda: w.float().sum(), var_list=[w])
+    assert opt.get_master(w).item() == pytest.approx(0.998, rel=1e-5)
+    assert w.item() == np.float16(opt.get_master(w).item())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "copied"),
+    [
+        (torch.float16, 1e6, 65504.0),
+        (torch.float16, -INF, -65504.0),
+        (torch.float16, NAN, NAN),
+        (torch.float16, 65519.0, 65504.0),
+        (torch.bfloat16, INF, torch.finfo(torch.bfloat16).max),
+        (torch.bfloat16, NAN, NAN),
+    ],
+)
+def test_copies_are_never_infinite(dtype: torch.dtype, value: float, copied: float) -> None:
+    w = half([0.0], dtype=dtype)
+    opt = wrapped(None, train.GradientDescentOptimizer(1.0))
+    opt.minimize(lambda: w.float().sum() * 0, var_list=[w])
+    opt.apply_gradients([(torch.tensor([-value]), opt.get_master(w))])
+    np.testing.assert_equal(w.detach().float().numpy(), np.array([copied], np.float32))
+    np.testing.assert_equal(opt.get_master(w).numpy(), np.array([value], np.float32))
+
+
+def state(opt: MixedPrecisionOptimizerWrapper, *variables: Any) -> list[bytes]:
+    return [each.detach().numpy().tobytes() for each in (*variables, *opt.variables())]
+
+
+@pytest.mark.parametrize("bad", [INF, NAN])
+def test_an_overflow_changes_the_scaler_alone(bad: float) -> None:
+    w, b, step = half([1.0, 2.0]), Variable([3.0], name="b"), counter()
+    scaler = backoff(scale_max=16.0)
+    opt = wrapped(scaler)
+    factor = [1.0]
+
+    def loss() -> Any:
+        return (w.float() ** 2).sum() * factor[0] + b.sum()
+
+    opt.minimize(loss, global_step=step, var_list=[w, b])
+    before = state(opt, w, b, step)
+    factor[0] = bad
+    opt.minimize(loss, global_step=step, var_list=[w, b])
+    assert state(opt, w, b, step) == before
+    assert (scaler.loss_scale.item(), step.item()) == (8.0, 1)
+    factor[0] = 1.0
+    opt.minimize(loss, global_step=step, var_list=[w, b])
+    assert state(opt, w, b, step) != before
+
+
+def test_a_static_scale_lets_infinities_through() -> None:
+    w = half([1.0])
+    opt = wrapped(2.0**15, train.GradientDescentOptimizer(1.0))
+    opt.minimize(lambda: w.float().sum() * 8, var_list=[w])
+    assert (opt.get_master(w).item(), w.item()) == (-INF, -65504.0)
+
+
+def test_a_refused_step_leaves_the_scaler_as_it_is() -> None:
+    w = half([1.0, 2.0])
+    opt = wrapped(backoff(scale_max=16.0, step_window=1))
+    opt.minimize(lambda: w.float().sum(), var_list=[w])
+    before, scales = state(opt, w), opt.state_dict()
+    with pytest.raises(ValueError, match="has shape"):
+        opt.apply_gradients([(torch.ones(3), opt.get_master(w))])
+    assert state(opt, w) == before
+    after = opt.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in scales.items())
+
+
+def test_an_error_after_the_update_leaves_copies_and_scaler_in_step() -> None:
+    class Failing(train.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> None:
+            raise OSError("no")
+
+    w = half([1.0])
+    scaler = backoff(scale_max=16.0)
+    opt = wrapped(scaler, Failing(0.5))
+    with pytest.raises(OSError, match="no"):
+        opt.minimize(lambda: w.float().sum(), var_list=[w])
+    assert (w.item(), opt.get_master(w).item()) == (0.5, 0.5)
+    assert scaler.variables["iteration"] == 1
+
+
+def test_slots_are_found_by_the_variable_and_by_its_master() -> None:
+    w = half([1.0])
+    opt = wrapped()
+    opt.minimize(lambda: w.float().sum(), var_list=[w])
+    master = opt.get_master(w)
+    assert opt.get_slot(w, "m") is opt.get_slot(master, "m")
+    assert opt.get_slot(w, "m").dtype == torch.float32
+    names = [each.name for each in opt.variables()]
+    assert names[0] == "FP32-master-copy/w:0"
+    assert {"FP32-master-copy/w/Adam:0", "beta1_power:0"} < set(names)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_take_the_same_steps(clone: Any) -> None:
+    w = half([1.0, 2.0])
+    opt = wrapped(backoff(scale_max=16.0))
+    opt.minimize(lambda: (w.float() ** 2).sum(), var_list=[w])
+    other, v = clone((opt, w))
+    for optimizer, var in ((opt, w), (other, v)):
+        optimizer.minimize(lambda var=var: (var.float() ** 2).sum(), var_list=[var])
+    assert torch.equal(w, v)
+    assert state(opt, w) == state(other, v)
+
+
+# Penalties
+
+
+def l2(weights: Any) -> Any:
+    return 0.5 * (weights * weights).sum() / 2
+
+
+@each_dtype
+def test_penalties_of_reduced_variables_are_taken_at_the_master(dtype: torch.dtype) -> None:
+    w = half([0.0078125], dtype=dtype)
+    assert mp_regularizer_wrapper(l2)(w) is None
+    opt = wrapped(64.0, train.GradientDescentOptimizer(1.0))
+    opt.minimize(lambda: w.float().sum() * 0, var_list=[w])
+    assert opt.get_master(w).item() == 0.00390625
+
+
+def test_penalties_of_other_variables_are_returned() -> None:
+    w = Variable([2.0], name="w")
+    assert mp_regularizer_wrapper(l2)(w).item() == 1.0
+    ((grad, _),) = wrapped().compute_gradients(lambda: w.sum(), [w])
+    assert grad.tolist() == [1.0]
+
+
+def test_get_variable_hands_penalties_to_the_wrapper() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        start = graph.constant_initializer(0.25)
+        penalty = mp_regularizer_wrapper(l2)
+        w = graph.get_variable("w", (2,), torch.float16, start, penalty)
+        v = graph.get_variable("v", (2,), torch.float32, start, penalty)
+        assert len(graph.get_collection(graph.GraphKeys.REGULARIZATION_LOSSES)) == 1
+        ((grad, master), (_, var)) = wrapped(128.0).compute_gradients(
+            w.float().sum() + v.sum(), [w, v]
+        )
+        session.run(graph.global_variables_initializer())
+        assert session.run(grad).tolist() == [1.125, 1.125]
+        assert graph.get_collection("FP32_MASTER_COPIES") == [master]
+        assert var is v
+        assert graph.trainable_variables() == [w, v]
+
+
+def test_parameters_of_modules_have_penalties_in_graphs() -> None:
+    module = torch.nn.Linear(1, 1, bias=False).half()
+    torch.nn.init.constant_(module.weight, 0.25)
+    with graph.Graph().as_default(), graph.Session() as session:
+        assert mp_regularizer_wrapper(l2)(module.weight) is None
+        x = graph.placeholder(torch.float16, (1, 1))
+        ((grad, _),) = wrapped(128.0).compute_gradients(module(x).float().sum())
+        session.run(graph.global_variables_initializer())
+        assert session.run(grad, {x: [[1.0]]}).item() == 1.125
+
+
+# Graphs
+
+
+@pytest.mark.parametrize(("dtype", "applied"), [(torch.float16, 4), (torch.bfloat16, 5)])
+@pytest.mark.parametrize("scale", [256.0, "Backoff"])
+def test_a_session_takes_the_steps_of_eager_mode(
+    dtype: torch.dtype, applied: int, scale: Any
+) -> None:
+    factors = [1.0, 2.0, 1e8, INF, 3.0, 1.0]
+
+    def scaled_by(name: Any) -> Any:
+        return backoff(scale_max=1024.0, step_window=2) if name == "Backoff" else name
+
+    w, b = half([1.0, -2.0], dtype=dtype), Variable([3.0], name="b")
+    opt = wrapped(scaled_by(scale))
+    seen = []
+    for factor in factors:
+        opt.minimize(lambda f=factor: (w.float() ** 2).sum() * f + b.sum(), var_list=[w, b])
+        seen.append([w.float().tolist(), b.tolist(), opt.get_master(w).tolist()])
+    with graph.Graph().as_default(), graph.Session() as session:
+        w_, b_ = graph.Variable(half([1.0, -2.0], dtype=dtype)), graph.Variable([3.0])
+        f = graph.placeholder(torch.float32, ())
+        opt_ = wrapped(scaled_by(scale))
+        step = graph.Variable(np.int64(0), trainable=False)
+        op = opt_.minimize((w_.float() ** 2).sum() * f + b_.sum(), step, [w_, b_])
+        session.run(graph.global_variables_initializer())
+        for factor, wanted in zip(factors, seen, strict=True):
+            session.run(op, {f: factor})
+            got = session.run([w_.float(), b_, opt_.get_master(w_)])
+            np.testing.assert_equal([each.tolist() for each in got], wanted)
+        assert session.run(step) == (applied if scale == "Backoff" else 6)
+        assert opt_.get_slot(w_, "m").graph is w_.graph
+        with pytest.raises(FailedPreconditionError, match="session"):
+            opt_.state_dict()
+
+
+def test_a_graph_takes_no_optimizer_that_wraps_another() -> None:
+    with graph.Graph().as_default():
+        w = graph.Variable(half([1.0]))
+        opt = wrapped(None, MovingAverageOptimizer(train.GradientDescentOptimizer(0.1)))
+        with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
+            opt.minimize(w.float().sum())
+
+
+# State
+
+
+def trained(steps: int, scale: Any = None) -> tuple[MixedPrecisionOptimizerWrapper, Any, Any]:
+    w, b = half([1.0, 2.0]), Variable([3.0], name="b")
+    opt = wrapped(scale or backoff(scale_max=64.0, step_window=2))
+    run(opt, w, b, steps)
+    return opt, w, b
+
+
+def run(opt: Any, w: Any, b: Any, steps: int) -> None:
+    for _ in range(steps):
+        opt.minimize(lambda: (w.float() ** 3).sum() * b.sum(), var_list=[w, b])
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_loaded_state_goes_on_to_the_bit(steps: int) -> None:
+    opt, w, b = trained(3)
+    saved, kept = opt.state_dict(), b.detach().clone()
+    assert {"w/master", "w/m", "b/v", "beta1_power", "loss_scale/scale"} < set(saved)
+    run(opt, w, b, 3)
+    other, v, c = trained(steps)
+    c.assign(kept)
+    other.load_state_dict(saved, [v, c])
+    run(other, v, c, 3)
+    assert state(opt, w, b) == state(other, v, c)
+    assert opt.state_dict().keys() == saved.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"w/m": None}, "'w/m' is missing"),
+        ({"w/m": torch.ones(3)}, "'w/m' is float32 of shape (3,), not float32 of shape (2,)"),
+        ({"w/master": torch.ones(2).half()}, "'w/master' is float16 of shape (2,), not float32"),
+        ({"x/m": torch.ones(2)}, "'x/m' belongs to nothing here"),
+        ({"loss_scale/scale": None}, "'loss_scale/scale' is missing"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_state_that_does_not_fit_is_refused(steps: int, changes: Any, text: str) -> None:
+    saved = {**trained(3)[0].state_dict(), **changes}
+    saved = {name: value for name, value in saved.items() if value is not None}
+    opt, w, b = trained(steps)
+    before = state(opt, w, b)
+    with pytest.raises(CheckpointMismatchError, match=re.escape(text)) as caught:
+        opt.load_state_dict(saved, [w, b])
+    assert str(caught.value).endswith("Nothing was loaded.")
+    assert state(opt, w, b) == before
+
+
+def test_variables_of_one_name_are_numbered() -> None:
+    first, second = half([1.0]), half([2.0])
+    opt = wrapped(None, train.MomentumOptimizer(0.1, 0.9))
+    opt.minimize(lambda: (first.float() + 2 * second.float()).sum(), var_list=[first, second])
+    assert set(opt.state_dict()) == {
+        "w#0/master", "w#0/momentum", "w#1/master", "w#1/momentum",
+    }  # fmt: skip

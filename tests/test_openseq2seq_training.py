@@ -1,0 +1,718 @@
+"""`optimize_loss`: its steps, options, summaries, errors and state, eagerly and in graphs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_replay import Writer
+from thalweg import Variable, graph
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.openseq2seq.optimizers.optimizers import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import LazyAdamOptimizer, MovingAverageOptimizer
+
+INF, NAN = math.inf, math.nan
+SCOPE = "Loss_Optimization/"
+PARAMS = {"Momentum": {"momentum": 0.9}, "AdamW": {"weight_decay": 0.1}}
+
+
+def fixed(rate: float) -> Callable[[Any], Any]:
+    return lambda step: lr_policies.fixed_lr(step, rate)
+
+
+def poly(rate: float) -> Callable[[Any], Any]:
+    return lambda step: lr_policies.poly_decay(step, rate, decay_steps=10)
+
+
+def variables(dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    w = Variable(torch.tensor([1.0, -2.0], dtype=dtype), name="w")
+    return w, Variable([3.0], name="b")
+
+
+def loss_of(w: Any, b: Any, factor: Any = 1.0) -> Any:
+    return (w.float() ** 2).sum() * factor + (b * b * b).sum()
+
+
+# Steps
+
+
+def test_a_step_returns_the_loss_before_the_update() -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
+    first = step()
+    assert first.item() == 32.0
+    assert not first.requires_grad
+    step()
+    assert (step.global_step.item(), step.was_applied) == (2, True)
+    np.testing.assert_allclose(w.numpy(), [0.64, -1.28], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZER_CLS_NAMES))
+@pytest.mark.parametrize("dtype", ["mixed", torch.float32])
+def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
+    kind = torch.float16 if dtype == "mixed" else torch.float32
+    given: dict[str, Any] = {
+        "optimizer": name,
+        "optimizer_params": PARAMS.get(name, {}),
+        "learning_rate_decay_fn": poly(0.05),
+        "dtype": dtype,
+        "clip_gradients": 2.0,
+        "loss_scaling": "Backoff",
+        "loss_scaling_params": {"scale_max": 1024.0, "step_window": 2},
+    }
+    factors = [1.0, 1e9, 0.5, 2.0, 3.0] if dtype == "mixed" else [1.0, 0.5, 2.0]
+    w, b = variables(kind)
+    factor = torch.tensor(1.0)
+    step = optimize_loss(lambda: loss_of(w, b, factor), **given)
+    seen = []
+    starts = [each.detach().clone() for each in (w, b)]
+    for value in factors:
+        factor.fill_(value)
+        loss = step().numpy()
+        seen.append((loss, w.numpy(), b.numpy(), step.global_step.item()))
+    with graph.Graph().as_default(), graph.Session() as session:
+        w_, b_ = map(graph.Variable, starts)
+        fed = graph.placeholder(torch.float32, ())
+        op = optimize_loss(loss_of(w_, b_, fed), **given)
+        session.run(graph.global_variables_initializer())
+        for value, wanted in zip(factors, seen, strict=True):
+            loss = session.run(op, {fed: value})
+            got = loss, *session.run([w_, b_, train.get_global_step()])
+            assert all(map(np.array_equal, got, wanted))
+    assert seen[-1][-1] == len(factors) - (dtype == "mixed")
+
+
+def test_a_step_of_eager_mode_is_taken_in_eager_mode() -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
+    with graph.Graph().as_default(), pytest.raises(FailedPreconditionError, match="eager mode"):
+        step()
+    assert step.global_step.item() == 0
+
+
+@pytest.mark.parametrize("cls", [NovoGrad, LazyAdamOptimizer, train.AdagradOptimizer])
+def test_an_optimizer_may_be_a_class(cls: Any) -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: loss_of(w, b), cls, {}, fixed(0.1))
+    step()
+    assert isinstance(step.optimizer, cls)
+    assert w.tolist() != [1.0, -2.0]
+
+
+def test_parameters_may_be_none() -> None:
+    w, b = variables()
+    optimize_loss(lambda: loss_of(w, b), "Adam", None, fixed(0.1))()
+    np.testing.assert_allclose(w.numpy(), [0.9, -1.9], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda step: 1.0 / (1 + int(step)),
+        lambda step: 1.0 / (1 + step.double()),
+        lambda step: lambda: torch.tensor(1.0) / (1 + step),
+        lambda step: 1 if step < 1 else 0.5,
+    ],
+)
+def test_any_policy_is_asked_for_every_step(policy: Any) -> None:
+    w = Variable([10.0], name="w")
+    step = optimize_loss(lambda: w.sum(), "SGD", {}, policy)
+    for _ in range(2):
+        step()
+    assert w.tolist() == [8.5]
+    assert step.learning_rate.item() == 0.5
+
+
+def test_variables_may_be_left_out() -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), var_list=[b])
+    step()
+    assert w.tolist() == [1.0, -2.0]
+    assert b.tolist() != [3.0]
+
+
+def test_torch_modules_train_in_half_precision() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    model = model.to(torch.bfloat16)
+    x, y = torch.randn(16, 3), torch.randn(16, 1)
+    step = optimize_loss(
+        lambda: (model(x.bfloat16()).float() - y).square().mean(),
+        "Adam",
+        {},
+        fixed(0.02),
+        dtype="mixed",
+        loss_scaling="LogMax",
+    )
+    losses = [step().item() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(step.optimizer.get_master(each) is not None for each in model.parameters())
+
+
+def test_each_step_has_a_global_step_of_its_own_unless_given() -> None:
+    w, b = variables()
+    shared = Variable(np.int64(5), name="global_step", trainable=False)
+    first = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
+    second = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), global_step=shared)
+    first()
+    second()
+    assert (first.global_step.item(), second.global_step.item(), shared.item()) == (1, 6, 6)
+
+
+def test_a_graph_has_one_global_step_and_names_masters_below_the_scope() -> None:
+    with graph.Graph().as_default():
+        w = graph.Variable(torch.ones(2).half(), name="w")
+        for _ in range(2):
+            optimize_loss(w.float().sum(), "Momentum", {"momentum": 0.9}, fixed(0.1), dtype="mixed")
+        names = [var.op.name for var in graph.global_variables()]
+    assert names.count("global_step") == 1
+    assert f"{SCOPE}FP32-master-copy/w" in names
+    assert len(graph_train_ops := [name for name in names if "Momentum" in name]) == 2
+    assert all(SCOPE in name for name in graph_train_ops)
+
+
+@pytest.mark.parametrize("factor", [1.0, INF])
+def test_update_ops_run_with_every_step(factor: float) -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.ones(2).half(), name="w")
+        runs = graph.Variable(0.0, trainable=False)
+        graph.add_to_collection(graph.GraphKeys.UPDATE_OPS, runs.assign_add(1.0))
+        op = optimize_loss(
+            w.float().sum() * factor, "SGD", {}, fixed(0.1), dtype="mixed", loss_scaling="Backoff"
+        )
+        session.run(graph.global_variables_initializer())
+        session.run(op)
+        assert session.run(runs) == 1.0
+        assert session.run(train.get_global_step()) == (factor == 1.0)
+        assert graph.get_collection(graph.GraphKeys.TRAIN_OP) == [op.op]
+
+
+# What is not as shipped
+
+
+def test_the_callers_parameters_stay_as_they_are() -> None:
+    w, b = variables()
+    params = {"weight_decay": 0.1}
+    for _ in range(2):
+        step = optimize_loss(lambda: loss_of(w, b), "AdamW", params, fixed(0.5))
+    assert params == {"weight_decay": 0.1}
+    step()
+    np.testing.assert_allclose(w.numpy(), [1 - 0.05 - 0.5, -2 + 0.1 + 0.5], rtol=1e-5)
+
+
+def test_the_callers_parameters_change_as_shipped() -> None:
+    w, b = variables()
+    params: dict[str, Any] = {"weight_decay": 0.1}
+    for _ in range(2):
+        optimize_loss(lambda: loss_of(w, b), "AdamW", params, fixed(0.5), as_shipped=True)
+    assert float(params["weight_decay"]) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("scale", [512, 512.0])
+def test_a_static_scale_may_be_an_int(scale: Any) -> None:
+    w, b = variables(torch.float16)
+    step = optimize_loss(
+        lambda: loss_of(w, b), "SGD", {}, fixed(0.25), dtype="mixed", loss_scaling=scale
+    )
+    assert step().item() == 32.0
+    assert w.tolist() == [0.5, -1.0]
+    assert step.loss_scaler is None
+
+
+@pytest.mark.parametrize(("as_shipped", "value"), [(False, 1 - 0.06), (True, 1.0)])
+def test_a_huge_norm_is_clipped(as_shipped: bool, value: float) -> None:
+    w = Variable([1.0, 1.0], name="w")
+    step = optimize_loss(
+        lambda: (w * torch.tensor([3e30, 4e30])).sum(),
+        "SGD",
+        {},
+        fixed(0.1),
+        clip_gradients=1.0,
+        as_shipped=as_shipped,
+    )
+    step()
+    assert w[0].item() == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("as_shipped", "differs"), [(False, True), (True, False)])
+def test_novograd_keeps_its_average_unless_as_shipped(as_shipped: bool, differs: bool) -> None:
+    moved = []
+    for beta2 in (0.1, 0.9):
+        w, b = variables()
+        step = optimize_loss(
+            lambda w=w, b=b: loss_of(w, b),
+            NovoGrad,
+            {"beta2": beta2},
+            fixed(0.1),
+            as_shipped=as_shipped,
+        )
+        for _ in range(3):
+            step()
+        moved.append(w.tolist())
+    assert (moved[0] != moved[1]) == differs
+
+
+# Accumulation
+
+
+def accumulating(w: Any, skips: Any, **given: Any) -> Any:
+    return optimize_loss(
+        lambda: w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skips, **given
+    )
+
+
+@pytest.mark.parametrize("on_horovod", [False, True])
+def test_gradients_are_added_up(on_horovod: bool) -> None:
+    w = Variable([1.0], name="w")
+    flags = iter([True, False, False])
+    step = accumulating(w, lambda: next(flags), on_horovod=on_horovod)
+    seen = []
+    for _ in range(3):
+        step()
+        seen.append((w.item(), step.global_step.item(), step.was_applied))
+    assert seen == [(1.0, 0, False), (0.0, 1, True), (-0.5, 2, True)]
+
+
+def test_as_shipped_without_horovod_every_run_updates() -> None:
+    w = Variable([1.0], name="w")
+    accumulating(w, True, as_shipped=True)()
+    assert w.item() == 0.0
+
+
+@pytest.mark.parametrize("skip", [True, torch.tensor(True), lambda: np.bool_(True)])
+def test_a_run_may_be_told_to_skip(skip: Any) -> None:
+    w = Variable([1.0], name="w")
+    accumulating(w, skip)()
+    assert w.item() == 1.0
+
+
+def test_rows_are_added_up_too() -> None:
+    table = Variable([[0.0], [0.0], [0.0]], name="table")
+    rows, flags = iter([[0, 2, 2], [2]]), iter([True, False])
+
+    def loss() -> Any:
+        found = torch.nn.functional.embedding(torch.tensor(next(rows)), table, sparse=True)
+        return found.sum()
+
+    step = optimize_loss(
+        loss, "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=lambda: next(flags)
+    )
+    step()
+    step()
+    assert table.flatten().tolist() == [-0.5, 0.0, -1.5]
+
+
+def test_a_session_adds_up_and_sets_back_to_zero() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable([1.0], name="w")
+        skip = graph.placeholder(torch.bool, ())
+        op = optimize_loss(w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skip)
+        session.run(graph.global_variables_initializer())
+        seen = []
+        for flag in (True, False, False):
+            session.run(op, {skip: flag})
+            seen.append(session.run(w).item())
+        assert seen == [1.0, 0.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"iter_size": 2}, "iter_size above 1 needs skip_update_ph"),
+        ({"iter_size": 0}, "iter_size must be a positive integer, not 0"),
+        ({"iter_size": 1.5}, "iter_size must be a positive integer, not 1.5"),
+    ],
+)
+def test_a_wrong_iter_size(given: Any, text: str) -> None:
+    w, b = variables()
+    with pytest.raises(ValueError, match=text):
+        optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), **given)
+
+
+def test_skip_update_must_be_a_bool() -> None:
+    w = Variable([1.0], name="w")
+    with pytest.raises(TypeError, match="skip_update_ph must be or return a bool, not 1"):
+        accumulating(w, 1)()
+
+
+# All or nothing
+
+
+def failing(grad: Any) -> Any:
+    raise OSError("the network is down")
+
+
+def test_an_error_changes_nothing() -> None:
+    w, b = variables(torch.float16)
+    fails, flags = [False], iter([False, True, False])
+
+    def mean(grad: Any) -> Any:
+        return failing(grad) if fails[0] else grad
+
+    step = optimize_loss(
+        lambda: loss_of(w, b),
+        "Adam",
+        {},
+        poly(0.1),
+        dtype="mixed",
+        loss_scaling="Backoff",
+        on_horovod=True,
+        iter_size=2,
+        skip_update_ph=lambda: next(flags),
+        all_reduce=mean,
+    )
+    step()
+    step()
+    before = {**step.state_dict(), "w": w.detach().clone(), "b": b.detach().clone()}
+    fails[0] = True
+    with pytest.raises(OSError, match="network"):
+        step()
+    after = {**step.state_dict(), "w": w, "b": b}
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_error_in_a_session_changes_nothing() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.ones(2).half(), name="w")
+        op = optimize_loss(
+            w.float().sum(),
+            "Adam",
+            {},
+            fixed(0.1),
+            dtype="mixed",
+            loss_scaling="Backoff",
+            on_horovod=True,
+            all_reduce=lambda grad: torch.ones(3),
+        )
+        session.run(graph.global_variables_initializer())
+        before = session.run(graph.global_variables())
+        with pytest.raises(ValueError, match="has shape"):
+            session.run(op)
+        after = session.run(graph.global_variables())
+        assert all(map(np.array_equal, before, after))
+
+
+def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
+    w, b = variables()
+    writer = Writer()
+    writer.add_scalar = failing  # pyright: ignore[reportAttributeAccessIssue]
+    step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), summary_writer=writer)
+    with pytest.raises(TypeError) as caught:
+        step()
+    assert "The run was made, but its summaries were not written." in caught.value.__notes__
+    assert step.global_step.item() == 1
+
+
+# Summaries
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_all_summaries_have_their_tags_and_values(is_deferred: bool) -> None:
+    writer, given = Writer(), {"larc_params": {"larc_eta": 0.01}}
+    told_of(writer, is_deferred, summaries=OPTIMIZER_SUMMARIES, **given)
+    w, b = f"{SCOPE}FP32-master-copy/w_0", "b_0"
+    norms = {w: math.sqrt(20), b: 27.0}
+    ratios = {w: 0.01 * math.sqrt(5) / (0.5 * norms[w]), b: 0.01 * 3 / (0.5 * 27)}
+    wanted = {
+        "learning_rate": 0.5,
+        f"{SCOPE}loss_scale": 16.0,
+        f"{SCOPE}global_gradient_norm": math.hypot(*norms.values()),
+    }
+    for name in (w, b):
+        wanted[f"{SCOPE}gradient_norm/{name}"] = norms[name]
+        wanted[f"{SCOPE}variable_norm/{name}"] = math.sqrt(5) if name == w else 3.0
+        wanted[f"{SCOPE}larc_clip_on/{name}"] = 1
+        wanted[f"{SCOPE}larc_grad_update/{name}"] = ratios[name]
+        wanted[f"{SCOPE}larc_final_lr/{name}"] = 0.5 * ratios[name]
+    assert writer.scalars == pytest.approx(wanted, rel=1e-5)
+    assert writer.histograms[f"{SCOPE}gradients/{w}"].tolist() == [2.0, -4.0]
+    assert writer.histograms[f"{SCOPE}variables/{w}"].tolist() == [1.0, -2.0]
+    assert len(writer.histograms) == 4
+    assert set(writer.steps) == {0}
+
+
+def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
+    arguments: dict[str, Any] = {
+        "optimizer": "SGD",
+        "optimizer_params": {},
+        "learning_rate_decay_fn": fixed(0.5),
+        "dtype": "mixed",
+        "loss_scaling": "Backoff",
+        "loss_scaling_params": {"scale_max": 16.0},
+        "summary_writer": writer,
+        **given,
+    }
+    w, b = variables(torch.float16)
+    if not is_deferred:
+        optimize_loss(lambda: loss_of(w, b), **arguments)()
+        return
+    with graph.Graph().as_default(), graph.Session() as session:
+        w_, b_ = graph.Variable(w.detach(), name="w"), graph.Variable(b.detach(), name="b")
+        op = optimize_loss(loss_of(w_, b_), **arguments)
+        session.run(graph.global_variables_initializer())
+        session.run(op)
+
+
+@pytest.mark.parametrize(
+    ("given", "tags"),
+    [
+        ({}, {"learning_rate", f"{SCOPE}global_gradient_norm", f"{SCOPE}loss_scale"}),
+        ({"summaries": []}, set()),
+        ({"loss_scaling": 8.0}, {"learning_rate", f"{SCOPE}global_gradient_norm"}),
+        (
+            {"clip_gradients": 1.0, "summaries": ["global_gradient_norm"]},
+            {f"{SCOPE}global_gradient_norm", f"{SCOPE}global_clipped_gradient_norm"},
+        ),
+        ({"summaries": ["larc_summaries"]}, set()),
+        ({"dtype": "float32", "summaries": ["loss_scale"]}, {f"{SCOPE}loss_scale"}),
+    ],
+)
+def test_summaries_are_those_that_are_wanted(given: Any, tags: set[str]) -> None:
+    writer = Writer()
+    told_of(writer, False, **given)
+    assert set(writer.scalars) == tags
+
+
+def test_histograms_mask_what_is_not_finite_and_norms_do_not() -> None:
+    w, writer = Variable([1.0, 2.0, 3.0, 4.0], name="w"), Writer()
+    coefficients = torch.tensor([NAN, INF, -INF, 2.0])
+    optimize_loss(
+        lambda: (w * coefficients).sum(),
+        "SGD",
+        {},
+        fixed(0.1),
+        summaries=["gradients", "gradient_norm"],
+        summary_writer=writer,
+    )()
+    assert writer.histograms[f"{SCOPE}gradients/w_0"].tolist() == [0.0, 0.0, 0.0, 2.0]
+    assert math.isnan(writer.scalars[f"{SCOPE}gradient_norm/w_0"])
+
+
+def test_variables_of_one_name_have_tags_of_their_own() -> None:
+    model, writer = torch.nn.Linear(2, 1), Writer()
+    optimize_loss(
+        lambda: model(torch.ones(2)).sum(),
+        "SGD",
+        {},
+        fixed(0.1),
+        summaries=["variable_norm"],
+        summary_writer=writer,
+    )()
+    assert set(writer.scalars) == {
+        f"{SCOPE}variable_norm/Variable_0_0", f"{SCOPE}variable_norm/Variable_0_1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_runs_that_skip_tell_of_no_norms(skip: bool) -> None:
+    writer = Writer()
+    accumulating(Variable([1.0], name="w"), skip, summary_writer=writer)()
+    tags = {"learning_rate"} | (set() if skip else {f"{SCOPE}global_gradient_norm"})
+    assert set(writer.scalars) == tags
+
+
+# Gradients that are not there
+
+
+def test_default_summaries_need_all_gradients() -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: (w * w).sum(), "SGD", {}, fixed(0.1), [w, b])
+    with pytest.raises(ValueError, match="'b:0' has no gradient, but the summary global_grad"):
+        step()
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
+    w, b = variables()
+    if is_deferred:
+        with graph.Graph().as_default(), graph.Session() as session:
+            w_, b_ = graph.Variable([1.0, -2.0]), graph.Variable([3.0])
+            op = optimize_loss((w_ * w_).sum(), "SGD", {}, fixed(0.1), [w_, b_], summaries=[])
+            session.run(graph.global_variables_initializer())
+            session.run(op)
+            got = [each.tolist() for each in session.run([w_, b_])]
+    else:
+        optimize_loss(lambda: (w * w).sum(), "SGD", {}, fixed(0.1), [w, b], summaries=[])()
+        got = [w.tolist(), b.tolist()]
+    assert got[1] == [3.0]
+    np.testing.assert_allclose(got[0], [0.8, -1.6], rtol=1e-6)
+
+
+def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
+    with graph.Graph().as_default():
+        w, b = graph.Variable([1.0], name="w"), graph.Variable([3.0], name="b")
+        with pytest.raises(ValueError, match="'b:0' has no gradient"):
+            optimize_loss(w.sum(), "SGD", {}, fixed(0.1), [w, b])
+        with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['b:0'\]"):
+            optimize_loss(w.sum(), "SGD", {}, fixed(0.1), [b], summaries=[])
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"optimizer": "sgd"}, ValueError, "one of [Adagrad, Adam, Ftrl, Momentum, RMSProp, SGD,"),
+        ({"optimizer": 3}, TypeError, "optimizer must be a name or a class, not 3"),
+        ({"optimizer": dict}, TypeError, "optimizer must make an optimizer of thalweg.v1"),
+        ({"optimizer": "Momentum"}, TypeError, "momentum"),
+        ({"optimizer_params": {"foo": 1}}, TypeError, "foo"),
+        ({"optimizer": "AdamW"}, KeyError, "AdamW needs weight_decay in optimizer_params."),
+        ({"learning_rate_decay_fn": None}, TypeError, "learning_rate_decay_fn must be callable"),
+        ({"clip_gradients": "1"}, TypeError, "clip_gradients must be a number, not '1'"),
+        ({"summaries": ["foo"]}, ValueError, "you provided foo"),
+        ({"clip_gradients": 0.0, "larc_params": {"larc_eta": 0.1}}, AttributeError, "LARC"),
+        ({"larc_params": {"larc_eta": 1}}, ValueError, "larc_eta has to be of type float"),
+        ({"loss_scaling": "foo"}, ValueError, "Unknown scaling algorithm: foo"),
+        ({"loss_scaling": "LogMax", "loss_scaling_params": {"a": 1}}, ValueError, "Unknown param"),
+        ({"dtype": "mixed", "loss_scaling": None, "loss": 1.0}, TypeError, "loss must be a call"),
+        ({"loss": torch.ones(())}, TypeError, "loss must be a callable that returns the loss in"),
+        ({"global_step": torch.zeros(())}, TypeError, "does not have integer type"),
+        ({"summary_writer": 3}, TypeError, "summary_writer must have the methods"),
+    ],
+)
+def test_wrong_arguments(given: Any, error: type[Exception], text: str) -> None:
+    w, b = variables()
+    arguments = {
+        "loss": lambda: loss_of(w, b),
+        "optimizer": "SGD",
+        "optimizer_params": {},
+        "learning_rate_decay_fn": fixed(0.1),
+        **given,
+    }
+    with pytest.raises(error, match=re.escape(text)):
+        optimize_loss(**arguments)
+
+
+def test_options_of_scaling_have_no_meaning_without_mixed_precision() -> None:
+    w, b = variables()
+    step = optimize_loss(
+        lambda: loss_of(w, b), "SGD", {}, fixed(0.1), loss_scaling="Backoff", dtype=torch.float16
+    )
+    step()
+    assert not isinstance(step.optimizer, MixedPrecisionOptimizerWrapper)
+    assert step.loss_scaler.variables["iteration"] == 0
+
+
+def test_a_graph_refuses_what_it_cannot_run() -> None:
+    with graph.Graph().as_default():
+        w = graph.Variable([1.0], name="w")
+        with pytest.raises(TypeError, match="loss must be a tensor of the graph, not 3"):
+            optimize_loss(3, "SGD", {}, fixed(0.1))
+
+        def averaged(learning_rate: Any) -> Any:
+            return MovingAverageOptimizer(train.GradientDescentOptimizer(learning_rate))
+
+        with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another"):
+            optimize_loss(w.sum(), averaged, {}, fixed(0.1))
+
+
+def test_a_symbolic_loss_decides_for_its_graph() -> None:
+    built = graph.Graph()
+    with built.as_default():
+        w = graph.Variable([1.0], name="w")
+        loss = w.sum()
+    op = optimize_loss(loss, "SGD", {}, fixed(0.5))
+    with graph.Session(graph=built) as session:
+        with built.as_default():
+            session.run(graph.global_variables_initializer())
+        assert session.run(op) == 1.0
+        assert session.run(w) == 0.5
+
+
+# State
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {"optimizer": "Adam"},
+    "mixed": {"optimizer": "Adam", "dtype": "mixed", "loss_scaling": "Backoff"},
+    "logmax": {"optimizer": "SGD", "dtype": "mixed", "loss_scaling": "LogMax"},
+    "novograd": {"optimizer": NovoGrad, "dtype": "mixed", "larc_params": {"larc_eta": 0.1}},
+    "sums": {"optimizer": "Adagrad", "dtype": "mixed", "iter_size": 3},
+}
+
+
+class Training:
+    """A model and its step, in which every third run makes an update if gradients are added up."""
+
+    def __init__(self, config: str, given: Any = None) -> None:
+        options = {"optimizer_params": {}, "learning_rate_decay_fn": poly(0.3), **CONFIGS[config]}
+        kind = torch.float16 if options.get("dtype") == "mixed" else torch.float32
+        self.w, self.b = variables(kind) if given is None else given
+        self.runs = 0
+        self.step = optimize_loss(
+            lambda: loss_of(self.w, self.b, 3e3 if self.runs in (0, 3) else 1.0),
+            var_list=[self.w, self.b],
+            skip_update_ph=lambda: self.runs % 3 != 0,
+            **options,
+        )
+
+    def run(self, count: int) -> Training:
+        for _ in range(count):
+            self.step()
+            self.runs += 1
+        return self
+
+    def everything(self) -> dict[str, Any]:
+        return {**self.step.state_dict(), "w": self.w.detach(), "b": self.b.detach()}
+
+
+@pytest.mark.parametrize("config", list(CONFIGS))
+@pytest.mark.parametrize(("runs", "before"), [(1, 0), (2, 1), (5, 0), (5, 2)])
+def test_a_loaded_state_goes_on_to_the_bit(config: str, runs: int, before: int) -> None:
+    first = Training(config).run(runs)
+    saved = {name: value.clone() for name, value in first.everything().items()}
+    second = Training(config).run(before)
+    second.w.assign(saved.pop("w"))
+    second.b.assign(saved.pop("b"))
+    second.step.load_state_dict(saved)
+    second.runs = first.runs
+    wanted, got = first.run(5).everything(), second.run(5).everything()
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+
+
+def test_a_state_from_before_the_first_step_can_be_loaded() -> None:
+    saved = Training("mixed").step.state_dict()
+    assert set(saved) == {
+        "global_step",
+        "loss_scale/scale", "loss_scale/iteration", "loss_scale/last_overflow_iteration",
+    }  # fmt: skip
+    fresh = Training("mixed")
+    fresh.step.load_state_dict(saved)
+    assert fresh.run(1).step.global_step.item() in (0, 1)
+
+
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    saved = Training("mixed").run(1).step.state_dict()
+    other = Training("logmax").run(1)
+    before = other.everything()
+    with pytest.raises(CheckpointMismatchError, match=r"belongs to nothing here.*Nothing was load"):
+        other.step.load_state_dict(saved)
+    after = other.everything()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_loading_needs_to_know_the_variables() -> None:
+    w, b = variables()
+    step = optimize_loss(lambda: loss_of(w, b), "Adam", {}, fixed(0.1))
+    with pytest.raises(FailedPreconditionError, match="Give var_list to optimize_loss"):
+        step.load_state_dict({})
+
+
+def test_loading_sets_variables_to_their_masters() -> None:
+    trained, fresh = Training("mixed").run(4), Training("mixed")
+    fresh.step.load_state_dict(trained.step.state_dict())
+    assert torch.equal(fresh.w, trained.w)
