@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -251,6 +252,20 @@ def test_regularizer_acts_on_masters_in_mixed_precision(dtype: torch.dtype) -> N
     # The weights themselves are too coarse to show it.
     assert weights.item() == 1.0
     assert step.optimizer.get_master(weights).item() == 1 - 2.0**-15
+
+
+def test_a_model_in_a_graph() -> None:
+    model = torch.nn.Linear(2, 1)
+    kernel, bias = (each.detach().clone() for each in model.parameters())
+    with tf.Graph().as_default(), tf.Session() as session:
+        loss = 0.0 * model(tf.placeholder_with_default(torch.ones(1, 2), (1, 2))).sum()
+        step = from_config({**CONFIG, **L2}).optimize(loss, model)
+        session.run(tf.global_variables_initializer())
+        before = session.run(step)
+        after = session.run(tf.trainable_variables())
+    assert before == pytest.approx(0.25 * float(kernel.square().sum()))
+    np.testing.assert_allclose(after[0], 0.875 * kernel.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(after[1], bias.numpy())
 
 
 def test_no_penalty_of_scale_zero() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import distributed
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.graph import executing_eagerly, graph_variable_of, is_symbolic
 from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
 from thalweg.openseq2seq.keys import training_params
 from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
@@ -99,6 +99,9 @@ class TrainingConfig:
             kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
             raise InvalidTypeError(f"loss must be {kind}, not {loss!r}.")
         everything = listed(variables)
+        if in_graph:
+            with loss.graph.as_default():
+                everything = [graph_variable_of(each) for each in everything]
         weights = regularized(everything, regularize)
         is_mixed = isinstance(params["dtype"], str)
         batches = None
