@@ -66,7 +66,7 @@ def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES
         test=lines(images[test], labels[test], test_lines, random),
         make_model=LineReader,
         batch_size=32,
-        epochs=5,
+        epochs=3,
     )
 
 
