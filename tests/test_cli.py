@@ -146,6 +146,13 @@ def test_race_on_digits_writes_everything() -> None:
     assert report["problem"]["train_examples"] + report["problem"]["test_examples"] == 1797
 
 
+def test_race_on_lines_of_digits() -> None:
+    report = race("--problem", "lines", "--optimizers", "Adam,v1:MomentumOptimizer")
+    check_report(report)
+    assert report["problem"]["test_examples"] == 512
+    assert by_name(report)["Adam"]["test_accuracy"] > 0.5
+
+
 @pytest.mark.usefixtures("small_stdlib")
 def test_race_on_the_standard_library() -> None:
     report = race("--problem", "stdlib", "--optimizers", "Adagrad,Adam")
@@ -414,7 +421,7 @@ def test_live_table_on_a_terminal() -> None:
         (["--lr", "nan"], "must be a positive number, not nan"),
         (["--optimizers", "SGD", "--lr", "Adam=1"], "'Adam', which is not in the race: SGD"),
         (["--epochs", "0"], "0 is not in the range"),
-        (["--problem", "mnist"], "'mnist' is not one of 'digits', 'stdlib'"),
+        (["--problem", "mnist"], "'mnist' is not one of 'digits', 'lines', 'stdlib'"),
         (["--out", "sign.py"], "'sign.py' is a file"),
         (["--out", "sign.py/deeper"], "cannot write to 'sign.py/deeper'"),
         (["--nonsense"], "No such option"),

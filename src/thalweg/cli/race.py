@@ -50,7 +50,9 @@ def _rates(
     metavar="RATE|A=RATE,...",
     help="Learning rate of all, or by name. [default: a good one for each]",
 )
-@click.option("--epochs", type=click.IntRange(1), help="[default: 15 for digits, 1 for stdlib]")
+@click.option(
+    "--epochs", type=click.IntRange(1), help="[default: 15 for digits, 3 for lines, 1 for stdlib]"
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 @click.option(
     "--threads",
@@ -62,11 +64,12 @@ def _rates(
 )
 @click.option(
     "--problem",
-    type=click.Choice(["digits", "stdlib"], case_sensitive=False),
+    type=click.Choice(["digits", "lines", "stdlib"], case_sensitive=False),
     default="digits",
     show_default=True,
-    help="Handwritten digits with a small convolutional network, or the next token in Python's "
-    "own standard library with a large embedding table and sparse gradients.",
+    help="Handwritten digits with a small convolutional network; lines of such digits, read with "
+    "CTC; or the next token in Python's own standard library with a large embedding table and "
+    "sparse gradients.",
 )
 @click.option(
     "--out",
@@ -114,7 +117,7 @@ def race(
     from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS
     from thalweg.race.run import run
 
-    need("matplotlib", *(["sklearn"] if problem == "digits" else []))
+    need("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
     if logdir is not None:
         need("tensorboard")
     names = [name.strip() for name in optimizers.split(",")] if optimizers is not None else []

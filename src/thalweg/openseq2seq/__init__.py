@@ -1,5 +1,14 @@
-"""What OpenSeq2Seq trains with: its learning-rate policies, loss scalers and optimizers."""
+"""What OpenSeq2Seq trains with: learning-rate policies, loss scalers, optimizers, configs."""
 
 from thalweg.openseq2seq import optimizers
+from thalweg.openseq2seq.config import TrainingConfig, from_config
+from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
 
-__all__ = ["optimizers"]
+__all__ = [
+    "TrainingConfig",
+    "TrainingLength",
+    "from_config",
+    "optimizers",
+    "policy_params",
+    "training_length",
+]

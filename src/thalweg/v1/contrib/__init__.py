@@ -1,5 +1,6 @@
 """What people used beside TensorFlow 1's own optimizers: `tf.contrib`."""
 
+from thalweg.v1.contrib import layers as layers
 from thalweg.v1.contrib import opt as opt
 
-__all__ = ["opt"]
+__all__ = ["layers", "opt"]

@@ -1,0 +1,216 @@
+"""`from_config`: from the dictionary of an OpenSeq2Seq config to a step of training."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import distributed
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import executing_eagerly, graph_variable_of, is_symbolic
+from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
+from thalweg.openseq2seq.keys import training_params
+from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
+from thalweg.openseq2seq.micro_batches import MicroBatches, MicroBatchStep
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.openseq2seq.penalties import Regularizer, made_regularizer, with_penalties
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained, as a config says. Made by `from_config`.
+
+    Attributes:
+        params: The keys of the config that are about training, with defaults for those that it
+            leaves out. It cannot be changed.
+        lr_policy_params: The parameters of the policy, completed by `policy_params`.
+        length: The length of the training.
+        regularizer: A function of weights that returns their penalty, or None.
+        as_shipped: Whether defects of OpenSeq2Seq are computed as well.
+    """
+
+    params: Mapping[str, Any]
+    lr_policy_params: Mapping[str, Any]
+    length: TrainingLength
+    regularizer: Regularizer | None = None
+    as_shipped: bool = False
+
+    @property
+    def last_step(self) -> int:
+        """Updates until the end."""
+        return self.length.last_step
+
+    @property
+    def steps_in_epoch(self) -> int | None:
+        """Updates in one pass over the data; None if the config counts steps."""
+        return self.length.steps_in_epoch
+
+    def learning_rate(self, global_step: Any) -> Any:
+        """What the policy makes of a global step: a number, a tensor, or a callable."""
+        return self.params["lr_policy"](global_step=global_step, **self.lr_policy_params)
+
+    def optimize(
+        self,
+        loss: Any,
+        variables: Variables,
+        *,
+        regularize: Chooses | None = None,
+        skip_update_ph: Any = None,
+        model: Any = None,
+        global_step: Any = None,
+        all_reduce: Callable[[Any], Any] | None = None,
+        summary_writer: Any = None,
+    ) -> Any:
+        """A step of training; see `optimize_loss`, which makes it.
+
+        The loss is cast to float32, and the penalties of the config's regularizer are added to it;
+        in mixed precision those of float16 and bfloat16 variables act on the float32 masters
+        instead, and are in no loss. In graph mode the penalties of the graph's collection
+        REGULARIZATION_LOSSES are added, too.
+
+        Args:
+            loss: A callable without arguments; in graph mode a symbolic tensor.
+            variables: The model, its named parameters, or variables. Those that need no gradient
+                and those that `freeze_variables_regex` matches are not trained.
+            regularize: Optional. Takes the name of a variable, such as "conv.weight:0", and the
+                variable; returns whether the regularizer is for it. By default it is for all of
+                two dimensions or more, which leaves biases and scales alone.
+            skip_update_ph: Optional, for an `iter_size` above 1. By default every `iter_size`-th
+                call makes an update in eager mode; a graph needs a placeholder.
+            model, global_step, all_reduce, summary_writer: See `optimize_loss`.
+
+        Returns:
+            In eager mode a `TrainingStep`, or a `MicroBatchStep` that counts the calls. In graph
+            mode a tensor for a session. Both make a step and give the loss from before it.
+
+        Raises:
+            ValueError: There is nothing to train, or `optimize_loss` refuses a value.
+            TypeError: The loss or a variable is none, a variable has no name where
+                `freeze_variables_regex` needs one, or `optimize_loss` refuses a type.
+        """
+        params = self.params
+        in_graph = is_symbolic(loss) or not executing_eagerly()
+        if not is_symbolic(loss) and (in_graph or not callable(loss)):
+            kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
+            raise InvalidTypeError(f"loss must be {kind}, not {loss!r}.")
+        everything = listed(variables)
+        if in_graph:
+            with loss.graph.as_default():
+                everything = [graph_variable_of(each) for each in everything]
+        weights = regularized(everything, regularize)
+        is_mixed = isinstance(params["dtype"], str)
+        batches = None
+        if params["iter_size"] > 1 and skip_update_ph is None and not in_graph:
+            batches = MicroBatches(params["iter_size"], short_first=self.as_shipped)
+            skip_update_ph = batches.skips
+        step = optimize_loss(
+            with_penalties(loss, self.regularizer, weights, is_mixed),
+            params["optimizer"],
+            copy.deepcopy(params["optimizer_params"]),
+            self.learning_rate,
+            trained(everything, _pattern(params["freeze_variables_regex"])),
+            params["dtype"],
+            params["max_grad_norm"],
+            params["summaries"],
+            params["larc_params"],
+            params["loss_scaling"],
+            params["loss_scaling_params"],
+            params["use_horovod"],
+            params["iter_size"],
+            skip_update_ph,
+            model,
+            global_step=global_step,
+            all_reduce=all_reduce,
+            summary_writer=summary_writer,
+            as_shipped=self.as_shipped,
+        )
+        return step if batches is None else MicroBatchStep(step, batches)
+
+
+def from_config(
+    base_params: Mapping[str, Any],
+    *,
+    dataset_size: int | None = None,
+    workers: int | None = None,
+    as_shipped: bool = False,
+) -> TrainingConfig:
+    """How a model is trained, from a config in the form of OpenSeq2Seq's.
+
+    Args:
+        base_params: A dict. `optimizer` and `lr_policy` are required, and one of `max_steps` and
+            `num_epochs`; see `optimize_loss` for what the others mean. A whole config may be
+            given: the keys about data, model and logs are left alone. It is not changed.
+        dataset_size: Examples in the data of all workers; needed with `num_epochs`.
+        workers: How many share the data. By default the size of torch.distributed's default group
+            if the config has `use_horovod` and a group is initialised, else 1.
+        as_shipped: Whether defects of OpenSeq2Seq are computed as well: those of `optimize_loss`;
+            an `iter_size` above 1 is refused without `use_horovod`; and the first update is made
+            of one batch alone.
+
+    Raises:
+        ValueError: A key is missing or unknown, a value of another type, or the length of the
+            training means nothing; see `training_length` and `policy_params`.
+        TypeError: The policy or the regularizer is no function.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.openseq2seq.optimizers.lr_policies import poly_decay
+        >>> base_params = {
+        ...     "optimizer": "Momentum",
+        ...     "optimizer_params": {"momentum": 0.9},
+        ...     "lr_policy": poly_decay,
+        ...     "lr_policy_params": {"learning_rate": 0.5},
+        ...     "max_grad_norm": 1.0,
+        ...     "num_epochs": 2,
+        ...     "batch_size_per_gpu": 16,
+        ... }
+        >>> train = from_config(base_params, dataset_size=160)
+        >>> train.last_step
+        20
+        >>> w = Variable([3.0, 4.0], name="w")
+        >>> step = train.optimize(lambda: (w * w).sum(), [w])
+        >>> step(), step()
+        (tensor(25.), tensor(20.2500))
+
+    Reference: OpenSeq2Seq, models.Model
+    """
+    params = copy.deepcopy(training_params(base_params))
+    if as_shipped and params["iter_size"] > 1 and not params["use_horovod"]:
+        raise InvalidArgumentError("iter_size is only supported in Horovod mode.")
+    _pattern(params["freeze_variables_regex"])
+    length = training_length(
+        max_steps=params["max_steps"],
+        num_epochs=params["num_epochs"],
+        dataset_size=dataset_size,
+        batch_size_per_gpu=params["batch_size_per_gpu"],
+        workers=_workers(params["use_horovod"]) if workers is None else workers,
+        iter_size=params["iter_size"],
+    )
+    return TrainingConfig(
+        MappingProxyType(params),
+        MappingProxyType(policy_params(params["lr_policy"], params["lr_policy_params"], length)),
+        length,
+        made_regularizer(params["regularizer"], params["regularizer_params"]),
+        as_shipped,
+    )
+
+
+def _workers(use_horovod: bool) -> int:
+    has_group = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if use_horovod and has_group else 1
+
+
+def _pattern(regex: Any) -> re.Pattern[str] | None:
+    if regex is None:
+        return None
+    try:
+        return re.compile(regex)
+    except (re.error, TypeError) as error:
+        raise InvalidArgumentError(
+            f"freeze_variables_regex must be a regular expression or None, not {regex!r}: {error}."
+        ) from error

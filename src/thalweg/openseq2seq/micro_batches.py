@@ -1,0 +1,80 @@
+"""Several batches to an update: which of them make it, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import CheckpointMismatchError
+from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
+from thalweg.variable import to_tensor
+
+_COUNT = "micro_batches"
+
+
+class MicroBatches:
+    """Counts batches, and says which only add their gradients up.
+
+    Args:
+        iter_size: How many make an update.
+        short_first: Whether the first batch makes an update of its own, with a share of
+            1 / `iter_size` of its gradient, as in OpenSeq2Seq.
+    """
+
+    def __init__(self, iter_size: int, short_first: bool = False) -> None:
+        self.count = 0
+        self._iter_size = iter_size
+        self._updating = 0 if short_first else iter_size - 1
+
+    def skips(self) -> bool:
+        """Whether the batch that comes now makes no update."""
+        return self.count % self._iter_size != self._updating
+
+
+class MicroBatchStep:
+    """A `TrainingStep` that takes one of several batches each time it is called.
+
+    It has the attributes of the `TrainingStep`, too.
+
+    Attributes:
+        step: The `TrainingStep`.
+    """
+
+    def __init__(self, step: TrainingStep, batches: MicroBatches) -> None:
+        self.step = step
+        self._batches = batches
+
+    def __call__(self) -> Tensor:
+        """See `TrainingStep.__call__`. A batch that raises an error does not count."""
+        loss = self.step()
+        self._batches.count += 1
+        return loss
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "step":  # an object that is being copied has none yet
+            raise AttributeError(name)
+        return getattr(self.step, name)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `TrainingStep.state_dict`; the number of batches so far is `micro_batches`."""
+        return {**self.step.state_dict(), _COUNT: torch.tensor(self._batches.count)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See `TrainingStep.load_state_dict`.
+
+        Raises:
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+        """
+        if _COUNT not in state_dict:
+            raise CheckpointMismatchError(f"{_COUNT!r} is missing. Nothing was loaded.")
+        count = to_tensor(state_dict[_COUNT])
+        if count.shape != () or count.dtype != torch.int64:
+            raise CheckpointMismatchError(
+                f"{_COUNT!r} is {count.dtype} of shape {tuple(count.shape)}, not int64 of shape ()."
+                " Nothing was loaded."
+            )
+        self.step.load_state_dict({k: v for k, v in state_dict.items() if k != _COUNT})
+        self._batches.count = int(count)

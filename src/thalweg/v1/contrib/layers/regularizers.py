@@ -1,0 +1,43 @@
+"""Penalties on weights."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+
+def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
+    """A function of weights that returns their penalty, scale sum(weights^2) / 2.
+
+    Args:
+        scale: A float, at least 0, so that the gradient is `scale` times the weights.
+        scope: Ignored, as names of operations are.
+
+    Returns:
+        A function of a tensor, symbolic or not, whose result has the tensor's dtype and shape ().
+        It returns None if `scale` is 0.
+
+    Raises:
+        TypeError: `scale` is no float.
+        ValueError: It is negative or no number.
+
+    Example:
+        >>> import torch
+        >>> l2_regularizer(0.1)(torch.tensor([1.0, 2.0]))
+        tensor(0.2500)
+
+    Reference: TensorFlow 1.15, tf.contrib.layers.l2_regularizer
+    """
+    if isinstance(scale, numbers.Integral) or not isinstance(scale, numbers.Real):
+        raise InvalidTypeError(f"scale must be a float, not {scale!r}.")
+    if not (scale >= 0 and math.isfinite(scale)):
+        raise InvalidArgumentError(f"scale must be a finite number of at least 0, not {scale}.")
+
+    def penalty(weights: Any) -> Any:
+        return None if scale == 0 else (weights * weights).sum() * 0.5 * float(scale)
+
+    return penalty

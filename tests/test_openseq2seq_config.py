@@ -1,0 +1,434 @@
+"""Trainings from a config: recorded ones, what counts and what is left alone, and refusals."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.v1 as tf
+from openseq2seq_goldens import Case, by_case
+from openseq2seq_replay import (
+    NOT_SHIPPED,
+    SUMMARIES,
+    Observed,
+    Peers,
+    Writer,
+    arrays,
+    assert_recorded,
+    data_of,
+    initial,
+    loss_of,
+    named,
+    told,
+)
+from thalweg import Variable, openseq2seq
+from thalweg.openseq2seq import from_config
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+
+Config = dict[str, Any]
+
+RENAMED = {"clip_gradients": "max_grad_norm", "on_horovod": "use_horovod"}
+KEPT = ("larc_params", "loss_scaling", "loss_scaling_params", "iter_size", "dtype")
+
+
+def base_params(case: Case) -> Config:
+    """The config of a recorded training, as a file of OpenSeq2Seq would have it."""
+    recorded = case["config"]
+    name, rate = recorded["optimizer"], recorded["lr_policy"]
+    config = {
+        "optimizer": NovoGrad if name in ("NovoGrad", NOT_SHIPPED) else name,
+        "optimizer_params": recorded.get("optimizer_params", {}),
+        "lr_policy": getattr(lr_policies, rate["name"]),
+        "lr_policy_params": rate["params"],
+        "max_steps": 100_000,
+        "summaries": SUMMARIES,
+        **{key: recorded[key] for key in KEPT if key in recorded},
+        **{new: recorded[old] for old, new in RENAMED.items() if old in recorded},
+    }
+    if recorded.get("iter_size", 1) > 1:
+        config["use_horovod"] = True
+    if "l2_regularizer" in recorded:
+        config["regularizer"] = tf.contrib.layers.l2_regularizer
+        config["regularizer_params"] = {"scale": recorded["l2_regularizer"]["scale"]}
+    if "var_list" in recorded:
+        frozen = [var["name"] for var in case["vars"] if var["name"] not in recorded["var_list"]]
+        config["freeze_variables_regex"] = f"({'|'.join(frozen)}):0"
+    return config
+
+
+def regularize(case: Case) -> Callable[[str, Any], bool]:
+    chosen = case["config"].get("l2_regularizer", {"vars": []})["vars"]
+    return lambda name, variable: name.removesuffix(":0") in chosen
+
+
+def trained_eagerly(case: Case) -> Iterator[Observed]:
+    """What there is after each step."""
+    own = {name: Variable(value, name=name) for name, value in initial(case).items()}
+    data: dict[str, Any] = {}
+    skip, peers, writer = [False], Peers(), Writer()
+    as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
+    step = from_config(base_params(case), as_shipped=as_shipped).optimize(
+        lambda: loss_of(case, own, data),
+        own.items(),
+        regularize=regularize(case),
+        skip_update_ph=lambda: skip[0],
+        all_reduce=peers if case["config"].get("world_size", 1) > 1 else None,
+        summary_writer=writer,
+    )
+    for recorded in case["steps"]:
+        data.update({name: torch.from_numpy(x) for name, x in data_of(recorded).items()})
+        skip[0] = recorded.get("skip_update", False)
+        peers.expect(recorded, list(own))
+        writer.scalars.clear()
+        seen = {"loss": step(), "global_step": step.global_step, "vars": own}
+        if step.loss_scaler is not None:
+            seen["loss_scale"] = step.loss_scaler.loss_scale
+        yield {**arrays(seen), **told(writer, own), "applied": step.was_applied}
+
+
+def trained_in_a_session(case: Case) -> Iterator[Observed]:
+    """What there is after each step."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        own = {name: tf.Variable(value, name=name) for name, value in initial(case).items()}
+        feeds = {
+            name: tf.placeholder(torch.float32, value.shape)
+            for name, value in data_of(case["steps"][0]).items()
+        }
+        skip, peers, writer = tf.placeholder(torch.bool, ()), Peers(), Writer()
+        as_shipped = case["config"]["optimizer"] != NOT_SHIPPED
+        step = from_config(base_params(case), as_shipped=as_shipped).optimize(
+            loss_of(case, own, feeds),
+            tf.trainable_variables(),
+            regularize=regularize(case),
+            skip_update_ph=skip,
+            all_reduce=peers if case["config"].get("world_size", 1) > 1 else None,
+            summary_writer=writer,
+        )
+        session.run(tf.global_variables_initializer())
+        shown = {"vars": own, "global_step": named("global_step")}
+        for recorded in case["steps"]:
+            feed = {feeds[name]: value for name, value in data_of(recorded).items()}
+            feed[skip] = recorded.get("skip_update", False)
+            peers.expect(recorded, list(own))
+            writer.scalars.clear()
+            before = session.run(shown["global_step"])
+            value = session.run(step, feed)
+            seen = {"loss": value, **session.run(shown)}
+            yield {**seen, **told(writer, own), "applied": seen["global_step"] > before}
+
+
+@pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
+@by_case("traj/")
+def test_a_training_from_a_config_is_the_recorded_one(
+    case: Case, train: Callable[[Case], Iterator[Observed]]
+) -> None:
+    # Masters and accumulators are looked at where `optimize_loss` itself is tested.
+    for number, (seen, whole) in enumerate(zip(train(case), case["expected"], strict=True)):
+        recorded = {key: value for key, value in whole.items() if key in seen}
+        assert recorded.keys() >= {"loss", "vars", "lr", "applied", "global_step"}
+        assert_recorded(seen, recorded, case["tol"], f"step {number}")
+
+
+CONFIG: Config = {
+    "optimizer": "SGD",
+    "optimizer_params": {},
+    "lr_policy": lr_policies.fixed_lr,
+    "lr_policy_params": {"learning_rate": 0.25},
+    "max_steps": 10,
+}
+
+
+def square(*variables: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: sum(((each.float() ** 2).sum() for each in variables), torch.zeros(())) / 2
+
+
+def test_the_config_of_the_caller_is_not_changed() -> None:
+    config = {
+        **CONFIG,
+        "optimizer": "AdamW",
+        "optimizer_params": {"weight_decay": 0.1},
+        "lr_policy": lr_policies.poly_decay,
+    }
+    before = copy.deepcopy(config)
+    train = from_config(config)
+    weights = Variable([1.0])
+    for _ in range(2):
+        train.optimize(square(weights), [weights])()
+    assert config == before
+    assert train.params["optimizer_params"] == {"weight_decay": 0.1}
+    assert train.lr_policy_params["decay_steps"] == 10
+
+
+def test_later_changes_of_the_caller_do_not_count() -> None:
+    config = copy.deepcopy(CONFIG)
+    train = from_config(config)
+    config["lr_policy_params"]["learning_rate"] = 1.0
+    assert train.learning_rate(0) == 0.25
+
+
+def test_what_it_makes_cannot_be_changed() -> None:
+    train = from_config(CONFIG)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        train.params["max_steps"] = 20  # type: ignore[index]
+
+
+def test_a_whole_config_may_be_given() -> None:
+    others = {
+        "random_seed": 0,
+        "num_gpus": 2,
+        "data_layer": object,
+        "data_layer_params": {"dataset_files": []},
+        "encoder": object,
+        "encoder_params": {"activation_fn": None},
+        "logdir": "log",
+        "print_loss_steps": 10,
+        "initializer": None,
+        "use_xla_jit": True,
+    }
+    assert from_config({**CONFIG, **others}).params == from_config(CONFIG).params
+
+
+@pytest.mark.parametrize(
+    ("run", "steps"),
+    [
+        ({"num_epochs": 3, "batch_size_per_gpu": 8}, 36),
+        ({"num_epochs": 3, "batch_size_per_gpu": 8, "iter_size": 2}, 18),
+        ({"num_epochs": 3, "batch_size_per_gpu": 8, "use_horovod": True}, 36),
+    ],
+)
+def test_length_in_epochs(run: Config, steps: int) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "max_steps"} | run
+    train = from_config(config, dataset_size=100)
+    assert train.last_step == steps
+    assert train.steps_in_epoch == steps // 3
+    assert from_config(config, dataset_size=200, workers=2).length == train.length
+
+
+def test_variables_of_a_model_by_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[1].bias.requires_grad_(False)
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    config = {**CONFIG, "freeze_variables_regex": r"0\.w"}
+    step = from_config(config).optimize(square(*model.parameters()), model)
+    step()
+    moved = [name for name, each in model.named_parameters() if not torch.equal(each, before[name])]
+    assert moved == [name for name in ("0.bias", "1.weight") if before[name].any()]
+
+
+def test_freezing_matches_beginnings() -> None:
+    inner, outer = Variable([1.0], name="inner/w"), Variable([1.0], name="outer/inner/w")
+    config = {**CONFIG, "freeze_variables_regex": "inner"}
+    from_config(config).optimize(square(inner, outer), [inner, outer])()
+    assert (inner.item(), outer.item()) == (1.0, 0.75)
+
+
+L2: Config = {
+    "regularizer": tf.contrib.layers.l2_regularizer,
+    "regularizer_params": {"scale": 0.5},
+}
+
+
+def test_regularizer_is_for_kernels_by_default() -> None:
+    kernel, bias = Variable([[2.0]], name="kernel"), Variable([2.0], name="bias")
+    step = from_config({**CONFIG, **L2}).optimize(
+        lambda: 0.0 * (kernel.sum() + bias.sum()), [kernel, bias]
+    )
+    assert step() == 1.0
+    assert (kernel.item(), bias.item()) == (1.75, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_regularizer_acts_on_masters_in_mixed_precision(dtype: torch.dtype) -> None:
+    weights = torch.nn.Parameter(torch.tensor([[1.0]], dtype=dtype))
+    config = {**CONFIG, **L2, "dtype": "mixed", "regularizer_params": {"scale": 2.0**-13}}
+    step = from_config(config).optimize(lambda: 0.0 * weights.sum(), [("weights", weights)])
+    assert step() == 0.0
+    # The weights themselves are too coarse to show it.
+    assert weights.item() == 1.0
+    assert step.optimizer.get_master(weights).item() == 1 - 2.0**-15
+
+
+def test_a_model_in_a_graph() -> None:
+    model = torch.nn.Linear(2, 1)
+    kernel, bias = (each.detach().clone() for each in model.parameters())
+    with tf.Graph().as_default(), tf.Session() as session:
+        loss = 0.0 * model(tf.placeholder_with_default(torch.ones(1, 2), (1, 2))).sum()
+        step = from_config({**CONFIG, **L2}).optimize(loss, model)
+        session.run(tf.global_variables_initializer())
+        before = session.run(step)
+        after = session.run(tf.trainable_variables())
+    assert before == pytest.approx(0.25 * float(kernel.square().sum()))
+    np.testing.assert_allclose(after[0], 0.875 * kernel.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(after[1], bias.numpy())
+
+
+def test_no_penalty_of_scale_zero() -> None:
+    weights = Variable([[1.0]], name="weights")
+    config = {**CONFIG, **L2, "regularizer_params": {"scale": 0.0}}
+    assert from_config(config).optimize(square(weights), [weights])() == 0.5
+
+
+def test_a_loss_of_another_dtype_is_cast() -> None:
+    weights = Variable([2.0], dtype=torch.float64)
+    loss = from_config(CONFIG).optimize(lambda: (weights * weights).sum(), [weights])()
+    assert (loss.dtype, loss.item()) == (torch.float32, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("as_shipped", "updates"),
+    [(False, [0, 0, 1, 1, 1, 2, 2]), (True, [1, 1, 1, 2, 2, 2, 3])],
+)
+def test_every_iter_size_th_call_makes_an_update(as_shipped: bool, updates: list[int]) -> None:
+    weights = Variable([1.0])
+    config = {**CONFIG, "iter_size": 3, "use_horovod": True}
+    step = from_config(config, as_shipped=as_shipped).optimize(lambda: weights.sum(), [weights])
+    seen: list[int] = []
+    for _ in updates:
+        step()
+        seen.append(int(step.global_step))
+    assert seen == updates
+
+
+def test_updates_of_several_batches_weigh_them_alike() -> None:
+    weights = Variable([0.0])
+    batches = iter([1.0, 2.0, 6.0])
+    step = from_config({**CONFIG, "iter_size": 3}).optimize(
+        lambda: next(batches) * weights.sum(), [weights]
+    )
+    for _ in range(3):
+        step()
+    assert weights.item() == -0.75
+
+
+def test_a_training_goes_on_between_batches_of_an_update() -> None:
+    config = {
+        **CONFIG,
+        "optimizer": "Momentum",
+        "optimizer_params": {"momentum": 0.9},
+        "iter_size": 3,
+    }
+
+    def begun(start: float) -> tuple[Variable, Any]:
+        weights = Variable([start], name="weights")
+        return weights, from_config(config).optimize(square(weights), [weights])
+
+    weights, step = begun(1.0)
+    for _ in range(5):
+        step()
+    resumed, other = begun(weights.item())
+    other.load_state_dict(step.state_dict())
+    for _ in range(4):
+        step()
+        other()
+    assert int(other.global_step) == 3
+    assert weights.item() == resumed.item()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda state: state.pop("micro_batches"),
+        lambda state: state.update(micro_batches=torch.tensor(1.0)),
+        lambda state: state.update(other=torch.tensor(1.0)),
+    ],
+)
+def test_a_state_that_does_not_fit_is_not_loaded(broken: Callable[[Any], Any]) -> None:
+    weights = Variable([1.0])
+    step = from_config({**CONFIG, "iter_size": 2}).optimize(square(weights), [weights])
+    for _ in range(3):
+        step()
+    before = step.state_dict()
+    state = {**before, "global_step": torch.tensor(7)}
+    broken(state)
+    with pytest.raises(ValueError, match="Nothing was loaded"):
+        step.load_state_dict(state)
+    after = step.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def without(*keys: str) -> Config:
+    return {key: value for key, value in CONFIG.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (without("optimizer"), "optimizer parameter has to be specified"),
+        (without("lr_policy"), "lr_policy parameter has to be specified"),
+        (without("max_steps"), "Either max_steps or num_epochs"),
+        ({**CONFIG, "num_epochs": 1}, "cannot both be given"),
+        (without("max_steps") | {"num_epochs": 1}, "dataset_size has to be given"),
+        ({**CONFIG, "loss_scale": 512.0}, "Unknown parameter: loss_scale"),
+        ({**CONFIG, "automatic_loss_scaling": "Backoff"}, "Unknown parameter: automatic_loss"),
+        ({**CONFIG, "max_grad_norm": 1}, "max_grad_norm has to be of type float, not 1"),
+        ({**CONFIG, "optimizer_params": [0.9]}, "optimizer_params has to be of type dict"),
+        ({**CONFIG, "lr_policy_params": None}, "lr_policy_params has to be of type dict"),
+        ({**CONFIG, "summaries": "loss_scale"}, "summaries has to be of type list"),
+        ({**CONFIG, "iter_size": 2.0}, "iter_size has to be of type int"),
+        ({**CONFIG, "iter_size": 0}, "iter_size must be positive, not 0"),
+        ({**CONFIG, "dtype": "float64"}, "dtype has to be one of .*'mixed'"),
+        ({**CONFIG, "lr_policy": "poly_decay"}, "lr_policy must be a function"),
+        ({**CONFIG, "freeze_variables_regex": "("}, "freeze_variables_regex must be a regular"),
+        ({**CONFIG, "freeze_variables_regex": 3}, "freeze_variables_regex must be a regular"),
+        ({**CONFIG, "regularizer": 0.1}, "regularizer must be a function that makes"),
+        ({**CONFIG, **L2, "regularizer": lambda scale: scale}, "regularizer must make a function"),
+    ],
+)
+def test_configs_that_are_refused(config: Config, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_config(config)
+
+
+def test_as_shipped_several_batches_need_horovod() -> None:
+    with pytest.raises(ValueError, match="iter_size is only supported in Horovod mode"):
+        from_config({**CONFIG, "iter_size": 2}, as_shipped=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"optimizer": "Lion"}, ValueError, "Optimizer name should be one of"),
+        ({"optimizer": "Momentum"}, TypeError, "momentum"),
+        ({"summaries": ["loss"]}, ValueError, "you provided loss"),
+        ({"larc_params": {}}, ValueError, "larc_eta"),
+        ({"larc_params": {"larc_eta": 0.1}, "max_grad_norm": 1.0}, AttributeError, "LARC"),
+        ({"dtype": "mixed", "loss_scaling": "Forward"}, ValueError, "forward"),
+        ({"freeze_variables_regex": ".*"}, ValueError, r"freeze_variables_regex '\.\*' matches"),
+    ],
+)
+def test_trainings_that_are_refused(change: Config, error: type[Exception], message: str) -> None:
+    weights = Variable([1.0])
+    with pytest.raises(error, match=message):
+        from_config({**CONFIG, **change}).optimize(square(weights), [weights])
+    assert weights.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "message"),
+    [
+        ([], ValueError, "There are no variables to train"),
+        ([torch.ones(1)], ValueError, "There are no variables to train"),
+        ([1.0], TypeError, "among them is 1.0"),
+        ([torch.nn.Parameter(torch.ones(3))], TypeError, r"of shape \(3,\), has none"),
+    ],
+)
+def test_variables_that_are_refused(
+    variables: list[Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        from_config({**CONFIG, "freeze_variables_regex": "a"}).optimize(square(), variables)
+
+
+def test_the_loss_must_be_callable_in_eager_mode() -> None:
+    with pytest.raises(TypeError, match="loss must be a callable that returns the loss"):
+        from_config(CONFIG).optimize(torch.tensor(1.0), [Variable([1.0])])
+
+
+def test_what_the_package_exports() -> None:
+    assert all(hasattr(openseq2seq, name) for name in openseq2seq.__all__)
