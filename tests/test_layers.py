@@ -24,7 +24,7 @@ LAYERS = (
     ("integrations",),
     ("tf",),
     ("race", "bench"),
-    ("cli",),
+    ("cli", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,12 @@ class MicroBatchStep:
         loss = self.step()
         self._batches.count += 1
         return loss
+
+    def apply_gradients(self, gradients: Iterable[Any]) -> bool:
+        """See `TrainingStep.apply_gradients`. They count as one batch."""
+        applied = self.step.apply_gradients(gradients)
+        self._batches.count += 1
+        return applied
 
     def __getattr__(self, name: str) -> Any:
         if name == "step":  # an object that is being copied has none yet

@@ -68,6 +68,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 0.1,
         "v1:ProximalGradientDescentOptimizer": 0.07,
         "v1:LARSOptimizer": 1.0,
+        "openseq2seq:NovoGrad": 0.02,
     },
     "stdlib": {
         "SGD": 4.0,
