@@ -59,14 +59,14 @@ class Training:
     """Variables whose gradients are the tensors of `gradients`, and the step that trains them.
 
     Args:
-        rule: A name of `RULES`.
+        rule: A name of `RULES`, or a class.
         kind: The dtype of all variables but "norm", which is float32.
         sizes: Their numbers of elements by name.
         options: More arguments of `optimize_loss`.
     """
 
     def __init__(
-        self, rule: str, kind: torch.dtype, sizes: dict[str, int] = SIZES, **options: Any
+        self, rule: Any, kind: torch.dtype, sizes: dict[str, int] = SIZES, **options: Any
     ) -> None:
         self.generator = torch.Generator().manual_seed(7)
         self.own = {
@@ -78,9 +78,9 @@ class Training:
             "learning_rate_decay_fn": lambda step: 0.01,
             "dtype": "mixed",
             "var_list": list(self.own.values()),
-            "optimizer_params": dict(PARAMS.get(rule, {})),
+            "optimizer_params": dict(PARAMS.get(str(rule), {})),
         }
-        self.step = optimize_loss(self.loss, RULES[rule], **{**given, **options})
+        self.step = optimize_loss(self.loss, RULES.get(rule, rule), **{**given, **options})
 
     def _normal(self, size: int) -> Tensor:
         return torch.randn(size, generator=self.generator)

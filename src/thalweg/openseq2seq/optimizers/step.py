@@ -15,10 +15,16 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
-from thalweg.openseq2seq.optimizers.process import Given, Processing, apply_processed
+from thalweg.openseq2seq.optimizers.process import (
+    Given,
+    Outcome,
+    Processing,
+    apply_processed,
+)
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.outcome import not_taken, raise_first, restored
 from thalweg.pairs import flatten
 from thalweg.v1.train.optimizer import Optimizer
 
@@ -92,7 +98,9 @@ class TrainingStep:
                 not float32.
             FailedPreconditionError: A graph is being built.
 
-        Nothing has changed then.
+        Nothing has changed then, nor after an error in the loss, the policy, `skip_update_ph`,
+        `all_reduce`, a regularizer, or an update of the optimizer. An error in a constraint, the
+        optimizer's `_finish` or `summary_writer` comes after the update. A note on it says which.
         """
         if not executing_eagerly():
             raise FailedPreconditionError(
@@ -100,23 +108,29 @@ class TrainingStep:
             )
         with self._lock:
             self.was_applied = False
-            self._rate.refresh()
-            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
-            loss, backward = self._differentiated()
-            sums: list[Tensor] = []
-            if self._accumulators is not None:
-                self._accumulators.make(backward.targets)
-                sums = self._accumulators.of(backward.targets)
-            scaler = None if self._mixed is None else self._mixed.loss_scaler
-            self.was_applied = apply_processed(
-                Inner(self._inner),
-                self._how,
-                Given(backward, sums, self._rate.value, skip),
-                scaler,
-                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-                self.global_step,
-            )
+            with not_taken(), restored(self._rate.tensors):
+                loss, outcome = self._run()
+            self.was_applied = outcome.taken
+            raise_first(outcome.errors)
             return loss
+
+    def _run(self) -> tuple[Tensor, Outcome]:
+        self._rate.refresh()
+        skip = self._how.iter_size > 1 and as_skip(self._skip_update)
+        loss, backward = self._differentiated()
+        sums: list[Tensor] = []
+        if self._accumulators is not None:
+            self._accumulators.make(backward.targets)
+            sums = self._accumulators.of(backward.targets)
+        scaler = None if self._mixed is None else self._mixed.loss_scaler
+        return loss, apply_processed(
+            Inner(self._inner),
+            self._how,
+            Given(backward, sums, self._rate.value, skip),
+            scaler,
+            None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+            self.global_step,
+        )
 
     def _differentiated(self) -> tuple[Tensor, Backward]:
         kept: list[Any] = []
