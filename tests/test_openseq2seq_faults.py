@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,8 @@ from openseq2seq_steps import (
     step_by_step,
     way,
 )
+from thalweg import graph
+from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 
 __all__ = ["way"]
@@ -277,3 +280,93 @@ def test_both_ways_decide_the_same(
     assert (swept.step.was_applied, plain.step.was_applied) == (taken, taken)
     assert_near(swept.state(), plain.state())
     assert_near(swept.scaler_state(), plain.scaler_state())
+
+
+# Windows of several runs
+
+
+def accumulating(runs: list[int], **options: Any) -> Training:
+    """A training in which every third run makes an update; `runs[0]` counts them."""
+    return Training(
+        "Adam",
+        torch.float16,
+        iter_size=3,
+        skip_update_ph=lambda: runs[0] % 3 != 2,
+        on_horovod=True,
+        **options,
+    )
+
+
+@each_way
+@each_scaling
+@pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["first run", "second run", "last run"])
+@each_bad
+def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way: str) -> None:
+    runs = [0]
+    training = accumulating(runs, **SCALINGS[scaling])
+    for _ in range(3):
+        training.step()
+        runs[0] += 1
+    before = training.state()
+    training.step.loss_scaler.loss_scale.fill_(SCALE)
+    for run in range(3):
+        scales = training.scaler_state()
+        value = bad_value(bad, torch.float16) if run == spoiled else 1.0
+        with Spoiled(training.gradients["head"], 4, value):
+            training.step()
+        runs[0] += 1
+        assert training.step.was_applied is False
+        if run < 2:
+            assert differing(scales, training.scaler_state()) == []
+    assert differing(before, training.state()) == []
+    assert not training.state()["sum of head"].any()
+    assert training.step.loss_scaler.variables["iteration"] == 2
+    if scaling == "Backoff":
+        assert training.step.loss_scaler.loss_scale.item() == SCALE / 2
+    for _ in range(3):
+        training.step()
+        runs[0] += 1
+    assert training.step.global_step.item() == 2
+
+
+@each_way
+def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
+    runs = [0]
+    training = accumulating(runs, **SCALINGS["Backoff"])
+    before = {name: var.detach().clone() for name, var in training.own.items()}
+    training.step()
+    once = training.state()
+    training.step()
+    twice = training.state()
+    assert differing(once, twice) == ["sum of head", "sum of norm"]
+    assert differing(before, {name: twice[name] for name in before}) == []
+    gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
+    assert torch.equal(twice["sum of head"], gradient / 3 + gradient / 3)
+
+
+def test_a_bad_run_in_a_session_drops_its_window() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.ones(3).half(), name="w")
+        factor, skip = graph.placeholder(torch.float32, ()), graph.placeholder(torch.bool, ())
+        op = optimize_loss(
+            (w.float() * factor).sum(),
+            "Momentum",
+            {"momentum": 0.5},
+            lambda step: 0.5,
+            dtype="mixed",
+            iter_size=2,
+            skip_update_ph=skip,
+            on_horovod=True,
+            **SCALINGS["Backoff"],
+        )
+        session.run(graph.global_variables_initializer())
+        kept = [each for each in graph.global_variables() if "Scaler" not in each.name]
+        session.run(op, {factor: 1.0, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        before = session.run(kept)
+        session.run(op, {factor: INF, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        assert all(map(np.array_equal, before, session.run(kept)))
+        session.run(op, {factor: 1.0, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        assert session.run(w).tolist() == [-0.25] * 3
