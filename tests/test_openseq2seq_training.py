@@ -410,7 +410,7 @@ def test_a_writer_that_fails_says_that_the_step_was_taken() -> None:
     step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1), summary_writer=writer)
     with pytest.raises(TypeError) as caught:
         step()
-    assert "The run was made, but its summaries were not written." in caught.value.__notes__
+    assert "The step was taken, but its summaries were not written." in caught.value.__notes__
     assert step.global_step.item() == 1
 
 

@@ -12,6 +12,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
+_TAKEN = "The step was taken"
 
 
 @contextlib.contextmanager
@@ -23,6 +24,12 @@ def not_taken() -> Iterator[None]:
         if _NOT_TAKEN not in getattr(error, "__notes__", ()):
             error.add_note(_NOT_TAKEN)
         raise
+
+
+def add_taken(error: BaseException) -> None:
+    """Say of an exception that it came after the step, unless it says so."""
+    if not any(note.startswith(_TAKEN) for note in getattr(error, "__notes__", ())):
+        error.add_note(f"{_TAKEN}.")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from thalweg.openseq2seq.optimizers.regularization import (
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.outcome import raise_first
+from thalweg.outcome import not_taken, raise_first
 from thalweg.pairs import as_pairs
 from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
 from thalweg.v1.train.optimizer import Optimizer
@@ -241,7 +241,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             backward = Backward([], variables, targets, [])
             concretes = [concrete(grad) for grad in gradients]
             inner = Inner(self._opt, captured)
-            _, error = update(inner, concretes, backward, scaler, step)
+            with not_taken():
+                _, error = update(inner, concretes, backward, scaler, step)
             raise_first([] if error is None else [error])
 
         if not deferred([*given, *targets]):

@@ -17,9 +17,12 @@ from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_pro
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
 from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.outcome import raise_first
+from thalweg.outcome import not_taken
 
 SCOPE = "Loss_Optimization/"
+_ADDED_UP = "The run added its gradients up"
+_SKIPPED = "The step was skipped"
+_TAKEN = "The step was taken"
 
 
 class Processing(NamedTuple):
@@ -40,6 +43,18 @@ class Processing(NamedTuple):
     all_reduce: AllReduce | None = None
     model: Any = None
     writer: Any = None
+
+
+class Outcome(NamedTuple):
+    """What has become of a run.
+
+    Attributes:
+        taken: Whether there was an update.
+        errors: What constraints, the optimizer's `_finish` and the writer raised afterwards.
+    """
+
+    taken: bool
+    errors: list[BaseException]
 
 
 class Given(NamedTuple):
@@ -65,11 +80,10 @@ def apply_processed(
     scaler: AutomaticLossScaler | None,
     loss_scale: Any,
     global_step: Tensor,
-) -> bool:
+) -> Outcome:
     """Unscale, add up, reduce, clip or LARC, check, update, copy and tell: one run of a step.
 
-    An error changes nothing; one that a constraint, the optimizer's `_finish` or the writer raises
-    comes after the update, and says so.
+    An error that is raised changes nothing, and says so.
 
     Args:
         inner: The optimizer that updates.
@@ -80,10 +94,10 @@ def apply_processed(
         global_step: The variable that counts updates.
 
     Returns:
-        Whether there was an update.
+        Whether there was an update, and the errors that came after it, which say so.
     """
     backward = given.backward
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), not_taken():
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
         if how.iter_size > 1 or how.reduces:
@@ -92,8 +106,7 @@ def apply_processed(
                 check_addable(gradients, backward.targets)
                 if given.skip:
                     add(given.sums, gradients, how.iter_size)
-                    _tell(how, journal, step, None)
-                    return False
+                    return Outcome(False, _told(how, journal, step, _ADDED_UP))
                 gradients = _totals(given.sums, gradients, how.iter_size)
             if how.reduces:
                 gradients = reduced(
@@ -105,8 +118,8 @@ def apply_processed(
             inner, how, backward, given.rate, scaler, journal, global_step
         )
         zero(given.sums)
-        _tell(how, journal, step, error)
-    return taken
+    errors = [] if error is None else [error]
+    return Outcome(taken, errors + _told(how, journal, step, _TAKEN if taken else _SKIPPED))
 
 
 def _step_by_step(
@@ -140,12 +153,13 @@ def _begun(how: Processing, given: Given, loss_scale: Any) -> Journal | None:
     return journal
 
 
-def _tell(how: Processing, journal: Journal | None, step: int, error: BaseException | None) -> None:
-    errors = [] if error is None else [error]
-    if journal is not None:
-        try:
-            journal.write(how.writer, step)
-        except BaseException as failure:
-            failure.add_note("The run was made, but its summaries were not written.")
-            errors.append(failure)
-    raise_first(errors)
+def _told(how: Processing, journal: Journal | None, step: int, done: str) -> list[BaseException]:
+    """Hand the summaries to the writer; what it raised."""
+    if journal is None:
+        return []
+    try:
+        journal.write(how.writer, step)
+    except BaseException as error:
+        error.add_note(f"{done}, but its summaries were not written.")
+        return [error]
+    return []

@@ -47,6 +47,11 @@ class LiveRate:
         self._derived.append((made, product))
         return made
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that `refresh` sets."""
+        return [self.value, *(tensor for tensor, _ in self._derived)]
+
     def refresh(self) -> None:
         """Set all to the present global step."""
         with torch.no_grad():

@@ -16,10 +16,16 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradients import concrete, values_of
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
-from thalweg.openseq2seq.optimizers.process import Given, Processing, apply_processed
+from thalweg.openseq2seq.optimizers.process import (
+    Given,
+    Outcome,
+    Processing,
+    apply_processed,
+)
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.outcome import not_taken, raise_first, restored
 from thalweg.pairs import flatten
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
@@ -95,13 +101,12 @@ class TrainingStep:
                 not float32.
             FailedPreconditionError: A graph is being built.
 
-        Nothing has changed then.
+        Nothing has changed then, nor after an error in the loss, the policy, `skip_update_ph`,
+        `all_reduce`, a regularizer, or an update of the optimizer. An error in a constraint, the
+        optimizer's `_finish` or `summary_writer` comes after the update. A note on it says which.
         """
         with self._lock:
-            skip = self._begun()
-            loss, backward = self._differentiated()
-            self._apply(backward, skip)
-            return loss
+            return self._taken(self._differentiated)
 
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """Update the variables by gradients that were computed elsewhere.
@@ -114,34 +119,15 @@ class TrainingStep:
             Whether there was an update.
 
         Raises:
-            FailedPreconditionError: Neither `var_list` was given nor a step taken.
+            FailedPreconditionError: Neither `var_list` was given nor a step taken, or a graph is
+                being built.
             ValueError: There are more or fewer gradients than variables, none at all, one that
                 does not fit, or None where its norm is needed.
 
-        Nothing has changed then.
+        Nothing has changed then; for errors of callbacks see `__call__`.
         """
         with self._lock:
-            skip = self._begun()
-            variables, given = self._known(), list(map(concrete, gradients))
-            if not variables:
-                raise FailedPreconditionError(_UNKNOWN)
-            if len(given) != len(variables):
-                raise InvalidArgumentError(
-                    f"There are {len(given)} gradients for {len(variables)} variables:"
-                    f" {[name_of(var) for var in variables]}."
-                )
-            pairs = list(zip(given, variables, strict=True))
-            for grad, var in pairs:
-                if grad is not None and values_of(grad).dtype != var.dtype:
-                    raise InvalidTypeError(
-                        f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
-                        f" is {var.dtype}. Cast the gradient."
-                    )
-            if self._mixed is None:
-                backward = Backward.plain(pairs)
-            else:
-                backward = self._mixed.received(pairs, self.loss_scale)
-            self._apply(backward, skip)
+            self._taken(lambda: (None, self._received(list(map(concrete, gradients)))))
             return bool(self.was_applied)
 
     @property
@@ -152,28 +138,53 @@ class TrainingStep:
         scale = self._mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _begun(self) -> Any:
-        """Begin a step; returns whether it only adds gradients up."""
+    def _taken(self, differentiate: Callable[[], tuple[Any, Backward]]) -> Any:
+        """Take a step; returns the first of what `differentiate` gives."""
         if not executing_eagerly():
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
         self.was_applied = False
-        self._rate.refresh()
-        return self._how.iter_size > 1 and as_skip(self._skip_update)
+        with not_taken(), restored(self._rate.tensors):
+            self._rate.refresh()
+            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
+            value, backward = differentiate()
+            sums: list[Tensor] = []
+            if self._accumulators is not None:
+                self._accumulators.make(backward.targets)
+                sums = self._accumulators.of(backward.targets)
+            outcome = apply_processed(
+                Inner(self._inner),
+                self._how,
+                Given(backward, sums, self._rate.value, skip),
+                None if self._mixed is None else self._mixed.loss_scaler,
+                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+                self.global_step,
+            )
+        self.was_applied = outcome.taken
+        raise_first(outcome.errors)
+        return value
 
-    def _apply(self, backward: Backward, skip: Any) -> None:
-        sums: list[Tensor] = []
-        if self._accumulators is not None:
-            self._accumulators.make(backward.targets)
-            sums = self._accumulators.of(backward.targets)
-        self.was_applied = apply_processed(
-            Inner(self._inner),
-            self._how,
-            Given(backward, sums, self._rate.value, skip),
-            None if self._mixed is None else self._mixed.loss_scaler,
-            None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-            self.global_step,
+    def _received(self, gradients: list[Any]) -> Backward:
+        variables = self._known()
+        if not variables:
+            raise FailedPreconditionError(_UNKNOWN)
+        if len(gradients) != len(variables):
+            raise InvalidArgumentError(
+                f"There are {len(gradients)} gradients for {len(variables)} variables:"
+                f" {[name_of(var) for var in variables]}."
+            )
+        pairs = list(zip(gradients, variables, strict=True))
+        for grad, var in pairs:
+            if grad is not None and values_of(grad).dtype != var.dtype:
+                raise InvalidTypeError(
+                    f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
+                    f" is {var.dtype}. Cast the gradient."
+                )
+        return (
+            Backward.plain(pairs)
+            if self._mixed is None
+            else self._mixed.received(pairs, self.loss_scale)
         )
 
     def _differentiated(self) -> tuple[Tensor, Backward]:

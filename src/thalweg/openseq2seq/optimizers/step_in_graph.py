@@ -24,6 +24,7 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.outcome import raise_first
 from thalweg.v1.train.optimizer import Optimizer
 
 
@@ -78,7 +79,8 @@ def step_in_graph(
         ) -> Tensor:
             given = Given(Backward(**parts), sums, rate, as_skip(skip))
             before = value.detach().clone()
-            apply_processed(Inner(inner, captured), how, given, watcher, scale, step)
+            outcome = apply_processed(Inner(inner, captured), how, given, watcher, scale, step)
+            raise_first(outcome.errors)
             return before
 
         made = operation(

@@ -100,7 +100,8 @@ def optimize_loss(
         TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
             these parameters.
 
-    Nothing has changed after an error in a run, the scaler included.
+    Nothing has changed after an error in a run, the scaler included, unless a constraint, the
+    optimizer's `_finish` or the writer raised it: those come after the update.
 
     Differs from:
         OpenSeq2Seq, which has defects that `as_shipped=True` computes as well: norms overflow

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, copy_back
 from thalweg.openseq2seq.optimizers.gradients import Gradient
-from thalweg.outcome import restored
+from thalweg.outcome import add_taken, restored
 from thalweg.pairs import Pair, distinct
 from thalweg.step import Copies
 from thalweg.sweeps import Sweep
@@ -75,16 +75,17 @@ class Inner(NamedTuple):
         An exception that comes once the counter has moved is returned and not raised.
         """
         step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
-        before = step.clone() if isinstance(step, Tensor) else step
-        try:
-            with self.optimizer._locked():
+        with self.optimizer._locked():
+            before = step.clone() if isinstance(step, Tensor) else step
+            try:
                 if self.captured is not None:
                     self.optimizer._restore_captured(self.captured)
                 return take(step) is not False, None
-        except BaseException as error:
-            if not isinstance(step, Tensor) or torch.equal(step, before):
-                raise
-            return True, error
+            except BaseException as error:
+                if not isinstance(step, Tensor) or torch.equal(step, before):
+                    raise
+                add_taken(error)
+                return True, error
 
 
 def update(

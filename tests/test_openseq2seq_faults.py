@@ -1,0 +1,372 @@
+"""Gradients that are not finite: skipped by an adapting loss scale, let through by a static one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_steps import (
+    LARGE,
+    Table,
+    Training,
+    assert_near,
+    differing,
+    each_dtype,
+    each_rule,
+    each_way,
+    step_by_step,
+    way,
+)
+from thalweg import graph
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+
+__all__ = ["way"]
+
+INF, NAN = math.inf, math.nan
+SCALE = 16.0
+SCALINGS: dict[str, dict[str, Any]] = {
+    "Backoff": {"loss_scaling": "Backoff", "loss_scaling_params": {"scale_max": SCALE}},
+    "LogMax": {"loss_scaling": "LogMax", "loss_scaling_params": {"scale_max": SCALE}},
+}
+# "overflow" is finite, but is not once the loss is scaled.
+BAD = ("nan", "inf", "-inf", "overflow")
+PLACES = (("head", 0), ("head", 8), ("head", 16), ("norm", 1))
+BORDERS = (("body", 65_535), ("body", 65_536), ("body", 70_000))
+
+each_scaling = pytest.mark.parametrize("scaling", SCALINGS)
+each_bad = pytest.mark.parametrize("bad", BAD)
+
+
+def bad_value(bad: str, dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max if bad == "overflow" else float(bad)
+
+
+class Spoiled:
+    """Puts a value into a gradient, and what was there back."""
+
+    def __init__(self, gradient: torch.Tensor, place: Any, value: float) -> None:
+        self.gradient, self.place, self.value = gradient, place, value
+
+    def __enter__(self) -> None:
+        self.kept = self.gradient[self.place].clone()
+        self.gradient[self.place] = self.value
+
+    def __exit__(self, *error: object) -> None:
+        self.gradient[self.place] = self.kept
+
+
+# Scales that adapt
+
+
+def assert_skips(
+    training: Any, scaling: str, gradient: torch.Tensor, place: Any, value: float
+) -> None:
+    before, scales = training.state(), training.scaler_state()
+    with Spoiled(gradient, place, value):
+        training.step()
+    assert training.step.was_applied is False
+    assert differing(before, training.state()) == []
+    wanted = AutomaticLossScaler(scaling, SCALINGS[scaling]["loss_scaling_params"])
+    wanted.load_state_dict(scales)
+    wanted.update_op(False, INF)
+    assert differing(training.scaler_state(), wanted.state_dict()) == []
+    if scaling == "Backoff":
+        assert training.step.loss_scaler.loss_scale.item() == scales["scale"].item() / 2
+    training.step.loss_scaler.load_state_dict(scales)
+
+
+def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None:
+    training.step()
+    training.step.loss_scaler.loss_scale.fill_(SCALE)
+    for name, place in places:
+        value = bad_value(bad, training.own[name].dtype)
+        assert_skips(training, scaling, training.gradients[name], place, value)
+    before = training.state()
+    training.step()
+    assert {*training.own, "global step"} <= set(differing(before, training.state()))
+
+
+@each_way
+@each_scaling
+@each_bad
+@each_dtype
+@each_rule
+def test_a_step_with_a_bad_gradient_is_skipped(
+    rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
+) -> None:
+    assert_skips_all(Training(rule, dtype, **SCALINGS[scaling]), scaling, bad, PLACES)
+
+
+@each_way
+@pytest.mark.parametrize("bad", ["nan", "-inf"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@each_rule
+def test_a_bad_gradient_is_seen_in_every_chunk(
+    rule: str, dtype: torch.dtype, bad: str, way: str
+) -> None:
+    training = Training(rule, dtype, LARGE, **SCALINGS["Backoff"])
+    assert_skips_all(training, "Backoff", bad, BORDERS)
+
+
+@each_way
+@each_rule
+def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
+    skipped, plain = (Training(rule, torch.float16, **SCALINGS["Backoff"]) for _ in range(2))
+    with Spoiled(skipped.gradients["head"], 16, INF):
+        skipped.step()
+    for training in (skipped, plain):
+        training.step.loss_scaler.loss_scale.fill_(SCALE)
+        training.step()
+    assert differing(skipped.state(), plain.state()) == []
+
+
+# Rows of tables
+
+
+@each_scaling
+@each_bad
+@each_dtype
+@each_rule
+def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scaling: str) -> None:
+    training = Table(rule, dtype, **SCALINGS[scaling])
+    training.step()
+    training.step.loss_scaler.loss_scale.fill_(SCALE)
+    for place in ((0, 0), (2, 3), (4, 4)):  # rows 3, 3 again, and 0
+        assert_skips(training, scaling, training.factors, place, bad_value(bad, dtype))
+    before = training.state()
+    training.step()
+    assert {"table", "global step"} <= set(differing(before, training.state()))
+
+
+# Static scales
+
+
+def saturated(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    highest = torch.finfo(dtype).max
+    return master.clamp(-highest, highest).to(dtype)
+
+
+@each_way
+@each_bad
+@each_dtype
+@each_rule
+def test_a_static_scale_lets_bad_gradients_reach_the_masters(
+    rule: str, dtype: torch.dtype, bad: str, way: str
+) -> None:
+    training = Training(rule, dtype, loss_scaling=SCALE)
+    wide = Training(rule, torch.float32, dtype=torch.float32)
+    for name, var in training.own.items():
+        wide.own[name].assign(var.detach().float())
+    for name, place in (("head", 0), ("head", 16), ("norm", 1)):
+        value = bad_value(bad, training.own[name].dtype)
+        spoiled = math.inf if bad == "overflow" else value
+        with Spoiled(training.gradients[name], place, value):
+            training.step()
+        rounded(wide, training)
+        with Spoiled(wide.gradients[name], place, spoiled):
+            wide.step()
+    assert training.step.global_step.item() == 3
+    for name, var in training.own.items():
+        master = training.step.optimizer.get_master(var)
+        target = var if master is None else master
+        assert_near({name: target.detach()}, {name: wide.own[name].detach()})
+        if master is not None:
+            copy = saturated(master.detach(), var.dtype)
+            torch.testing.assert_close(var.detach(), copy, rtol=0, atol=0, equal_nan=True)
+    assert not all(each.isfinite().all() for each in training.state().values())
+
+
+def rounded(wide: Training, training: Training) -> None:
+    """Give one training the gradients that another has in its dtypes, unscaled."""
+    for name, var in training.own.items():
+        wide.gradients[name] = (training.gradients[name] * SCALE).to(var.dtype).float() / SCALE
+
+
+# Both ways of taking a step
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clip": {"clip_gradients": 0.5},
+    "larc": {"larc_params": {"larc_eta": 0.002}},
+    "lars": {"larc_params": {"larc_eta": 0.002, "larc_mode": "scale"}},
+    "odd scale": {"loss_scaling_params": {"scale_max": 1000.0, "scale_min": 3.0}},
+}
+
+
+@each_scaling
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each_dtype
+@each_rule
+def test_both_ways_take_the_same_steps(
+    rule: str,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    scaling: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swept, plain = (Training(rule, dtype, **{**SCALINGS[scaling], **options}) for _ in range(2))
+    for factor in (1.0, 3.0, INF, 0.5, 0.0):
+        for training in (swept, plain):
+            training.gradients["head"].mul_(2.0)[3] = factor
+        swept.step()
+        with monkeypatch.context() as context:
+            step_by_step(context)
+            plain.step()
+        assert plain.step.was_applied == swept.step.was_applied == math.isfinite(factor)
+        # NovoGrad divides by norms, which one way takes before gradients are rounded.
+        units = 6 if rule == "NovoGrad" else 2
+        assert_near(swept.state(), plain.state(), units)
+        assert_near(swept.scaler_state(), plain.scaler_state())
+
+
+LARGEST = torch.finfo(torch.float32).max
+NASTY: dict[str, tuple[list[float], list[float], dict[str, Any], bool]] = {
+    # gradients of "head" and of "norm", options, whether the step is taken
+    "largest": ([LARGEST / 2] * 3, [1.0], {}, True),
+    "large squares": ([1e30, -1e30], [1.0], {"clip_gradients": 1.0}, True),
+    "a norm too large": ([LARGEST / 2] * 17, [1.0], {"clip_gradients": 1.0}, True),
+    "denormal": ([1e-40, -1e-45], [1e-44], {}, True),
+    "zero": ([0.0], [0.0], {}, True),
+    "zero, clipped": ([0.0], [0.0], {"clip_gradients": 1.0}, True),
+    "clipped to zero": ([2.0, LARGEST / 4], [1.0], {"clip_gradients": 0.0}, True),
+    "a negative bound": ([2.0, 3.0], [1.0], {"clip_gradients": -1.0}, True),
+    "an infinite bound": ([2.0, 3.0], [1.0], {"clip_gradients": INF}, False),
+    "an unknown bound": ([2.0, 3.0], [1.0], {"clip_gradients": NAN}, False),
+    "infinite, clipped": ([2.0, INF], [1.0], {"clip_gradients": 1.0}, False),
+    "infinite, clipped to zero": ([2.0, INF], [1.0], {"clip_gradients": 0.0}, False),
+    "larc": ([2.0, INF], [1.0], {"larc_params": {"larc_eta": 1e-9}}, False),
+    "larc of zero": ([0.0], [0.0], {"larc_params": {"larc_eta": 0.1}}, True),
+    "larc of NaN": ([NAN], [1.0], {"larc_params": {"larc_eta": 0.1}}, False),
+    "lars of zero": (
+        [0.0], [0.0], {"larc_params": {"larc_eta": 0.1, "larc_mode": "scale"}}, True,
+    ),
+    "lars makes infinite": (
+        [1e30, 1e-3], [1.0],
+        {"larc_params": {"larc_eta": 0.1, "larc_mode": "scale", "min_update": 1e20}}, False,
+    ),
+    "lars of rate 0": (
+        [1.0], [1.0],
+        {"larc_params": {"larc_eta": 0.1}, "learning_rate_decay_fn": lambda step: 0.0}, True,
+    ),
+}  # fmt: skip
+
+
+@each_scaling
+@pytest.mark.parametrize(("head", "norm", "options", "taken"), NASTY.values(), ids=NASTY)
+def test_both_ways_decide_the_same(
+    head: list[float],
+    norm: list[float],
+    options: dict[str, Any],
+    taken: bool,
+    scaling: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swept, plain = (
+        Training("SGD", torch.float32, **{**SCALINGS[scaling], **options}) for _ in range(2)
+    )
+    for training in (swept, plain):
+        training.step.loss_scaler.loss_scale.fill_(1.0)
+        for name, values in (("head", head), ("norm", norm)):
+            training.gradients[name].zero_()[: len(values)] = torch.tensor(values)
+    swept.step()
+    step_by_step(monkeypatch)
+    plain.step()
+    assert (swept.step.was_applied, plain.step.was_applied) == (taken, taken)
+    assert_near(swept.state(), plain.state())
+    assert_near(swept.scaler_state(), plain.scaler_state())
+
+
+# Windows of several runs
+
+
+def accumulating(runs: list[int], **options: Any) -> Training:
+    """A training in which every third run makes an update; `runs[0]` counts them."""
+    return Training(
+        "Adam",
+        torch.float16,
+        iter_size=3,
+        skip_update_ph=lambda: runs[0] % 3 != 2,
+        on_horovod=True,
+        **options,
+    )
+
+
+@each_way
+@each_scaling
+@pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["first run", "second run", "last run"])
+@each_bad
+def test_one_bad_run_drops_its_window(bad: str, spoiled: int, scaling: str, way: str) -> None:
+    runs = [0]
+    training = accumulating(runs, **SCALINGS[scaling])
+    for _ in range(3):
+        training.step()
+        runs[0] += 1
+    before = training.state()
+    training.step.loss_scaler.loss_scale.fill_(SCALE)
+    for run in range(3):
+        scales = training.scaler_state()
+        value = bad_value(bad, torch.float16) if run == spoiled else 1.0
+        with Spoiled(training.gradients["head"], 4, value):
+            training.step()
+        runs[0] += 1
+        assert training.step.was_applied is False
+        if run < 2:
+            assert differing(scales, training.scaler_state()) == []
+    assert differing(before, training.state()) == []
+    assert not training.state()["sum of head"].any()
+    assert training.step.loss_scaler.variables["iteration"] == 2
+    if scaling == "Backoff":
+        assert training.step.loss_scaler.loss_scale.item() == SCALE / 2
+    for _ in range(3):
+        training.step()
+        runs[0] += 1
+    assert training.step.global_step.item() == 2
+
+
+@each_way
+def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
+    runs = [0]
+    training = accumulating(runs, **SCALINGS["Backoff"])
+    before = {name: var.detach().clone() for name, var in training.own.items()}
+    training.step()
+    once = training.state()
+    training.step()
+    twice = training.state()
+    assert differing(once, twice) == ["sum of head", "sum of norm"]
+    assert differing(before, {name: twice[name] for name in before}) == []
+    gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
+    assert torch.equal(twice["sum of head"], gradient / 3 + gradient / 3)
+
+
+def test_a_bad_run_in_a_session_drops_its_window() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.ones(3).half(), name="w")
+        factor, skip = graph.placeholder(torch.float32, ()), graph.placeholder(torch.bool, ())
+        op = optimize_loss(
+            (w.float() * factor).sum(),
+            "Momentum",
+            {"momentum": 0.5},
+            lambda step: 0.5,
+            dtype="mixed",
+            iter_size=2,
+            skip_update_ph=skip,
+            on_horovod=True,
+            **SCALINGS["Backoff"],
+        )
+        session.run(graph.global_variables_initializer())
+        kept = [each for each in graph.global_variables() if "Scaler" not in each.name]
+        session.run(op, {factor: 1.0, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        before = session.run(kept)
+        session.run(op, {factor: INF, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        assert all(map(np.array_equal, before, session.run(kept)))
+        session.run(op, {factor: 1.0, skip: True})
+        session.run(op, {factor: 1.0, skip: False})
+        assert session.run(w).tolist() == [-0.25] * 3

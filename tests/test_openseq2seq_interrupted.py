@@ -1,0 +1,340 @@
+"""An exception in the user's code: a step of `optimize_loss` is taken as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_steps import Training, differing, each_way, way
+from thalweg import Variable, graph
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
+from thalweg.v1 import train
+
+__all__ = ["way"]
+
+NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
+errors = pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+afterwards = pytest.mark.parametrize("updates", [0, 2], ids=["first update", "third update"])
+
+
+class Fuse:
+    """Lets a call through until it is lit."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.lit = False
+
+    def __call__(self, result: Any = None) -> Any:
+        if self.lit:
+            raise self.error("burnt")
+        return result
+
+
+class Hooked(train.AdamOptimizer):
+    """Adam with one hook that may fail, after its work is done."""
+
+    def __init__(self, learning_rate: Any, fuse: Fuse, hook: str) -> None:
+        super().__init__(learning_rate)
+        self.fuse, self.hook = fuse, hook
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.hook == "_prepare":
+            self.fuse()
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        super()._finish(update_ops, name_scope)
+        if self.hook == "_finish":
+            self.fuse()
+
+
+class HookedUpdates(train.AdamOptimizer):
+    """Adam whose update fails at the second variable, after its work is done."""
+
+    def __init__(self, learning_rate: Any, fuse: Fuse) -> None:
+        super().__init__(learning_rate)
+        self.fuse = fuse
+
+    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+        super()._resource_apply_dense(grad, handle)
+        if handle.name == "norm:0":
+            self.fuse()
+
+
+class FailingWriter:
+    def __init__(self, fuse: Fuse, method: str) -> None:
+        self.fuse, self.method = fuse, method
+
+    def add_scalar(self, *given: Any) -> None:
+        if self.method == "add_scalar":
+            self.fuse()
+
+    def add_histogram(self, *given: Any) -> None:
+        if self.method == "add_histogram":
+            self.fuse()
+
+
+class Failing(Training):
+    """A training in mixed precision, of which one part may fail; two runs make an update.
+
+    The gradients of every run are other ones.
+    """
+
+    def __init__(self, site: str, fuse: Fuse) -> None:
+        self.site, self.fuse, self.runs = site, fuse, 0
+        rule: Any = "Adam"
+        options: dict[str, Any] = {}
+        if site in ("_prepare", "_finish"):
+            rule, options["optimizer_params"] = Hooked, {"fuse": fuse, "hook": site}
+        elif site == "update":
+            rule, options["optimizer_params"] = HookedUpdates, {"fuse": fuse}
+        elif site == "hyperparameter":
+            options["optimizer_params"] = {"beta1": lambda: fuse(0.5)}
+        elif site == "weight decay":
+            rule, options["optimizer_params"] = "AdamW", {"weight_decay": lambda: fuse(0.5)}
+        elif site in ("add_scalar", "add_histogram"):
+            options["summary_writer"] = FailingWriter(fuse, site)
+            options["summaries"] = ["global_gradient_norm", "gradients"]
+        super().__init__(
+            rule,
+            torch.float16,
+            loss_scaling="Backoff",
+            loss_scaling_params={"scale_max": 16.0, "step_window": 2},
+            learning_rate_decay_fn=lambda step: self.at("policy", 0.1 / (1 + int(step))),
+            on_horovod=True,
+            iter_size=2,
+            skip_update_ph=lambda: self.at("skip_update_ph", self.runs % 2 == 0),
+            all_reduce=lambda grad: self.at("all_reduce", grad),
+            **options,
+        )
+        mp_regularizer_wrapper(lambda w: self.at("regularizer", 0.1 * w.square().sum()))(
+            self.own["head"]
+        )
+        assert self.step.loss_scaler is not None
+        scaler = self.step.loss_scaler.scaler
+        advance = scaler.advance
+        scaler.advance = lambda *given: self.at("scaler", advance(*given))
+
+    def at(self, site: str, value: Any) -> Any:
+        return self.fuse(value) if site == self.site else value
+
+    def loss(self) -> Any:
+        return self.at("loss", super().loss())
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.generator.manual_seed(self.runs)
+            for name, var in self.own.items():
+                self.gradients[name] = self._normal(var.numel())
+            self.step()
+            self.runs += 1
+
+    def everything(self) -> dict[str, Any]:
+        return {**self.state(), **self.scaler_state()}
+
+
+SWEPT = (
+    "loss", "policy", "skip_update_ph", "all_reduce", "regularizer", "scaler", "_prepare",
+    "hyperparameter", "weight decay",
+)  # fmt: skip
+each_part = pytest.mark.parametrize("site", SWEPT)
+
+
+def assert_changes_nothing(training: Failing) -> None:
+    before = training.everything()
+    training.fuse.lit = True
+    with pytest.raises(training.fuse.error, match="burnt") as raised:
+        training.run(1)
+    training.fuse.lit = False
+    assert raised.value.__notes__ == [NOT_TAKEN]
+    assert training.step.was_applied is False
+    after = training.everything()
+    assert differing(before, {name: after[name] for name in before}) == []
+
+
+def assert_goes_on(training: Failing, runs: int) -> None:
+    """Fail unless the training is as one in which nothing has failed."""
+    other = Failing(training.site, Fuse(RuntimeError))
+    other.run(training.runs)
+    for each in (training, other):
+        each.run(runs)
+    assert training.step.global_step.item() == other.step.global_step.item()
+    assert differing(training.everything(), other.everything()) == []
+
+
+@each_way
+@errors
+@afterwards
+@each_part
+def test_an_update_is_not_made(site: str, updates: int, error: Any, way: str) -> None:
+    training = Failing(site, Fuse(error))
+    training.run(2 * updates + 1)
+    assert_changes_nothing(training)
+    assert_goes_on(training, 3)
+
+
+@errors
+@afterwards
+def test_an_update_that_fails_half_way_is_undone(updates: int, error: Any) -> None:
+    training = Failing("update", Fuse(error))
+    training.run(2 * updates + 1)
+    assert_changes_nothing(training)
+    assert_goes_on(training, 3)
+
+
+@errors
+@pytest.mark.parametrize("runs", [0, 2], ids=["first run", "third run"])
+@pytest.mark.parametrize("site", ["loss", "policy", "skip_update_ph", "regularizer"])
+def test_nothing_is_added_up(site: str, runs: int, error: Any) -> None:
+    training = Failing(site, Fuse(error))
+    training.run(runs)
+    assert_changes_nothing(training)
+    assert_goes_on(training, 4)
+
+
+AFTERWARDS = {
+    "_finish": "The step was taken, but `_finish` failed.",
+    "add_scalar": "The step was taken, but its summaries were not written.",
+    "add_histogram": "The step was taken, but its summaries were not written.",
+}
+
+
+@each_way
+@errors
+@afterwards
+@pytest.mark.parametrize(("site", "note"), AFTERWARDS.items())
+def test_an_update_is_made_as_a_whole(
+    site: str, note: str, updates: int, error: Any, way: str
+) -> None:
+    training, other = Failing(site, Fuse(error)), Failing(site, Fuse(error))
+    for each in (training, other):
+        each.run(2 * updates + 1)
+    training.fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        training.run(1)
+    training.runs += 1
+    training.fuse.lit = False
+    other.run(1)
+    assert raised.value.__notes__ == [note]
+    assert training.step.was_applied is True
+    assert differing(training.everything(), other.everything()) == []
+    assert_goes_on(training, 2)
+
+
+@errors
+def test_a_writer_that_fails_after_a_run_that_only_adds_up(error: Any) -> None:
+    training = Failing("add_scalar", Fuse(error))
+    training.step._how = training.step._how._replace(
+        post=training.step._how.post._replace(summaries=("learning_rate",))
+    )
+    training.fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        training.run(1)
+    assert raised.value.__notes__ == [
+        "The run added its gradients up, but its summaries were not written."
+    ]
+    assert training.step.was_applied is False
+    assert training.state()["sum of head"].any()
+
+
+@each_way
+@errors
+def test_a_writer_that_fails_after_a_step_that_was_skipped(error: Any, way: str) -> None:
+    writer = FailingWriter(Fuse(error), "add_scalar")
+    training = Training("Adam", torch.float16, loss_scaling="Backoff", summary_writer=writer)
+    writer.fuse.lit = True
+    training.gradients["head"][2] = float("inf")
+    before = training.scaler_state()["scale"]
+    with pytest.raises(error, match="burnt") as raised:
+        training.step()
+    note = "The step was skipped, but its summaries were not written."
+    assert raised.value.__notes__ == [note]
+    assert training.step.was_applied is False
+    assert training.scaler_state()["scale"] == before / 2
+
+
+@errors
+def test_a_constraint_that_fails_is_the_only_part_not_done(error: Any) -> None:
+    fuse = Fuse(error)
+    w = Variable(torch.ones(3, dtype=torch.float16), name="w")
+    b = Variable([1.0], name="b", constraint=lambda value: fuse(value))
+    step = optimize_loss(
+        lambda: w.float().sum() + b.sum(),
+        "Momentum",
+        {"momentum": 0.5},
+        lambda s: 0.5,
+        dtype="mixed",
+        loss_scaling="Backoff",
+    )
+    fuse.lit = True
+    with pytest.raises(error, match="burnt") as raised:
+        step()
+    assert raised.value.__notes__ == ["The step was taken, but without the constraint of 'b:0'."]
+    assert (w.tolist(), b.item(), step.global_step.item()) == ([0.5] * 3, 0.5, 1)
+    assert step.was_applied is True
+    assert step.loss_scaler.variables["iteration"] == 1
+
+
+def test_an_interruption_by_the_writer_comes_before_other_errors() -> None:
+    fuse = Fuse(KeyboardInterrupt)
+    writer = FailingWriter(fuse, "add_scalar")
+    b = Variable([1.0], name="b", constraint=lambda value: Fuse.__call__(late, value))
+    late = Fuse(RuntimeError)
+    step = optimize_loss(lambda: b.sum(), "SGD", {}, lambda s: 0.5, summary_writer=writer)
+    fuse.lit = late.lit = True
+    with pytest.raises(KeyboardInterrupt, match="burnt") as raised:
+        step()
+    assert "Also: RuntimeError: burnt" in raised.value.__notes__
+    assert (b.item(), step.was_applied) == (0.5, True)
+
+
+# Sessions
+
+
+def in_session(site: str, fuse: Fuse) -> tuple[Callable[[], Any], Callable[[], list[Any]]]:
+    """A run of a step, and the values of all variables."""
+    w = graph.Variable(torch.ones(3).half(), name="w")
+    b = graph.Variable([1.0], name="b")
+    hooked = site in ("_prepare", "_finish")
+    op = optimize_loss(
+        w.float().sum() * 2 + (b * b).sum(),
+        Hooked if hooked else "Adam",
+        {"fuse": fuse, "hook": site} if hooked else {},
+        lambda step: 0.1,
+        dtype="mixed",
+        loss_scaling="Backoff",
+        summaries=["global_gradient_norm", "variables"],
+        on_horovod=True,
+        all_reduce=(lambda grad: fuse(grad)) if site == "all_reduce" else None,
+        summary_writer=FailingWriter(fuse, site),
+    )
+    session = graph.Session()
+    session.run(graph.global_variables_initializer())
+    return lambda: session.run(op), lambda: session.run(graph.global_variables())
+
+
+@errors
+@pytest.mark.parametrize("site", ["all_reduce", *AFTERWARDS])
+def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
+    with graph.Graph().as_default():
+        fuse = Fuse(error)
+        run, values = in_session(site, fuse)
+        run()
+        before = values()
+        fuse.lit = True
+        with pytest.raises(error, match="burnt") as raised:
+            run()
+        failed, fuse.lit = values(), False
+    assert AFTERWARDS.get(site, NOT_TAKEN) in raised.value.__notes__
+    with graph.Graph().as_default():
+        run, values = in_session(site, Fuse(error))
+        run()
+        if site in AFTERWARDS:
+            run()
+        assert all(map(np.array_equal, failed, values()))
+    assert all(map(np.array_equal, failed, before)) == (site not in AFTERWARDS)
