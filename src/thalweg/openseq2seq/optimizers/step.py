@@ -18,7 +18,6 @@ from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.process import (
     Given,
-    Outcome,
     Processing,
     apply_processed,
 )

@@ -1,0 +1,110 @@
+"""Steps of `optimize_loss` whose gradients were computed elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import Variable
+from thalweg.graph import Graph
+from thalweg.openseq2seq import from_config
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.lr_policies import fixed_lr
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"dtype": torch.float32},
+    "clipped": {"dtype": torch.float32, "clip_gradients": 0.5},
+    "larc": {"dtype": "mixed", "larc_params": {"larc_eta": 0.01}, "loss_scaling": 64.0},
+    "backoff": {"dtype": "mixed", "loss_scaling": "Backoff"},
+}
+
+
+def variables(dtype: Any) -> list[Variable]:
+    kind = torch.float16 if dtype == "mixed" else torch.float32
+    values = torch.linspace(-1, 1, 12).to(kind)
+    return [Variable(values[:8].reshape(2, 4), name="w"), Variable(values[8:], name="b")]
+
+
+def loss_of(own: list[Variable]) -> Tensor:
+    w, b = (each.float() for each in own)
+    return ((w @ w.t()).sum() + (b * b).sum()) * 3
+
+
+def made(own: list[Variable] | None, loss: Any, **options: Any) -> Any:
+    return optimize_loss(
+        loss, "Momentum", {"momentum": 0.9}, lambda s: fixed_lr(s, 0.01), var_list=own, **options
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_gradients_make_the_step_of_the_loss(kind: str) -> None:
+    options = KINDS[kind]
+    ours, theirs = variables(options["dtype"]), variables(options["dtype"])
+    step = made(ours, lambda: pytest.fail("the loss is not asked for"), **options)
+    other = made(theirs, lambda: loss_of(theirs), **options)
+    for _ in range(4):
+        scaled = loss_of(ours) * step.loss_scale
+        applied = step.apply_gradients(torch.autograd.grad(scaled, ours))
+        other()
+        assert applied is other.was_applied
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.detach(), b.detach())
+    assert 0 < int(step.global_step) <= 4
+    for name, value in other.state_dict().items():
+        assert torch.equal(step.state_dict()[name], value), name
+
+
+def test_an_overflow_makes_no_update_and_halves_the_scale() -> None:
+    own = variables("mixed")
+    step = made(own, lambda: None, **KINDS["backoff"])
+    before, scale = [var.detach().clone() for var in own], float(step.loss_scale)
+    gradients = [torch.ones_like(var.detach()) for var in own]
+    gradients[1][2] = float("inf")
+    assert step.apply_gradients(gradients) is False
+    assert step.was_applied is False
+    assert float(step.loss_scale) == scale / 2
+    assert all(torch.equal(a, b.detach()) for a, b in zip(before, own, strict=True))
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+    own = variables("mixed")
+    step = made(own, lambda: None, **KINDS["backoff"])
+    good = [torch.ones_like(var.detach()) for var in own]
+    step.apply_gradients(good)
+    kept = {name: value.clone() for name, value in step.state_dict().items()}
+    for bad, error, words in (
+        (good[:1], ValueError, r"1 gradients for 2 variables: \['w:0', 'b:0'\]"),
+        ([good[0], good[1].float()], TypeError, "'b:0' is torch.float32 but the variable is"),
+        ([good[0], good[1][:2]], ValueError, r"shape \(2,\)"),
+        ([good[0], None], ValueError, "'b:0' has no gradient"),
+    ):
+        with pytest.raises(error, match=words):
+            step.apply_gradients(bad)
+        assert all(torch.equal(kept[name], value) for name, value in step.state_dict().items())
+    with Graph().as_default(), pytest.raises(RuntimeError, match="made in eager mode"):
+        step.apply_gradients(good)
+
+
+def test_variables_must_be_known() -> None:
+    with pytest.raises(RuntimeError, match="Give var_list"):
+        made(None, lambda: None, dtype=torch.float32).apply_gradients([])
+
+
+def test_without_mixed_precision_there_is_no_loss_scale() -> None:
+    own = variables(torch.float32)
+    assert made(own, lambda: None, dtype=torch.float32).loss_scale == 1.0
+
+
+def test_given_gradients_count_as_batches() -> None:
+    own = variables(torch.float32)
+    config = {
+        "optimizer": "SGD", "lr_policy": fixed_lr, "lr_policy_params": {"learning_rate": 1.0},
+        "iter_size": 2, "max_steps": 9,
+    }  # fmt: skip
+    step = from_config(config).optimize(lambda: None, own)
+    gradients = [torch.ones_like(var.detach()) for var in own]
+    assert [step.apply_gradients(gradients) for _ in range(4)] == [False, True, False, True]
+    assert int(step.global_step) == 2
