@@ -66,6 +66,7 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._lock = threading.RLock()
+        self._has_run = False
 
     @property
     def learning_rate(self) -> Tensor:
@@ -110,11 +111,13 @@ class TrainingStep:
             self.was_applied = False
             with not_taken(), restored(self._rate.tensors):
                 loss, outcome = self._run()
-            self.was_applied = outcome.taken
+            self.was_applied, self._has_run = outcome.taken, True
             raise_first(outcome.errors)
             return loss
 
     def _run(self) -> tuple[Tensor, Outcome]:
+        if not self._has_run:
+            self._masters.renew()  # a first run that failed may have made them
         self._rate.refresh()
         skip = self._how.iter_size > 1 and as_skip(self._skip_update)
         loss, backward = self._differentiated()
@@ -183,6 +186,7 @@ class TrainingStep:
                 self._accumulators,
                 {_STEP: self.global_step},
             )
+            self._has_run = True
 
     def _known(self) -> list[Any]:
         return self._variables or []
