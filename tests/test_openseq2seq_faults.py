@@ -24,6 +24,8 @@ from openseq2seq_steps import (
 from thalweg import graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
+from thalweg.v1 import train
 
 __all__ = ["way"]
 
@@ -223,6 +225,52 @@ def test_both_ways_take_the_same_steps(
         units = 6 if rule == "NovoGrad" else 2
         assert_near(swept.state(), plain.state(), units)
         assert_near(swept.scaler_state(), plain.scaler_state())
+
+
+class Counting(train.AdamOptimizer):
+    """Adam of a user who wants to see the gradients of each step."""
+
+    steps = 0
+
+    def apply_gradients(self, *args: Any, **options: Any) -> Any:
+        self.steps += 1
+        return super().apply_gradients(*args, **options)
+
+
+@each_dtype
+def test_an_optimizer_that_overrides_apply_gradients_is_called(dtype: torch.dtype) -> None:
+    swept, plain = (Training(rule, dtype, **SCALINGS["Backoff"]) for rule in ("Adam", Counting))
+    for factor in (1.0, INF, 2.0):
+        for training in (swept, plain):
+            training.gradients["head"][3] = factor
+            training.step()
+    assert plain.step.optimizer.optimizer.steps == 2
+    assert_near(plain.state(), swept.state())
+
+
+def decay(weights: Any) -> Any:
+    return 0.5 * weights.square().sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_gradients": 0.5}], ids=["plain", "clip"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each_bad
+def test_both_ways_take_the_same_steps_with_penalties(
+    bad: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept, plain = (Training("Adam", dtype, **{**SCALINGS["Backoff"], **options}) for _ in range(2))
+    for training in (swept, plain):
+        mp_regularizer_wrapper(decay)(training.own["head"])
+    for value in (1.0, bad_value(bad, dtype), 2.0):
+        for training in (swept, plain):
+            training.gradients["head"][3] = value
+        swept.step()
+        with monkeypatch.context() as context:
+            step_by_step(context)
+            plain.step()
+        assert plain.step.was_applied == swept.step.was_applied == (value in (1.0, 2.0))
+        assert_near(swept.state(), plain.state())
+    assert swept.step.loss_scaler.loss_scale.item() == SCALE / 2
 
 
 LARGEST = torch.finfo(torch.float32).max

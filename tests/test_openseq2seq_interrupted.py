@@ -197,6 +197,36 @@ def test_nothing_is_added_up(site: str, runs: int, error: Any) -> None:
     assert_goes_on(training, 4)
 
 
+@pytest.mark.parametrize("site", ["regularizer", "scaler", "all_reduce", "update"])
+def test_after_a_first_run_that_failed_variables_may_be_set(site: str) -> None:
+    training, other = Failing(site, Fuse(RuntimeError)), Failing(site, Fuse(RuntimeError))
+    training.runs = other.runs = 1  # the first run makes an update
+    training.fuse.lit = True
+    with pytest.raises(RuntimeError, match="burnt"):
+        training.run(1)
+    training.fuse.lit = False
+    for each in (training, other):
+        with torch.no_grad():
+            each.own["head"].copy_(torch.linspace(-2, 2, 17))
+        each.run(1)
+    assert differing(training.everything(), other.everything()) == []
+
+
+def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:
+    training, other = Failing("all_reduce", Fuse(RuntimeError)), Failing("", Fuse(RuntimeError))
+    other.run(2)
+    training.runs, training.fuse.lit = 1, True
+    with pytest.raises(RuntimeError, match="burnt"):
+        training.run(1)
+    training.fuse.lit = False
+    training.step.load_state_dict(other.step.state_dict())
+    training.own["norm"].assign(other.own["norm"].detach())
+    training.runs = 2
+    for each in (training, other):
+        each.run(2)
+    assert differing(training.everything(), other.everything()) == []
+
+
 AFTERWARDS = {
     "_finish": "The step was taken, but `_finish` failed.",
     "add_scalar": "The step was taken, but its summaries were not written.",

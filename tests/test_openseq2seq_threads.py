@@ -13,6 +13,8 @@ import torch
 from openseq2seq_replay import Writer
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.v1 import train
 
 SIZE, RUNS = 70_001, 100
@@ -121,6 +123,25 @@ def test_a_thread_whose_run_fails_leaves_the_step_to_others(error: type[BaseExce
     assert failures == [error] * (2 * RUNS // 3 + 1)
     assert (w == RATE * taken).all()
     assert step.global_step == taken
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_that_share_a_wrapped_optimizer_lose_nothing(threads: int) -> None:
+    w = Variable(torch.zeros(SIZE, dtype=torch.float16), name="w")
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    scaler = AutomaticLossScaler("Backoff", {"scale_max": 16.0})
+    opt = MixedPrecisionOptimizerWrapper(train.GradientDescentOptimizer(RATE), scaler)
+    barrier = threading.Barrier(threads)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(RUNS // threads):
+            opt.minimize(lambda: -w.float().sum(), step, [w])
+
+    together(work, threads)
+    assert (opt.get_master(w) == RATE * RUNS).all()
+    assert (w == RATE * RUNS).all()
+    assert (step.item(), scaler.variables["iteration"].item()) == (RUNS, RUNS)
 
 
 def test_threads_that_run_one_operation_lose_nothing() -> None:

@@ -44,6 +44,13 @@ class Masters:
         """The master of a variable, or None if there is none (yet)."""
         return self._slots.get(var, _SCOPE)
 
+    def renew(self) -> None:
+        """Set all masters of eager mode to the present values of their variables."""
+        with torch.no_grad():
+            for var, master in self.pairs():
+                if not is_symbolic(var):
+                    master.copy_(var)
+
     def pairs(self) -> list[tuple[Any, Any]]:
         """Each variable that has a master, and the master."""
         return [(var, master) for var, _, master in self._slots.items()]

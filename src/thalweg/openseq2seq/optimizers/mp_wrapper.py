@@ -159,7 +159,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         refuse_none(
             (grad for grad, _ in reduced), (var for _, var in reduced), "its master needs one"
         )
-        targets = [self._masters.of(var) for var in variables]
+        with self._opt._locked():
+            targets = [self._masters.of(var) for var in variables]
         penalties = [
             None if target is var else penalty_gradient(var, target)
             for var, target in zip(variables, targets, strict=True)
@@ -241,7 +242,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             backward = Backward([], variables, targets, [])
             concretes = [concrete(grad) for grad in gradients]
             inner = Inner(self._opt, captured)
-            with not_taken():
+            with self._opt._locked(), not_taken():
                 _, error = update(inner, concretes, backward, scaler, step)
             raise_first([] if error is None else [error])
 

@@ -68,6 +68,7 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._lock = threading.RLock()
+        self._has_run = False
 
     @property
     def learning_rate(self) -> Tensor:
@@ -145,6 +146,8 @@ class TrainingStep:
             )
         self.was_applied = False
         with not_taken(), restored(self._rate.tensors):
+            if not self._has_run:
+                self._masters.renew()  # a first run that failed may have made them
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             value, backward = differentiate()
@@ -160,7 +163,7 @@ class TrainingStep:
                 None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
                 self.global_step,
             )
-        self.was_applied = outcome.taken
+        self.was_applied, self._has_run = outcome.taken, True
         raise_first(outcome.errors)
         return value
 
@@ -180,11 +183,9 @@ class TrainingStep:
                     f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
                     f" is {var.dtype}. Cast the gradient."
                 )
-        return (
-            Backward.plain(pairs)
-            if self._mixed is None
-            else self._mixed.received(pairs, self.loss_scale)
-        )
+        if self._mixed is None:
+            return Backward.plain(pairs)
+        return self._mixed.received(pairs, self.loss_scale)
 
     def _differentiated(self) -> tuple[Tensor, Backward]:
         kept: list[Any] = []
@@ -234,6 +235,7 @@ class TrainingStep:
                 self._accumulators,
                 {_STEP: self.global_step},
             )
+            self._has_run = True
 
     def _known(self) -> list[Any]:
         return self._variables or []

@@ -36,7 +36,9 @@ class Journal:
         self._scalars[self._scope + tag if scoped else tag] = value, kind
 
     def histogram(self, tag: str, values: Tensor, masked: bool = False) -> None:
-        """Note the elements of a tensor; if `masked`, 0 stands for what is not finite."""
+        """Note the elements of a tensor, if any; if `masked`, 0 stands for what is not finite."""
+        if not values.numel():
+            return  # torch's SummaryWriter refuses it
         kept = values.detach().float() if values.dtype in _REDUCED else values.detach().clone()
         if masked:
             kept = torch.nan_to_num(kept, nan=0.0, posinf=0.0, neginf=0.0)

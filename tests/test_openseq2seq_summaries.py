@@ -1,0 +1,232 @@
+"""Summaries that TensorBoard reads back from what a step has written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_steps import each_way, step_by_step, way
+from thalweg import Variable, graph
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.optimizers import OPTIMIZER_SUMMARIES
+
+pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+SummaryWriter: Any = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+events: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+__all__ = ["way"]
+
+INF, NAN = math.inf, math.nan
+HALF = 1e-3  # gradients of float16 variables are rounded
+SCOPE = "Loss_Optimization/"
+MASTER, OTHER = f"{SCOPE}FP32-master-copy/w_0", "b_0"
+START = {"w": np.linspace(-1, 1, 17), "b": np.array([0.5, -0.25, 2.0])}
+RUNS: list[dict[str, np.ndarray[Any, Any]]] = [
+    {"w": np.linspace(0.1, 3.0, 17), "b": np.array([1.0, 2.0, -3.0])},
+    {"w": np.linspace(-2.0, 0.7, 17), "b": np.array([1.0, NAN, -INF])},  # this one is skipped
+    {"w": np.linspace(-1e-3, 40.0, 17), "b": np.array([0.3, 0.0, 1e-5])},
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clip": {"clip_gradients": 2.0},
+    "larc": {"larc_params": {"larc_eta": 0.5}},
+    "lars": {"larc_params": {"larc_eta": 0.5, "larc_mode": "scale"}},
+}
+
+
+class Told(NamedTuple):
+    """What a directory of events holds: by tag the step and the numbers of each event."""
+
+    scalars: dict[str, list[tuple[int, float]]]
+    histograms: dict[str, list[tuple[int, list[float]]]]
+
+
+def read(folder: Path) -> Told:
+    found = events.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    found.Reload()
+    scalars = {
+        tag: [(event.step, event.value) for event in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+    histograms = {}
+    for tag in found.Tags()["histograms"]:
+        given = [(event.step, event.histogram_value) for event in found.Histograms(tag)]
+        histograms[tag] = [
+            (step, [value.num, value.min, value.max, value.sum, value.sum_squares])
+            for step, value in given
+        ]
+    return Told(scalars, histograms)
+
+
+def arguments(writer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "optimizer": "Momentum",
+        "optimizer_params": {"momentum": 0.9},
+        "learning_rate_decay_fn": lambda step: 0.125,
+        "dtype": "mixed",
+        "loss_scaling": "Backoff",
+        "loss_scaling_params": {"scale_max": 64.0},
+        "summaries": OPTIMIZER_SUMMARIES,
+        "summary_writer": writer,
+        **options,
+    }
+
+
+def eagerly(folder: Path, options: dict[str, Any]) -> Told:
+    w = Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
+    b = Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
+    given: dict[str, torch.Tensor] = {}
+    with SummaryWriter(folder) as writer:
+        step = optimize_loss(
+            lambda: (w.float() * given["w"]).sum() + (b * given["b"]).sum(),
+            **arguments(writer, options),
+            var_list=[w, b],
+        )
+        for run in RUNS:
+            given.update({name: torch.from_numpy(x).float() for name, x in run.items()})
+            step()
+    return read(folder)
+
+
+def in_a_session(folder: Path, options: dict[str, Any]) -> Told:
+    with graph.Graph().as_default(), graph.Session() as session, SummaryWriter(folder) as writer:
+        w = graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
+        b = graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
+        feeds = {name: graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
+        op = optimize_loss(
+            (w.float() * feeds["w"]).sum() + (b * feeds["b"]).sum(),
+            **arguments(writer, options),
+            var_list=[w, b],
+        )
+        session.run(graph.global_variables_initializer())
+        for run in RUNS:
+            session.run(op, {feeds[name]: x.astype(np.float32) for name, x in run.items()})
+    return read(folder)
+
+
+def assert_same(got: Told, wanted: Told) -> None:
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert ours.keys() == theirs.keys()
+        for tag, given in theirs.items():
+            assert [step for step, _ in ours[tag]] == [step for step, _ in given]
+            for (_, value), (_, other) in zip(ours[tag], given, strict=True):
+                np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-12, err_msg=tag)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_all_ways_tell_the_same(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = eagerly(tmp_path / "swept", options)
+    assert_same(in_a_session(tmp_path / "session", options), swept)
+    step_by_step(monkeypatch)
+    assert_same(eagerly(tmp_path / "steps", options), swept)
+    assert_same(in_a_session(tmp_path / "session by steps", options), swept)
+
+
+PER_VARIABLE = ("gradient_norm", "variable_norm")
+LARC = ("larc_grad_update", "larc_final_lr")
+
+
+@each_way
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_each_summary_has_its_tag(options: dict[str, Any], way: str, tmp_path: Path) -> None:
+    told = eagerly(tmp_path, options)
+    kinds = [*PER_VARIABLE]
+    if "larc_params" in options:
+        kinds += LARC
+        if "larc_mode" not in options["larc_params"]:
+            kinds.append("larc_clip_on")
+    tags = {f"{SCOPE}{kind}/{name}" for kind in kinds for name in (MASTER, OTHER)}
+    tags |= {"learning_rate", f"{SCOPE}global_gradient_norm", f"{SCOPE}loss_scale"}
+    if "clip_gradients" in options:
+        tags.add(f"{SCOPE}global_clipped_gradient_norm")
+    assert told.scalars.keys() == tags
+    assert told.histograms.keys() == {
+        f"{SCOPE}{kind}/{name}" for kind in ("gradients", "variables") for name in (MASTER, OTHER)
+    }
+
+
+def norm_of(run: int, *names: str) -> float:
+    return float(np.linalg.norm(np.concatenate([RUNS[run][name] for name in names])))
+
+
+@each_way
+def test_scalars_are_read_back(way: str, tmp_path: Path) -> None:
+    told = eagerly(tmp_path, OPTIONS["clip"]).scalars
+    # The run that is skipped tells of the same step as the one after it.
+    assert [step for step, _ in told["learning_rate"]] == [0, 1, 1]
+    assert told["learning_rate"] == [(0, 0.125), (1, 0.125), (1, 0.125)]
+    assert told[f"{SCOPE}loss_scale"] == [(0, 64.0), (1, 64.0), (1, 32.0)]
+    norms = [value for _, value in told[f"{SCOPE}global_gradient_norm"]]
+    own_norms = [norm_of(0, "w", "b"), NAN, norm_of(2, "w", "b")]
+    np.testing.assert_allclose(norms, own_norms, rtol=HALF)
+    clipped = [value for _, value in told[f"{SCOPE}global_clipped_gradient_norm"]]
+    np.testing.assert_allclose(clipped, [2.0, NAN, 2.0], rtol=HALF)
+    own = [value for _, value in told[f"{SCOPE}gradient_norm/{MASTER}"]]
+    shares = [2.0 * norm_of(run, "w") / norm_of(run, "w", "b") for run in (0, 2)]
+    np.testing.assert_allclose(own, [shares[0], NAN, shares[1]], rtol=HALF)
+    (_, size), *_ = told[f"{SCOPE}variable_norm/{OTHER}"]
+    np.testing.assert_allclose(size, np.linalg.norm(START["b"]), rtol=1e-6)
+
+
+@each_way
+def test_histograms_are_read_back_and_gradients_masked(way: str, tmp_path: Path) -> None:
+    told = eagerly(tmp_path, OPTIONS["plain"]).histograms
+    first, masked, last = told[f"{SCOPE}gradients/{OTHER}"]
+    assert first == (0, [3.0, -3.0, 2.0, 0.0, 14.0])
+    assert masked == (1, [3.0, 0.0, 1.0, 1.0, 1.0])  # NaN and infinity count as 0
+    assert last[0] == 1
+    numbers = START["w"].astype(np.float16).astype(np.float32)
+    wanted = [17.0, -1.0, 1.0, float(numbers.sum()), float(np.square(numbers).sum())]
+    step, values = told[f"{SCOPE}variables/{MASTER}"][0]
+    assert step == 0
+    np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
+
+
+@each_way
+def test_larc_is_read_back(way: str, tmp_path: Path) -> None:
+    told = eagerly(tmp_path, OPTIONS["larc"]).scalars
+    ratio = 0.5 * float(np.linalg.norm(START["b"])) / (0.125 * norm_of(0, "b"))
+    assert told[f"{SCOPE}larc_clip_on/{OTHER}"][0] == (0, float(ratio < 1))
+    (_, factor), (_, rate) = (told[f"{SCOPE}{kind}/{OTHER}"][0] for kind in LARC)
+    np.testing.assert_allclose([factor, rate], [min(ratio, 1), 0.125 * min(ratio, 1)], rtol=1e-5)
+
+
+@each_way
+def test_variables_without_elements_have_no_histogram(way: str, tmp_path: Path) -> None:
+    w, empty = Variable([1.0, 2.0], name="w"), Variable(torch.zeros(0), name="empty")
+    with SummaryWriter(tmp_path) as writer:
+        optimize_loss(
+            lambda: w.sum() + empty.sum(),
+            "SGD",
+            {},
+            lambda step: 0.5,
+            summaries=OPTIMIZER_SUMMARIES,
+            summary_writer=writer,
+        )()
+    told = read(tmp_path)
+    assert told.histograms.keys() == {f"{SCOPE}gradients/w_0", f"{SCOPE}variables/w_0"}
+    assert told.scalars[f"{SCOPE}gradient_norm/empty_0"] == [(0, 0.0)]
+
+
+@each_way
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy's
+def test_variables_that_are_not_finite_do_not_stop_the_writer(way: str, tmp_path: Path) -> None:
+    w = Variable(torch.ones(4, dtype=torch.float16), name="w")
+    factors = torch.tensor([1e9, -1e9, NAN, 1.0])
+    with SummaryWriter(tmp_path) as writer:
+        step = optimize_loss(
+            lambda: (w.float() * factors).sum(),
+            **{**arguments(writer, {}), "loss_scaling": 8.0, "loss_scaling_params": None},
+        )
+        step()
+        step()
+    told = read(tmp_path).histograms[f"{SCOPE}variables/{MASTER}"]
+    assert [at for at, _ in told] == [0, 1]
+    assert step.optimizer.get_master(w).tolist()[:2] == [-INF, INF]
