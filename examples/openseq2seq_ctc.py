@@ -108,6 +108,8 @@ def train(
     losses: list[float] = []
     while step.global_step < plan.last_step:
         losses.append(step().item())
+        if writer is not None:
+            writer.add_scalar("train_loss", losses[-1], int(step.global_step))
     _, error_rate = lines.measured(model, problem.test)
     scale = None if step.loss_scaler is None else step.loss_scaler.loss_scale.item()
     return Trained(error_rate, losses, len(losses) - plan.last_step, scale, perf_counter() - begin)
