@@ -1,16 +1,16 @@
 """Speech recognition in small, trained from a config of OpenSeq2Seq: lines of handwritten digits.
 
 A line is a picture of 3 to 6 digits that is read column by column, 8 pixels to a frame, as speech
-is; CTC finds out where each digit stands. The digits are scikit-learn's (1,797 images of 8 x 8,
-UCI Machine Learning Repository, CC BY 4.0), and no image of a test line is in a training line. See
-`thalweg.race.problems.lines` for data, model and loss.
+is; CTC finds out where each digit stands. No image of a test line is in a training line. The digits
+are scikit-learn's (1,797 images of 8 x 8, E. Alpaydin and C. Kaynak, UCI Machine Learning
+Repository, CC BY 4.0). See `thalweg.race.problems.lines` for data, model and loss.
 
 `CONFIGS` look like those for Jasper and Deep Speech 2: float16 weights with float32 masters, a loss
 scale that backs off on overflow, NovoGrad or LARC, polynomial decay. Run it with
 `python examples/openseq2seq_ctc.py`; it trains in mixed precision and in float32, each well under a
-minute. About 2 % of the labels are read wrong then, with both configs and in both precisions (0.8
-to 2.5 % over eight pairs of config and seed; the two precisions at most 0.7 points apart). It needs
-scikit-learn for the data and, for --logdir, tensorboard.
+minute. On seeds that were not used to choose the settings (20 to 22 with NovoGrad, 5 to 8 with
+LARC) 0.5 to 2.1 % of the labels are read wrong then, and the two precisions are at most 0.4 points
+apart. It needs scikit-learn for the data and, for --logdir, tensorboard.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "novograd": {
         **BASE_PARAMS,
         "optimizer": NovoGrad,
-        "optimizer_params": {"beta1": 0.95, "beta2": 0.98, "weight_decay": 0.001},
-        "lr_policy_params": {"learning_rate": 0.02, "power": 2.0, "min_lr": 1e-5},
+        # With beta1 0.95 and no warm-up one seed of seven stayed where CTC begins, at blanks.
+        "optimizer_params": {"beta1": 0.9, "beta2": 0.98, "weight_decay": 0.001},
+        "lr_policy_params": {"learning_rate": 0.03, "power": 2.0, "warmup_steps": 100},
     },
     "larc": {
         **BASE_PARAMS,
@@ -108,6 +109,8 @@ def train(
     losses: list[float] = []
     while step.global_step < plan.last_step:
         losses.append(step().item())
+        if writer is not None:
+            writer.add_scalar("train_loss", losses[-1], int(step.global_step))
     _, error_rate = lines.measured(model, problem.test)
     scale = None if step.loss_scaler is None else step.loss_scaler.loss_scale.item()
     return Trained(error_rate, losses, len(losses) - plan.last_step, scale, perf_counter() - begin)

@@ -210,6 +210,27 @@ def test_length_in_epochs(run: Config, steps: int) -> None:
     assert from_config(config, dataset_size=200, workers=2).length == train.length
 
 
+def test_workers_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    config = {key: value for key, value in CONFIG.items() if key != "max_steps"}
+    config |= {"num_epochs": 1, "batch_size_per_gpu": 5}
+    steps = [
+        from_config({**config, "use_horovod": used}, dataset_size=100).last_step
+        for used in (True, False)
+    ]
+    assert steps == [5, 20]
+
+
+def test_a_policy_of_tensorflow_1() -> None:
+    config = {**CONFIG, "lr_policy": tf.train.cosine_decay}
+    weights = Variable([1.0])
+    step = from_config(config).optimize(lambda: weights.sum(), [weights])
+    for _ in range(6):
+        step()
+    assert step.learning_rate.item() == pytest.approx(0.125)  # half of the way after 5 updates
+
+
 def test_variables_of_a_model_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[1].bias.requires_grad_(False)

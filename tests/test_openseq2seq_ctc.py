@@ -135,6 +135,7 @@ def test_trains_with_larc_in_mixed_precision_as_in_float32(
     scales = record.scalars[f"{SCOPE}loss_scale"]
     assert scales[:3] == [2.0**24, 2.0**23, 2.0**22]
     assert len(scales) == len(mixed.losses)
+    assert record.scalars["train_loss"] == mixed.losses
     rates = record.scalars["learning_rate"]
     assert rates[0] == 0
     assert max(rates) == pytest.approx(0.1)

@@ -105,6 +105,8 @@ def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) ->
         value = get_default_graph().variable_of(value)
     if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
         value = torch.stack([convert_to_tensor(item, dtype) for item in value])
+    if isinstance(value, torch.Tensor) and executing_eagerly():
+        return value if dtype is None else value.to(as_dtype(dtype))  # gradients flow through
     if not isinstance(value, SymbolicTensor):
         return constant(value, dtype, name=name or "Const")
     if dtype is not None and value.dtype not in (None, as_dtype(dtype)):

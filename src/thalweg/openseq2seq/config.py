@@ -103,7 +103,7 @@ class TrainingConfig:
             with loss.graph.as_default():
                 everything = [graph_variable_of(each) for each in everything]
         weights = regularized(everything, regularize)
-        is_mixed = isinstance(params["dtype"], str)
+        is_mixed = params["dtype"] == "mixed"
         batches = None
         if params["iter_size"] > 1 and skip_update_ph is None and not in_graph:
             batches = MicroBatches(params["iter_size"], short_first=self.as_shipped)

@@ -1,10 +1,10 @@
 """Lines of handwritten digits, read from left to right without knowing where each digit stands.
 
-A line is 3 to 6 of scikit-learn's digit images side by side (1,797 images of 8 x 8, "Optical
-Recognition of Handwritten Digits", UCI Machine Learning Repository, CC BY 4.0, DOI
-10.24432/C50P49), with 0 to 3 empty columns around each. Time runs along the columns, 8 pixels to a
-frame, as in speech; the labels are the digits in their order, and CTC aligns the two. Lines to test
-on are made of images that no line to train on contains.
+A line is 3 to 6 of scikit-learn's 1,797 digit images of 8 x 8 side by side, with 0 to 3 empty
+columns before each. Time runs along the columns, 8 pixels to a frame, as in speech; the labels are
+the digits in their order, and CTC aligns the two. Lines to test on are made of images that no line
+to train on contains. The images: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten
+Digits", UCI Machine Learning Repository 1998, CC BY 4.0, https://doi.org/10.24432/C50P49.
 """
 
 from __future__ import annotations
