@@ -107,7 +107,7 @@ def test_a_step_with_a_bad_gradient_is_skipped(
 @each_way
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@each_rule
+@pytest.mark.parametrize("rule", ["Adam", "NovoGrad"])
 def test_a_bad_gradient_is_seen_in_every_chunk(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:
