@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import Variable
+from thalweg import Variable, graph
 from thalweg import tf as facade
 from thalweg.graph import Graph, Operation, Session, global_variables_initializer, placeholder
 from thalweg.graph import Variable as GraphVariable
@@ -168,3 +168,12 @@ def test_a_variable_of_a_graph_can_be_trained_by_a_used_optimizer() -> None:
             session.run(global_variables_initializer())
             session.run(op)
             assert session.run(w).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    "function", [graph.convert_to_tensor, lambda x: graph.cast(x, torch.float64)]
+)
+def test_in_eager_mode_gradients_flow_through_conversions(function: Any) -> None:
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    (grad,) = torch.autograd.grad(function(w).square().sum(), [w])
+    assert grad.tolist() == [2.0, 4.0]
