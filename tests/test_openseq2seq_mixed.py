@@ -109,9 +109,21 @@ def test_as_shipped_a_scale_must_be_a_float(scale: Any) -> None:
         ((None,), TypeError, "optimizer must be an optimizer of thalweg.v1, not None"),
         ((train.AdamOptimizer(), "Backoff"), TypeError, "AutomaticLossScaler or None, not 'Back"),
         ((train.AdamOptimizer(), True), TypeError, "loss_scale must be a number"),
-        ((train.AdamOptimizer(), 0), ValueError, "finite and above 0, not 0"),
-        ((train.AdamOptimizer(), -2.0), ValueError, "finite and above 0, not -2.0"),
-        ((train.AdamOptimizer(), NAN), ValueError, "finite and above 0, not nan"),
+        (
+            (train.AdamOptimizer(), 0),
+            ValueError,
+            "finite and above 0 in float32, and 1 / loss_scale, too, not 0",
+        ),
+        (
+            (train.AdamOptimizer(), -2.0),
+            ValueError,
+            "finite and above 0 in float32, and 1 / loss_scale, too, not -2.0",
+        ),
+        (
+            (train.AdamOptimizer(), NAN),
+            ValueError,
+            "finite and above 0 in float32, and 1 / loss_scale, too, not nan",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> None:

@@ -7,7 +7,7 @@ norms are asked for; the update is the second sweep, and no gradient is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +38,7 @@ class Measured:
     measure: Measure
     unscaling: np.ndarray
     trust: np.ndarray
-    clip_scale: np.float32 = field(default_factory=lambda: np.float32(1))
+    clip_scale: np.float32
 
     @cached_property
     def gradient_norms(self) -> np.ndarray:
@@ -74,10 +74,9 @@ class Measured:
             exact: Whether a finite magnitude matters; it is 0 otherwise, where that saves a sweep.
         """
         with np.errstate(all="ignore"):
-            factors = self.unscaling * self.clip_scale * self.trust
-            bounds = self.clipped_norms * self.trust
-            # No element is larger than the norm.
-            if not exact and np.isfinite(factors).all() and (bounds < _SAFE).all():
+            # No element is larger than the norm, after none of the three multiplications.
+            norms = self.gradient_norms, self.clipped_norms, self.clipped_norms * self.trust
+            if not exact and all((each < _SAFE).all() for each in norms):
                 return False, 0.0
             # Rounding keeps the order of numbers, so the largest one stays the largest.
             peaks = self.measure.peaks().astype(np.float32) * self.unscaling
@@ -106,7 +105,7 @@ def _together(norms: np.ndarray) -> float:
         return float(np.sqrt(np.square(norms).sum()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep(Pipeline):
     """OpenSeq2Seq's way from raw gradients to the rule, for variables computed in float32.
 
@@ -148,7 +147,7 @@ class Sweep(Pipeline):
         Raises:
             SkippedStep: `decide` says so.
         """
-        known = Measured(measure, self.unscaling, np.ones_like(self.unscaling))
+        known = Measured(measure, self.unscaling, np.ones_like(self.unscaling), np.float32(1))
         if self.clip is not None:
             known.clip_scale = self.clip(known.global_norm)
         if self.trust is not None:

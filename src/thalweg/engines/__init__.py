@@ -3,7 +3,7 @@
 from thalweg.engines.check import check_rule
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measure import Tensors
-from thalweg.engines.reference import check_scalars, prepared, transform
+from thalweg.engines.reference import check_scalars, prepared, saturate, transform
 from thalweg.engines.run import Runner, check_gradients
 from thalweg.engines.selection import Selection, check_name, current, engine
 
@@ -19,5 +19,6 @@ __all__ = [
     "current",
     "engine",
     "prepared",
+    "saturate",
     "transform",
 ]

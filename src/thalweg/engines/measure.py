@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import cpu, layout
-from thalweg.engines.work import Table, dense_chunks, slices, table
+from thalweg.engines.work import Table, chunk_of, dense_chunks, slices, table
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNBOUNDED = np.array([np.inf])
@@ -81,8 +81,10 @@ def _by_tensor(
             result[index] = float(of_other(tensor.detach().double()))
     for dtype, members in by_dtype.items():
         base = np.array([[tensors[index].data_ptr()] for index in members], np.int64)
-        chunks = dense_chunks([tensors[index].numel() for index in members])
-        work = table(base, chunks, slices(chunks), np.zeros(len(members), np.int64))
+        sizes = [tensors[index].numel() for index in members]
+        chunk = chunk_of(sum(sizes))  # as plans have it, whose sums are to be the same
+        chunks = dense_chunks(sizes, chunk)
+        work = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         result[members] = of_table(work, dtype)
     return result
 

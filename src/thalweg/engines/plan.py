@@ -167,7 +167,9 @@ class DensePlan:
         self._storages += [var.untyped_storage() for var in self.variables]
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self._storages += [copy.untyped_storage() for copy in copied]
-        self._copied_sizes = list(map(_numel, copied))
+        self._copied_shapes = list(map(_shape, copied))
+        self._copied_strides = list(map(_stride, copied))
+        self._copied_dtypes = list(map(_dtype, copied))
         self._written = [*self.variables, *self._slot_blocks, *copied]
         self._changes = Variable.changes
         self._pointers = _addresses(self._written)
@@ -193,14 +195,18 @@ class DensePlan:
                 return False
         except RuntimeError:
             return False
-        # An assignment to `.data` may keep the address and change the rest. A gradient's dtype is
-        # its variable's, and is compared.
+        # An assignment to `.data` may keep the address and change the rest. Dtypes are
+        # compared for gradients, which have that of their variable, and for copies.
         if not all(map(eq, map(_shape, self.variables), self._shapes)):
             return False
-        if list(map(_numel, self._copied)) != self._copied_sizes:
+        if self._copied and not (
+            all(map(eq, map(_shape, self._copied), self._copied_shapes))
+            and list(map(_stride, self._copied)) == self._copied_strides
+            and list(map(_dtype, self._copied)) == self._copied_dtypes
+        ):
             return False
         if self._contiguous:
-            return all(map(_contiguous, self.variables)) and all(map(_contiguous, self._copied))
+            return all(map(_contiguous, self.variables))
         return list(map(_stride, self.variables)) == self._strides
 
     def serves(

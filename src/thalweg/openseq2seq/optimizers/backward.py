@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.engines import saturate
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     concrete,
@@ -96,5 +97,4 @@ def copy_back(backward: Backward) -> None:
     with torch.no_grad():
         for var, target in zip(backward.variables, backward.targets, strict=True):
             if var is not target:
-                highest = torch.finfo(var.dtype).max
-                var.copy_(target.detach().clamp(-highest, highest))
+                saturate(target, var)

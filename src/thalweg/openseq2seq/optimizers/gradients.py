@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,18 @@ def title(var: Any) -> str:
     return var.name if is_symbolic(var) else name_of(var)
 
 
+def distinct_names(names: Sequence[str], mark: str) -> list[str]:
+    """The names, with `mark` and their position behind those that others have, too."""
+    counts, found = Counter(names), []
+    taken = {name for name, count in counts.items() if count == 1}
+    for index, name in enumerate(names):
+        while counts[name] > 1 and f"{name}{mark}{index}" in taken:
+            index += len(names)
+        found.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
+        taken.add(found[-1])
+    return found
+
+
 def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str) -> None:
     """Refuse variables without a gradient.
 
@@ -59,6 +72,17 @@ def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str)
             raise InvalidArgumentError(
                 f"'{title(var)}' has no gradient, but {reason}. Leave it out of var_list."
             )
+
+
+def refuse_no_gradients(gradients: Iterable[Any], variables: Iterable[Any]) -> None:
+    """Refuse a step in which no variable has a gradient.
+
+    Raises:
+        InvalidArgumentError: Names them.
+    """
+    if all(grad is None for grad in gradients):
+        names = [title(var) for var in variables]
+        raise InvalidArgumentError(f"No gradients provided for any variable: {names}.")
 
 
 def deferred(values: Iterable[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, reciprocal, unscaled
 from thalweg.openseq2seq.optimizers.clipping import clip_scale
-from thalweg.openseq2seq.optimizers.larc import saturated
+from thalweg.openseq2seq.optimizers.gradients import values_of
+from thalweg.openseq2seq.optimizers.larc import Larc, saturated
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, note_larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, tags_of
 from thalweg.openseq2seq.optimizers.update import Inner
@@ -61,7 +63,6 @@ class InSweeps:
         optimizer = inner.optimizer
         if self._how.as_shipped or not isinstance(optimizer, RuleOptimizer):
             return None
-        self._how.check(backward.gradients, backward.targets)
         present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
         if len(present) < len(backward.gradients):
             backward = backward.only(present)
@@ -80,59 +81,61 @@ class InSweeps:
         how, scaler = self._how, self._scaler
         return Sweep(
             unscaling=unscaling,
-            clip=None if how.clip_gradients is None else self._clip,
-            trust=None if how.larc is None else self._trust,
-            decide=None if scaler is None else self._overflows,
+            clip=None if how.clip_gradients is None else partial(_clip, how.clip_gradients),
+            trust=None if how.larc is None else partial(_trust, how.larc, self._rate),
+            decide=None if scaler is None else partial(_overflows, scaler),
             exact=scaler is not None and scaler.scaler.READS_AMAX,
-            watch=None if self._journal is None else lambda known: self._note(pairs, known),
+            watch=None if self._journal is None else partial(self._note, self._journal, pairs),
         )
 
-    def _clip(self, norm: float) -> np.float32:
-        scale = clip_scale(torch.tensor(norm, dtype=torch.float32), self._how.clip_gradients)
-        return np.float32(scale.item())
-
-    def _ratios(self, sizes: np.ndarray, lengths: np.ndarray) -> Tensor:
-        larc = self._how.larc
-        if larc is None:
-            return torch.ones(len(sizes))
-        own, others = torch.from_numpy(sizes).float(), torch.from_numpy(lengths).float()
-        return larc.ratios_of(own, others, self._rate)
-
-    def _trust(self, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        larc, ratios = self._how.larc, self._ratios(sizes, lengths)
-        factors = ratios if larc is None else larc.capped(ratios)
-        return saturated(factors, torch.float32).numpy()
-
-    def _overflows(self, has_nan: bool, amax: float) -> bool:
-        if self._scaler is None:
-            return False
-        self._scaler.scaler.advance(has_nan, amax)
-        return has_nan or not np.isfinite(amax)
-
-    def _note(self, pairs: Sequence[Pair], known: Measured) -> None:
-        journal, how = self._journal, self._how
-        if journal is None:
-            return
+    def _note(self, journal: Journal, pairs: Sequence[Pair], known: Measured) -> None:
+        how = self._how
         shows_norm = "global_gradient_norm" in journal.wanted
         if shows_norm:
-            journal.scalar("global_gradient_norm", known.global_norm)
+            journal.scalar("global_gradient_norm", _single(known.global_norm))
         tags = tags_of([var for _, var in pairs])
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
-            if "gradients" in journal.wanted and isinstance(grad, Tensor):
+            if "gradients" in journal.wanted:
                 factor = float(known.unscaling[index])
-                values = grad.float() * factor * float(known.clip_scale)
+                values = values_of(grad).float() * factor * float(known.clip_scale)
                 journal.histogram(f"gradients/{tag}", values, masked=True)
             if "gradient_norm" in journal.wanted:
-                journal.scalar(f"gradient_norm/{tag}", known.clipped_norms[index])
+                journal.scalar(f"gradient_norm/{tag}", _single(known.clipped_norms[index]))
             if "variables" in journal.wanted:
                 journal.histogram(f"variables/{tag}", var)
             if "variable_norm" in journal.wanted:
-                journal.scalar(f"variable_norm/{tag}", known.variable_norms[index])
+                journal.scalar(f"variable_norm/{tag}", _single(known.variable_norms[index]))
         if how.clip_gradients is not None and shows_norm:
-            journal.scalar("global_clipped_gradient_norm", known.clipped_global_norm)
+            journal.scalar("global_clipped_gradient_norm", _single(known.clipped_global_norm))
         if how.larc is not None and "larc_summaries" in journal.wanted:
-            ratios = self._ratios(known.variable_norms, known.clipped_norms)
+            ratios = _ratios(how.larc, self._rate, known.variable_norms, known.clipped_norms)
             note_larc(journal, how.larc, tags, ratios, torch.from_numpy(known.trust), self._rate)
+
+
+def _clip(limit: Any, norm: float) -> np.float32:
+    scale = clip_scale(torch.tensor(norm, dtype=torch.float32), limit)
+    return np.float32(scale.item())
+
+
+def _ratios(larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> Tensor:
+    own, others = torch.from_numpy(sizes).float(), torch.from_numpy(lengths).float()
+    return larc.ratios_of(own, others, rate)
+
+
+def _trust(larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    factors = larc.capped(_ratios(larc, rate, sizes, lengths))
+    return saturated(factors, torch.float32).numpy()
+
+
+def _overflows(scaler: AutomaticLossScaler, has_nan: bool, amax: float) -> bool:
+    scaler.scaler.advance(has_nan, amax)
+    return has_nan or not np.isfinite(amax)
+
+
+def _single(norm: Any) -> float:
+    """As the step by parts has it: in float32."""
+    with np.errstate(all="ignore"):
+        return float(np.float32(norm))
 
 
 def _raw(backward: Backward) -> tuple[list[Pair], np.ndarray]:

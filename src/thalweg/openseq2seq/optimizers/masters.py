@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class Masters:
 
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
+        self._stale: set[int] = set()  # variables whose masters are to begin anew
         self._scope = scope
 
     def of(self, var: Any) -> Any:
@@ -38,18 +40,30 @@ class Masters:
         if var.dtype not in REDUCED:
             return var
         found = self._slots.get(var, _SCOPE)
-        return self._slots.put(var, _SCOPE, self._made(var)) if found is None else found
+        if found is None:
+            return self._slots.put(var, _SCOPE, self._made(var))
+        if id(var) in self._stale:
+            self._stale.discard(id(var))
+            with torch.no_grad():
+                found.copy_(var)
+        return found
 
     def get(self, var: Any) -> Any:
         """The master of a variable, or None if there is none (yet)."""
         return self._slots.get(var, _SCOPE)
 
-    def renew(self) -> None:
-        """Set all masters of eager mode to the present values of their variables."""
-        with torch.no_grad():
-            for var, master in self.pairs():
-                if not is_symbolic(var):
-                    master.copy_(var)
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Have the masters that are made in the block begin anew, should it fail.
+
+        Their variables may have other values by the time they are trained again.
+        """
+        before = {id(var) for var, _ in self.pairs()}
+        try:
+            yield
+        except BaseException:
+            self._stale |= {id(var) for var, _ in self.pairs()} - before
+            raise
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Each variable that has a master, and the master."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -333,6 +332,12 @@ def _checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
         raise InvalidTypeError(
             f"loss_scale must be a number, an AutomaticLossScaler or None, not {loss_scale!r}."
         )
-    if not (math.isfinite(loss_scale) and loss_scale > 0):
-        raise InvalidArgumentError(f"loss_scale must be finite and above 0, not {loss_scale!r}.")
+    with np.errstate(all="ignore"):
+        in_float32 = np.float32(loss_scale)
+        bounds = in_float32, np.float32(1) / in_float32
+    if not all(np.isfinite(bound) and bound > 0 for bound in bounds):
+        raise InvalidArgumentError(
+            f"loss_scale must be finite and above 0 in float32, and 1 / loss_scale, too, not"
+            f" {loss_scale!r}."
+        )
     return float(loss_scale)

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.openseq2seq.optimizers.accumulation import add, check_addable, zero
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
-from thalweg.openseq2seq.optimizers.gradients import Gradient
+from thalweg.openseq2seq.optimizers.gradients import Gradient, refuse_no_gradients
 from thalweg.openseq2seq.optimizers.in_sweeps import InSweeps
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_processed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
@@ -100,6 +100,8 @@ def apply_processed(
     with torch.inference_mode(False), torch.no_grad(), not_taken():
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
+        how.post.check(backward.gradients, backward.targets)
+        refuse_no_gradients(backward.gradients, backward.targets)
         if how.iter_size > 1 or how.reduces:
             gradients = unscaled(backward)
             if how.iter_size > 1:
@@ -137,9 +139,13 @@ def _step_by_step(
 
 
 def _totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
+    """The sums with these gradients; None for a variable that had no gradient in any run."""
     totals = [total.detach().clone() for total in sums]
     add(totals, gradients, count)
-    return list(totals)
+    return [
+        None if grad is None and not total.any() else total
+        for total, grad in zip(totals, gradients, strict=True)
+    ]
 
 
 def _begun(how: Processing, given: Given, loss_scale: Any) -> Journal | None:

@@ -82,8 +82,9 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
         A function of weights. If they are float16 or bfloat16 it returns None, and remembers that
         `MixedPrecisionOptimizerWrapper` is to add the gradient of `regularizer`, taken at their
         float32 master: the penalty itself is then in no loss. In graph mode it is remembered in
-        the collection REGULARIZATION_FUNCTIONS, in eager mode as long as the weights live; copies
-        of weights have none. For other dtypes it returns `regularizer(weights)`.
+        the collection REGULARIZATION_FUNCTIONS, where several add up; in eager mode as long as the
+        weights live, the last one counts, and copies of weights have none. For other dtypes it
+        returns `regularizer(weights)`.
 
     Differs from:
         OpenSeq2Seq knows no bfloat16.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.engines import saturate
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.gradients import distinct_names
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.regularization import REDUCED
 from thalweg.slots import SlotStore
@@ -26,9 +27,7 @@ _MASTER = "master"
 
 def keys_of(variables: Sequence[Any]) -> list[str]:
     """The names of variables, each another."""
-    names = [base_name(var) for var in variables]
-    counts = Counter(names)
-    return [f"{name}#{i}" if counts[name] > 1 else name for i, name in enumerate(names)]
+    return distinct_names([base_name(var) for var in variables], "#")
 
 
 def state_of(
@@ -92,8 +91,7 @@ def load_state(
             own[name].copy_(value)
         for var in variables:
             if var.dtype in REDUCED and masters.get(var) is not None:
-                highest = torch.finfo(var.dtype).max
-                var.copy_(masters.get(var).detach().clamp(-highest, highest))
+                saturate(masters.get(var), var)
 
 
 def _present(

@@ -15,7 +15,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradients import concrete, values_of
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import (
     Given,
     Processing,
@@ -68,12 +68,11 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._lock = threading.RLock()
-        self._has_run = False
 
     @property
     def learning_rate(self) -> Tensor:
         """The learning rate of the last step, a tensor of shape ()."""
-        return self._rate.value
+        return self._rate.value.clone()
 
     @property
     def _mixed(self) -> MixedPrecisionOptimizerWrapper | None:
@@ -145,9 +144,7 @@ class TrainingStep:
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
         self.was_applied = False
-        with not_taken(), restored(self._rate.tensors):
-            if not self._has_run:
-                self._masters.renew()  # a first run that failed may have made them
+        with not_taken(), restored(self._rate.tensors), self._masters.renewed():
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             value, backward = differentiate()
@@ -163,7 +160,7 @@ class TrainingStep:
                 None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
                 self.global_step,
             )
-        self.was_applied, self._has_run = outcome.taken, True
+        self.was_applied = outcome.taken
         raise_first(outcome.errors)
         return value
 
@@ -207,7 +204,11 @@ class TrainingStep:
         """Copies of all state by name: global step, masters, slots, powers, accumulators, scaler.
 
         The variables themselves are the model's; those that have masters follow from these.
+
+        Raises:
+            TypeError: The optimizer wraps another one, whose state has no names here.
         """
+        check_inner(self._inner)
         with self._lock:
             found = state_of(
                 self._inner, self._known(), self._masters, self.loss_scaler, self._accumulators
@@ -226,6 +227,7 @@ class TrainingStep:
         with self._lock:
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
+            check_inner(self._inner)
             load_state(
                 state_dict,
                 self._inner,
@@ -235,7 +237,12 @@ class TrainingStep:
                 self._accumulators,
                 {_STEP: self.global_step},
             )
-            self._has_run = True
+
+    def __reduce__(self) -> Any:
+        raise InvalidTypeError(
+            "A TrainingStep holds the loss of its own variables and is not copied: make another"
+            " with optimize_loss, and load state_dict() into it."
+        )
 
     def _known(self) -> list[Any]:
         return self._variables or []

@@ -123,12 +123,5 @@ def _connected(backward: Backward, how: Processing) -> Backward:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
     how.post.check(backward.gradients, backward.variables)
-    present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
-    if not present:
-        names = [var.name for var in backward.variables]
-        raise ValueError(f"No gradients provided for any variable: {names}.")
-
-    def kept(part: list[Any]) -> list[Any]:
-        return [part[i] for i in present]
-
-    return Backward(*map(kept, backward[:4]), scale=backward.scale)
+    refuse_no_gradients(backward.gradients, backward.variables)
+    return backward.only([i for i, grad in enumerate(backward.gradients) if grad is not None])

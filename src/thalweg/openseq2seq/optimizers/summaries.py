@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
-from thalweg.openseq2seq.optimizers.gradients import title
+from thalweg.openseq2seq.optimizers.gradients import distinct_names, title
 
 _REDUCED = (torch.float16, torch.bfloat16)
 
@@ -71,9 +70,7 @@ def _fetched(values: Sequence[Any]) -> list[float]:
 
 def tags_of(variables: Sequence[Any]) -> list[str]:
     """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
-    names = [title(var).replace(":", "_") for var in variables]
-    counts = Counter(names)
-    return [f"{name}_{index}" if counts[name] > 1 else name for index, name in enumerate(names)]
+    return distinct_names([title(var).replace(":", "_") for var in variables], "_")
 
 
 def check_writer(writer: Any) -> None:

@@ -17,6 +17,7 @@ from thalweg.step import Copies
 from thalweg.sweeps import Sweep
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
 
 
 class Inner(NamedTuple):
@@ -74,18 +75,25 @@ class Inner(NamedTuple):
 
         An exception that comes once the counter has moved is returned and not raised.
         """
-        step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
-        with self.optimizer._locked():
-            before = step.clone() if isinstance(step, Tensor) else step
+        # A counter of this step's own: others may move the one that was given.
+        alone = torch.zeros((), dtype=torch.int64)
+        shares = isinstance(self.optimizer, SyncReplicasOptimizer)  # it reads the counter
+        step = global_step if shares and global_step is not None else alone
+        before = step.clone()
+        with self.optimizer._locked(), torch.no_grad():
+            error: BaseException | None = None
             try:
                 if self.captured is not None:
                     self.optimizer._restore_captured(self.captured)
-                return take(step) is not False, None
-            except BaseException as error:
-                if not isinstance(step, Tensor) or torch.equal(step, before):
+                taken = take(step) is not False
+            except BaseException as failure:
+                if torch.equal(step, before):
                     raise
-                add_taken(error)
-                return True, error
+                add_taken(failure)
+                taken, error = True, failure
+            if taken and global_step is not None and step is alone:
+                global_step.add_(1)
+            return taken, error
 
 
 def update(

@@ -131,6 +131,7 @@ class RuleOptimizer(Optimizer):
             and all(variable_constraint(var) is None for var in variables)
             and all(type(grad) is Tensor and grad.layout == torch.strided for grad, _ in pairs)
             and type(self).apply_gradients is type(self)._APPLIES
+            and "apply_gradients" not in vars(self)
             and not self._one_by_one(pairs)
         )
 
