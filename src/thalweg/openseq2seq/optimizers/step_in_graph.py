@@ -21,6 +21,7 @@ from thalweg.graph import (
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.gradients import refuse_no_gradients
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
