@@ -101,7 +101,7 @@ def _step(
         optimizer,
         params,
         lambda step: RATE,
-        var_list=list(variables),
+        var_list=[var.requires_grad_() for var in variables],
         dtype="mixed",
         **{"loss_scaling": "Backoff", **options},
     )
@@ -126,7 +126,7 @@ def _swept(
 
 
 def _halved(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [each.detach().to(torch.bfloat16).requires_grad_() for each in tensors]
+    return [each.detach().to(torch.bfloat16) for each in tensors]
 
 
 def _scaled_again(made: problem.Problem) -> Step:

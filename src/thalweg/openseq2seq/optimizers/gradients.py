@@ -20,6 +20,8 @@ Function = Callable[..., Sequence[Gradient]]
 
 def concrete(grad: Any) -> Gradient:
     """A gradient as a tensor, `IndexedSlices` or None, from anything a caller may give."""
+    if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
+        return grad
     if grad is None or isinstance(grad, IndexedSlices):
         return grad
     return as_gradient(to_tensor(grad).detach())

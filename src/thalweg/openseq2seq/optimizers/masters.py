@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thalweg.graph import GraphKeys, get_default_graph, is_symbolic, make_variable
+from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.openseq2seq.optimizers.regularization import REDUCED
 from thalweg.slots import SlotStore
 from thalweg.v1.train.state import base_name
@@ -29,6 +29,7 @@ class Masters:
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
         self._stale: set[int] = set()  # variables whose masters are to begin anew
+        self._last: dict[int, tuple[Any, Any]] = {}  # of eager mode, found without detours
         self._scope = scope
 
     def of(self, var: Any) -> Any:
@@ -39,13 +40,19 @@ class Masters:
         """
         if var.dtype not in REDUCED:
             return var
+        if not self._stale:
+            owner, master = self._last.get(id(var), (None, None))
+            if owner is var:
+                return master
         found = self._slots.get(var, _SCOPE)
         if found is None:
-            return self._slots.put(var, _SCOPE, self._made(var))
-        if id(var) in self._stale:
+            found = self._slots.put(var, _SCOPE, self._made(var))
+        elif id(var) in self._stale:
             self._stale.discard(id(var))
             with torch.no_grad():
                 found.copy_(var)
+        if not is_symbolic(var) and current_session() is None:
+            self._last[id(var)] = var, found
         return found
 
     def get(self, var: Any) -> Any:
@@ -58,11 +65,11 @@ class Masters:
 
         Their variables may have other values by the time they are trained again.
         """
-        before = {id(var) for var, _ in self.pairs()}
+        before = set(self._last)
         try:
             yield
         except BaseException:
-            self._stale |= {id(var) for var, _ in self.pairs()} - before
+            self._stale |= self._last.keys() - before
             raise
 
     def pairs(self) -> list[tuple[Any, Any]]:

@@ -17,6 +17,7 @@ from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, each, r
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.regularization import (
     REDUCED,
+    may_have_penalties,
     mp_regularizer_wrapper,
     penalty_gradient,
 )
@@ -160,10 +161,12 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         )
         with self._opt._locked():
             targets = [self._masters.of(var) for var in variables]
-        penalties = [
-            None if target is var else penalty_gradient(var, target)
-            for var, target in zip(variables, targets, strict=True)
-        ]
+        penalties: list[Any] = [None] * len(targets)
+        if may_have_penalties(variables):
+            penalties = [
+                None if target is var else penalty_gradient(var, target)
+                for var, target in zip(variables, targets, strict=True)
+            ]
         return Backward([grad for grad, _ in pairs], variables, targets, penalties, scale)
 
     def _present_scale(self) -> Any:

@@ -107,6 +107,11 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     return wrapped
 
 
+def may_have_penalties(variables: Sequence[Any]) -> bool:
+    """Whether a variable may have one: a quick look at them all."""
+    return len(_eager) > 0 or any(map(is_symbolic, variables))
+
+
 def penalty_gradient(var: Any, master: Any) -> Any:
     """The gradient of a variable's penalty by its master, symbolic if they are, or None."""
     if not is_symbolic(var):

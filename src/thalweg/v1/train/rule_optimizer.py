@@ -124,15 +124,16 @@ class RuleOptimizer(Optimizer):
 
     def can_sweep(self, pairs: Sequence[Pair]) -> bool:
         """Whether `apply_in_sweeps` can take a step of these gradients and variables."""
-        variables = [var for _, var in pairs]
+        for grad, var in pairs:
+            if type(grad) is not Tensor or grad.layout != torch.strided:
+                return False
+            if var.dtype != torch.float32 or variable_constraint(var) is not None:
+                return False
         return (
-            len({id(var) for var in variables}) == len(variables)
-            and all(var.dtype == torch.float32 for var in variables)
-            and all(variable_constraint(var) is None for var in variables)
-            and all(type(grad) is Tensor and grad.layout == torch.strided for grad, _ in pairs)
+            len({id(var) for _, var in pairs}) == len(pairs)
             and type(self).apply_gradients is type(self)._APPLIES
             and "apply_gradients" not in vars(self)
-            and not self._one_by_one(pairs)
+            and not self._one_by_one()
         )
 
     def apply_in_sweeps(
