@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.optimizers.clock import check_rate, follow
@@ -234,7 +235,7 @@ def transformer_policy(
     warmup_steps: int,
     max_lr: float | None = None,
     coefficient: float = 1.0,
-    dtype: Any = "float32",
+    dtype: Any = torch.float32,
 ) -> Any:
     """The policy of the Transformer, "noam": up along a line, down with an inverse square root.
 
