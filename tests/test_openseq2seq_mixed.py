@@ -14,6 +14,7 @@ import torch
 
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
     MixedPrecisionOptimizerWrapper,
@@ -417,3 +418,26 @@ def test_variables_of_one_name_are_numbered() -> None:
     assert set(opt.state_dict()) == {
         "w#0/master", "w#0/momentum", "w#1/master", "w#1/momentum",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_under_autocast_float32_weights_train_with_a_loss_scale_and_without_masters(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    x = torch.randn(64, 8)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", dtype):
+            predicted = model(x)
+        assert predicted.dtype == dtype
+        return (predicted.float() - 1).square().mean()
+
+    step = optimize_loss(
+        loss, "Adam", {}, lambda s: 0.02, list(model.parameters()), "mixed", loss_scaling="Backoff"
+    )
+    losses = [step().item() for _ in range(40)]
+    assert losses[-1] < 0.2 * losses[0]
+    assert step.optimizer.get_master(model[0].weight) is None
+    assert model[0].weight.dtype == torch.float32
