@@ -145,6 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
         config = {**config, "num_epochs": given.epochs}
     torch.set_num_threads(1)  # as fast as many for a model this small
     problem = lines.load(given.seed, train_lines=given.lines)
+    steps = config["num_epochs"] * (len(problem.train.targets) // config["batch_size_per_gpu"])
+    policy = config["lr_policy_params"]
+    if policy.get("warmup_steps", 0) >= steps:  # a training this short has no time for it
+        config = {**config, "lr_policy_params": {**policy, "warmup_steps": steps // 4}}
     found: dict[str, Trained] = {}
     for dtype in ("mixed", torch.float32):
         name = dtype if isinstance(dtype, str) else "float32"
