@@ -9,25 +9,11 @@ import pytest
 import torch
 
 import thalweg
+from fuse import NOT_TAKEN, Fuse, errors
 from keras_table import assert_same_bits, both_engines, gradients, pair, snapshot, train
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer, schedules
 
-NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
-errors = pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 afterwards = pytest.mark.parametrize("steps", [0, 3], ids=["first step", "fourth step"])
-
-
-class Fuse:
-    """Lets a callable through until it is lit."""
-
-    def __init__(self, error: type[BaseException]) -> None:
-        self.error = error
-        self.lit = False
-
-    def __call__(self, result: Any = None) -> Any:
-        if self.lit:
-            raise self.error("burnt")
-        return result
 
 
 def failing_schedule(fuse: Fuse) -> Any:

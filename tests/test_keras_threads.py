@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 import thalweg
 from keras_table import pair, train
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
+from workers import together
 
 STEPS = 150
 
@@ -38,14 +38,6 @@ def _threads_change_often() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def together(*works: Callable[[], Any]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +28,7 @@ from thalweg.openseq2seq.optimizers.optimizers import (
 )
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
+from workers import told_by_ranks
 
 INF, NAN = math.inf, math.nan
 LOSSES = graph.GraphKeys.REGULARIZATION_LOSSES
@@ -367,14 +365,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    told = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    told = told_by_ranks(RANK, tmp_path)
     assert told[0] == told[1]
     w, table, step, scale = told[0]
     assert w == [1 - 0.375, 1 - 0.75]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fuse import NOT_TAKEN, Fuse, errors
 from openseq2seq_steps import Training, differing, each_way, way
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -17,22 +18,7 @@ from thalweg.v1 import train
 
 __all__ = ["way"]
 
-NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
-errors = pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 afterwards = pytest.mark.parametrize("updates", [0, 2], ids=["first update", "third update"])
-
-
-class Fuse:
-    """Lets a call through until it is lit."""
-
-    def __init__(self, error: type[BaseException]) -> None:
-        self.error = error
-        self.lit = False
-
-    def __call__(self, result: Any = None) -> Any:
-        if self.lit:
-            raise self.error("burnt")
-        return result
 
 
 class Hooked(train.AdamOptimizer):
@@ -210,6 +196,24 @@ def test_after_a_first_run_that_failed_variables_may_be_set(site: str) -> None:
             each.own["head"].copy_(torch.linspace(-2, 2, 17))
         each.run(1)
     assert differing(training.everything(), other.everything()) == []
+
+
+def test_masters_begin_anew_however_often_the_first_run_failed() -> None:
+    w = Variable(torch.ones(2, dtype=torch.float16), name="w")
+    fuse = Fuse(RuntimeError)
+    inner = Hooked(0.5, fuse, "_prepare")
+    step = optimize_loss(lambda: None, lambda learning_rate: inner, {}, lambda _: 0.5, [w], "mixed")
+    gradients = [torch.zeros(2, dtype=torch.float16)]
+    fuse.lit = True
+    for value in (2.0, 3.0, 4.0):
+        with pytest.raises(RuntimeError, match="burnt"):
+            step.apply_gradients(gradients)
+        with torch.no_grad():
+            w.fill_(value)
+    fuse.lit = False
+    step.apply_gradients(gradients)
+    assert w.tolist() == [4.0, 4.0]
+    assert step.optimizer.get_master(w).tolist() == [4.0, 4.0]
 
 
 def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:

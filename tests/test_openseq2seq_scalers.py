@@ -371,7 +371,7 @@ def test_a_copy_goes_on_alike(algorithm: str, way: Any) -> None:
     [
         ({"scale": torch.ones(2)}, "'scale' is float32 of shape (2,), not float32 of shape ()"),
         ({"iteration": torch.tensor(1.0)}, "'iteration' is float32 of shape (), not int64"),
-        ({"foo": torch.tensor(1.0)}, "'foo' is none of scale"),
+        ({"foo": torch.tensor(1.0)}, "'foo' belongs to nothing here"),
         ({"scale": None}, "'scale' is missing"),
     ],
 )

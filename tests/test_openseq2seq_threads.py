@@ -16,26 +16,10 @@ from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.v1 import train
+from workers import together
 
 SIZE, RUNS = 70_001, 100
 RATE = 2.0**-10  # sums of it are exact in float16
-
-
-def together(work: Any, threads: int) -> None:
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    workers = [threading.Thread(target=guarded) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failed
 
 
 def options(**given: Any) -> dict[str, Any]:
@@ -67,7 +51,7 @@ def test_threads_that_call_one_step_lose_nothing(threads: int, iter_size: int) -
         for _ in range(RUNS // threads):
             step()
 
-    together(work, threads)
+    together(*[work] * threads)
     updates = RUNS // iter_size
     assert (w == RATE * updates).all()
     assert (step.optimizer.get_master(w) == RATE * updates).all()
@@ -118,7 +102,7 @@ def test_a_thread_whose_run_fails_leaves_the_step_to_others(error: type[BaseExce
             except BaseException as failure:
                 failures.append(type(failure))
 
-    together(work, 2)
+    together(*[work] * 2)
     taken = 2 * RUNS - len(failures)
     assert failures == [error] * (2 * RUNS // 3 + 1)
     assert (w == RATE * taken).all()
@@ -138,7 +122,7 @@ def test_threads_that_share_a_wrapped_optimizer_lose_nothing(threads: int) -> No
         for _ in range(RUNS // threads):
             opt.minimize(lambda: -w.float().sum(), step, [w])
 
-    together(work, threads)
+    together(*[work] * threads)
     assert (opt.get_master(w) == RATE * RUNS).all()
     assert (w == RATE * RUNS).all()
     assert (step.item(), scaler.variables["iteration"].item()) == (RUNS, RUNS)
@@ -154,6 +138,6 @@ def test_threads_that_run_one_operation_lose_nothing() -> None:
             for _ in range(RUNS // 2):
                 session.run(op)
 
-        together(work, 2)
+        together(*[work] * 2)
         assert session.run(train.get_global_step()) == RUNS
         assert np.all(session.run(w) == np.float16(RATE * RUNS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from thalweg.engines.reference import saturate
 from thalweg.errors import PerformanceWarning
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.pairs import Pair
+from thalweg.pipeline import Clipping
 from thalweg.sweeps import Measured, Sweep
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
@@ -162,6 +165,30 @@ def test_a_step_that_is_skipped_changes_nothing(
             assert copy is kept is None or torch.equal(copy, kept)  # pyright: ignore
     assert opt.apply_in_sweeps(case.pairs(case.gradients()), sweep, case.copies, step)
     assert int(step) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_gradients_of_a_skipped_step_are_let_go(steps: int) -> None:
+    case, opt = Case(torch.float32), train.MomentumOptimizer(0.1, 0.9)
+    plain = Sweep(unscaling=case.unscaling)
+    skipping = Sweep(unscaling=case.unscaling, decide=lambda has_nan, amax: True)
+    for _ in range(steps):
+        opt.apply_in_sweeps(case.pairs(case.gradients()), plain, None, None)
+    arrays = [grad.numpy().copy() for grad in case.gradients()]
+    seen = [weakref.ref(array) for array in arrays]  # a tensor over an array keeps it alive
+    gradients = [torch.from_numpy(array) for array in arrays]
+    assert not opt.apply_in_sweeps(case.pairs(gradients), skipping, None, None)
+    del arrays, gradients
+    gc.collect()
+    assert all(ref() is None for ref in seen)
+
+
+def test_clipping_by_value_behind_a_sweep_is_refused() -> None:
+    case = Case(torch.float32)
+    sweep = Sweep(unscaling=case.unscaling, inner=Clipping(clipvalue=1.0, clipnorm=1.0))
+    measure = Tensors(case.gradients(), case.variables)
+    with pytest.raises(ValueError, match="Clipping by value"):
+        sweep.separate(measure, np.float32)
 
 
 def test_the_largest_magnitude_is_that_of_processed_gradients() -> None:

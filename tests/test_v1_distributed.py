@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from torch import distributed
 
 from thalweg import Variable
 from thalweg.v1 import train
+from workers import told_by_ranks
 
 RANK = """
 import json, sys
@@ -38,14 +36,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
 def test_gradients_are_summed_over_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    told = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    told = told_by_ranks(RANK, tmp_path)
     assert told[0] == told[1]
     w, table, step = told[0]
     assert w == pytest.approx([1 - 0.3, 1 - 0.6])

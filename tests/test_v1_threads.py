@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,10 @@ import torch
 
 from thalweg import Variable, v1
 from thalweg.v1 import train
+from workers import together
 
 SIZE, UPDATES = 1_000_000, 400
 STEP = 2.0**-12  # sums of it are exact in float32
-
-
-def together(work: Any, threads: int) -> None:
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    workers = [threading.Thread(target=guarded) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failed
 
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
@@ -46,7 +29,7 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
         for _ in range(UPDATES // threads):
             (common if shared else own).apply_gradients([(grad, w)])
 
-    together(work, threads)
+    together(*[work] * threads)
     values, expected = w.numpy(), UPDATES * STEP
     if locking or shared:
         assert (values == expected).all()
@@ -79,7 +62,7 @@ def test_concurrent_runs_of_a_session(threads: int, shared: bool, locking: bool)
         for _ in range(UPDATES // threads):
             session.run(op)
 
-    together(work, threads)
+    together(*[work] * threads)
     value, count = session.run([w, step])
     assert count == UPDATES
     assert (value == count * STEP).all()
@@ -103,7 +86,7 @@ def test_concurrent_sessions_of_one_optimizer(threads: int, locking: bool) -> No
         for _ in range(UPDATES // threads):
             session.run(op, {rate: number * STEP})
 
-    together(work, threads)
+    together(*[work] * threads)
     for number, session in enumerate(sessions, 1):
         assert (session.run(w) == UPDATES // threads * number * STEP).all()
 
@@ -123,6 +106,6 @@ def test_readers_beside_a_session_that_trains_see_whole_steps() -> None:
         for _ in range(UPDATES // 4):
             turn()
 
-    together(work, 2)
+    together(*[work] * 2)
     assert all(low == high and low % STEP == 0 for low, high in seen)
     assert session.run(ends) == [UPDATES // 4 * STEP] * 2

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.variable import dtype_name, to_tensor
-
-_REDUCED = (torch.float16, torch.bfloat16)
+from thalweg.variable import REDUCED, dtype_name, to_tensor
 
 
 class IndexedSlices:
@@ -152,7 +150,7 @@ class IndexedSlices:
         rank[order] = np.arange(len(order))
 
         values = self.values.detach().cpu()
-        wide = (values.float() if values.dtype in _REDUCED else values).numpy()
+        wide = (values.float() if values.dtype in REDUCED else values).numpy()
         sums = wide[first]
         sums += 0  # turns -0.0 into 0.0, as adding to zero does
         if len(first) < len(indices):

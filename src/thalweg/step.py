@@ -236,7 +236,11 @@ class Stepper:
         if pipeline:
             for dtype, values in shared.items():
                 values.update(pipeline.scalars(dtype))
-            separate = pipeline.separate(runner.measure(variables, gradients), runner.dtypes[0])
+            try:
+                separate = pipeline.separate(runner.measure(variables, gradients), runner.dtypes[0])
+            except BaseException:
+                runner.let_go()
+                raise
         runner.run(shared, separate, selection.denormals == "flush")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula
 from thalweg.pipeline import NOTHING, Dtype, Measure, Pipeline, Separate
 from thalweg.rules.clipping import processed
@@ -78,22 +79,24 @@ class Measured:
             norms = self.gradient_norms, self.clipped_norms, self.clipped_norms * self.trust
             if not exact and all((each < _SAFE).all() for each in norms):
                 return False, 0.0
-            # Rounding keeps the order of numbers, so the largest one stays the largest.
-            peaks = self.measure.peaks().astype(np.float32) * self.unscaling
-            peaks = peaks * self.clip_scale * self.trust
+        peaks = self.peaks()
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
     # As a rule's own pipeline sees it, the gradients are the processed ones.
 
     def squares(self, bound: float = np.inf) -> np.ndarray:
-        """Sum of squares of each processed gradient; for no bound."""
+        """Sum of squares of each processed gradient."""
+        if bound != np.inf:
+            raise InvalidArgumentError("Clipping by value does not go together with a sweep.")
         with np.errstate(all="ignore"):
             return np.square(self.clipped_norms * self.trust)
 
     def peaks(self) -> np.ndarray:
-        """Largest magnitude of each processed gradient."""
+        """Largest magnitude of each processed gradient, in the float32 of the update."""
+        # Rounding keeps the order of numbers, so the largest one stays the largest.
         with np.errstate(all="ignore"):
-            return self.measure.peaks() * self.unscaling * self.clip_scale * self.trust
+            largest = self.measure.peaks().astype(np.float32)
+            return largest * self.unscaling * self.clip_scale * self.trust
 
     def variable_squares(self) -> np.ndarray:
         """Sum of squares of each variable."""

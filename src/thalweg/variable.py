@@ -15,6 +15,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 
+REDUCED = (torch.float16, torch.bfloat16)  # what is computed in float32
+
 _UNTYPED = (int, float, list, tuple, range)
 
 

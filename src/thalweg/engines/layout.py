@@ -16,7 +16,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import dtype_name
+from thalweg.variable import REDUCED, dtype_name
 
 STORAGE_NAMES = {
     torch.float32: "float32",
@@ -24,7 +24,6 @@ STORAGE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-NARROW = (torch.float16, torch.bfloat16)
 _EXPECTED = "[float32, float64, float16, bfloat16]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
 
@@ -233,7 +232,7 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
         InvalidArgumentError: If shapes or devices differ.
         LayoutError: If elements of the copy share memory.
     """
-    if copy.dtype not in NARROW:
+    if copy.dtype not in REDUCED:
         raise InvalidTypeError(
             f"Invalid type {copy.dtype} for the copy of {name}, expected: [float16, bfloat16]."
         )
@@ -267,7 +266,7 @@ def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -
 def _check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
     fits = values.dtype == var.dtype
     if narrow and var.dtype == torch.float32:
-        fits = fits or values.dtype in NARROW
+        fits = fits or values.dtype in REDUCED
     if not fits:
         raise InvalidTypeError(
             f"Gradient of '{name}' is {dtype_name(values.dtype)} but the variable is"

@@ -253,6 +253,10 @@ class Runner:
         values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad in gradients]
         return Tensors(values, variables)
 
+    def let_go(self) -> None:
+        """Forget the step that was made ready, and the gradients with it."""
+        self._steps = []
+
     def run(
         self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
     ) -> None:

@@ -76,17 +76,6 @@ def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str)
             )
 
 
-def refuse_no_gradients(gradients: Iterable[Any], variables: Iterable[Any]) -> None:
-    """Refuse a step in which no variable has a gradient.
-
-    Raises:
-        InvalidArgumentError: Names them.
-    """
-    if all(grad is None for grad in gradients):
-        names = [title(var) for var in variables]
-        raise InvalidArgumentError(f"No gradients provided for any variable: {names}.")
-
-
 def deferred(values: Iterable[Any]) -> bool:
     """Whether functions of these values are to be operations of a graph."""
     return not executing_eagerly() or any(map(is_symbolic, values))

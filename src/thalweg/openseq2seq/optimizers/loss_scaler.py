@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import (
-    CheckpointMismatchError,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -24,8 +23,9 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.openseq2seq.optimizers.matching import check_matches
 from thalweg.openseq2seq.params import Kind, check_params
-from thalweg.variable import Variable, dtype_name, to_tensor
+from thalweg.variable import Variable, to_tensor
 
 State = dict[str, Any]  # NumPy scalars by name
 
@@ -144,17 +144,7 @@ class LossScaler:
         """
         own = self._tensors()
         given = {name: to_tensor(value).detach() for name, value in state_dict.items()}
-        differences = [f"{name!r} is missing" for name in own if name not in given]
-        differences += [
-            f"{name!r} is none of {', '.join(own)}" for name in given if name not in own
-        ]
-        for name in own.keys() & given.keys():
-            wanted, got = _described(own[name]), _described(given[name])
-            if wanted != got:
-                differences.append(f"{name!r} is {got}, not {wanted}")
-        if differences:
-            title = type(self).__name__
-            raise CheckpointMismatchError(f"{title}: {'; '.join(differences)}. Nothing was loaded.")
+        check_matches(given, own, type(self).__name__)
         with torch.no_grad():
             for name, value in given.items():
                 own[name].copy_(value)
@@ -171,10 +161,6 @@ class LossScaler:
 
 def _eager_variable(value: Any, name: str) -> Variable:
     return Variable(value, name=name, trainable=False)
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
 def _number(name: str, value: Any) -> Any:

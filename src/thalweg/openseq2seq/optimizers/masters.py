@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
-from thalweg.openseq2seq.optimizers.regularization import REDUCED
 from thalweg.slots import SlotStore
 from thalweg.v1.train.state import base_name
-from thalweg.variable import over
+from thalweg.variable import REDUCED, over
 
 FP32_MASTER_COPIES = "FP32_MASTER_COPIES"
 _SCOPE = "FP32-master-copy"
@@ -65,7 +64,7 @@ class Masters:
 
         Their variables may have other values by the time they are trained again.
         """
-        before = set(self._last)
+        before = self._last.keys() - self._stale
         try:
             yield
         except BaseException:

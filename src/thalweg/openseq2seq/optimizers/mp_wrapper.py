@@ -16,7 +16,6 @@ from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, each, refuse_none
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.regularization import (
-    REDUCED,
     may_have_penalties,
     mp_regularizer_wrapper,
     penalty_gradient,
@@ -26,9 +25,9 @@ from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner, update
 from thalweg.outcome import not_taken, raise_first
 from thalweg.pairs import as_pairs
-from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
+from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.variable import REDUCED
 
 __all__ = ["MixedPrecisionOptimizerWrapper", "mp_regularizer_wrapper"]
 
@@ -317,7 +316,7 @@ def check_inner(optimizer: Optimizer) -> None:
     Raises:
         InvalidTypeError: It wraps another optimizer.
     """
-    if isinstance(optimizer, WrappingOptimizer | SyncReplicasOptimizer):
+    if isinstance(optimizer, WrappingOptimizer):
         raise InvalidTypeError(
             f"{type(optimizer).__name__} wraps another optimizer, which works here for steps of"
             " eager mode only. Give the optimizer inside."

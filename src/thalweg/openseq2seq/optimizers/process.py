@@ -11,13 +11,14 @@ from torch import Tensor
 from thalweg.openseq2seq.optimizers.accumulation import add, check_addable, zero
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
-from thalweg.openseq2seq.optimizers.gradients import Gradient, refuse_no_gradients
+from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.openseq2seq.optimizers.in_sweeps import InSweeps
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_processed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
 from thalweg.openseq2seq.optimizers.update import Inner, update
 from thalweg.outcome import not_taken
+from thalweg.v1.train.optimizer import check_any
 
 SCOPE = "Loss_Optimization/"
 _ADDED_UP = "The run added its gradients up"
@@ -101,7 +102,7 @@ def apply_processed(
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
         how.post.check(backward.gradients, backward.targets)
-        refuse_no_gradients(backward.gradients, backward.targets)
+        check_any(zip(backward.gradients, backward.targets, strict=True))
         if how.iter_size > 1 or how.reduces:
             gradients = unscaled(backward)
             if how.iter_size > 1:

@@ -22,12 +22,11 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.hyperparameters import is_function
-from thalweg.variable import to_tensor
+from thalweg.variable import REDUCED, to_tensor
 
 Regularizer = Callable[[Any], Any]
 
 REGULARIZATION_FUNCTIONS = "REGULARIZATION_FUNCTIONS"
-REDUCED = (torch.float16, torch.bfloat16)
 
 _eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import saturate
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.errors import FailedPreconditionError
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.gradients import distinct_names
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.regularization import REDUCED
+from thalweg.openseq2seq.optimizers.matching import check_matches
 from thalweg.slots import SlotStore
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.state import base_name
-from thalweg.variable import dtype_name, to_tensor
+from thalweg.variable import REDUCED, to_tensor
 
 _MASTER = "master"
 
@@ -82,7 +82,7 @@ def load_state(
         expected = own | _expected(optimizer, variables, accumulators)
     else:
         expected = own
-    _check(given, expected)
+    check_matches(given, expected, "The state of this training")
     if not (is_new and begins):
         _complete(optimizer, variables, masters, accumulators)
         own |= _present(optimizer, variables, masters, accumulators)
@@ -138,22 +138,6 @@ def _expected(
     sums = None if accumulators is None else Accumulators()
     _complete(probe, variables, stand_ins, sums)
     return _present(probe, variables, stand_ins, sums)
-
-
-def _check(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    differences = [f"{name!r} is missing" for name in expected if name not in given]
-    differences += [f"{name!r} belongs to nothing here" for name in given if name not in expected]
-    for name in expected.keys() & given.keys():
-        wanted, got = _described(expected[name]), _described(given[name])
-        if wanted != got:
-            differences.append(f"{name!r} is {got}, not {wanted}")
-    if differences:
-        shown = "; ".join(sorted(differences)[:10])
-        raise CheckpointMismatchError(f"{shown}. Nothing was loaded.")
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
 def _refuse_symbols(values: Any) -> None:

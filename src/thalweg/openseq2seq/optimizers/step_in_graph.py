@@ -21,12 +21,11 @@ from thalweg.graph import (
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.gradients import refuse_no_gradients
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.outcome import raise_first
-from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.optimizer import Optimizer, check_any
 
 
 def step_in_graph(
@@ -124,5 +123,5 @@ def _connected(backward: Backward, how: Processing) -> Backward:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
     how.post.check(backward.gradients, backward.variables)
-    refuse_no_gradients(backward.gradients, backward.variables)
+    check_any(zip(backward.gradients, backward.variables, strict=True))
     return backward.only([i for i, grad in enumerate(backward.gradients) if grad is not None])

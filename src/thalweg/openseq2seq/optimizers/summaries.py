@@ -10,8 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.gradients import distinct_names, title
-
-_REDUCED = (torch.float16, torch.bfloat16)
+from thalweg.variable import REDUCED
 
 
 class Journal:
@@ -38,7 +37,7 @@ class Journal:
         """Note the elements of a tensor, if any; if `masked`, 0 stands for what is not finite."""
         if not values.numel():
             return  # torch's SummaryWriter refuses it
-        kept = values.detach().float() if values.dtype in _REDUCED else values.detach().clone()
+        kept = values.detach().float() if values.dtype in REDUCED else values.detach().clone()
         if masked:
             kept = torch.nan_to_num(kept, nan=0.0, posinf=0.0, neginf=0.0)
         self._histograms[self._scope + tag] = kept

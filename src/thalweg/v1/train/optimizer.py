@@ -270,7 +270,7 @@ class Optimizer(State):
                 raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
                 as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
-        _check_any(pairs)
+        check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         for grad, var in updated:
             if isinstance(grad, SymbolicSlices) and var.constraint is not None:
@@ -313,7 +313,7 @@ class Optimizer(State):
         check_variables([var for _, var in given])
         pairs = _converted(given)
         if not pairs:
-            _check_any(given)
+            check_any(given)
         _check_global_step(global_step)
         with torch.inference_mode(False), torch.no_grad():
             self._check(pairs)
@@ -473,7 +473,12 @@ def _title(var: Any) -> str:
     return var.name if is_symbolic(var) else name_of(var, "Tensor")
 
 
-def _check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
+def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Refuse a step in which no variable has a gradient.
+
+    Raises:
+        ValueError: Names the variables.
+    """
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):
         names = [_title(var) for _, var in pairs]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -40,9 +39,10 @@ from thalweg.v1.train.queue_runner import QueueRunner
 from thalweg.v1.train.rendezvous import Rendezvous
 from thalweg.v1.train.session_run_hook import SessionRunHook
 from thalweg.v1.train.state import base_name
+from thalweg.v1.train.wrapping import WrappingOptimizer
 
 
-class SyncReplicasOptimizer(Optimizer):
+class SyncReplicasOptimizer(WrappingOptimizer):
     """Lets another optimizer take one step with the mean of the gradients of several workers.
 
     Workers are threads that run the returned operation in one session. It hands the worker's
@@ -126,7 +126,7 @@ class SyncReplicasOptimizer(Optimizer):
         use_locking: bool = False,
         name: str = "sync_replicas",
     ) -> None:
-        super().__init__(use_locking, name)
+        super().__init__(opt, use_locking, name)
         if not isinstance(opt, Optimizer):
             raise InvalidTypeError(f"opt must be an optimizer of thalweg.v1, not {opt!r}.")
         if not (variable_averages is None or hasattr(variable_averages, "apply")):
@@ -135,7 +135,6 @@ class SyncReplicasOptimizer(Optimizer):
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
-        self._opt = opt
         self._replicas_to_aggregate = _count("replicas_to_aggregate", replicas_to_aggregate)
         self._total_num_replicas = _count("total_num_replicas", total_num_replicas)
         self._tokens_per_step = max(self._replicas_to_aggregate, self._total_num_replicas)
@@ -143,31 +142,6 @@ class SyncReplicasOptimizer(Optimizer):
         self._variables_to_average = variables_to_average
         self._meeting: _Meeting | None = None
         self._chief_queue_runner: QueueRunner | None = None
-
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As `opt.compute_gradients`."""
-        return self._opt.compute_gradients(*args, **kwargs)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As `opt.get_slot`."""
-        return self._opt.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
-        """As `opt.get_slot_names`."""
-        return self._opt.get_slot_names(*args, **kwargs)
-
-    def variables(self) -> list[Any]:
-        """As `opt.variables`."""
-        return self._opt.variables()
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine of `opt`."""
-        return self._opt.engine
-
-    @engine.setter
-    def engine(self, name: EngineName | None) -> None:
-        self._opt.engine = name
 
     def apply_gradients(
         self,

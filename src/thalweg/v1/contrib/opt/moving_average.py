@@ -7,8 +7,8 @@ from typing import Any
 
 from thalweg.graph import control_dependencies, group
 from thalweg.pairs import as_pairs, distinct
-from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
+from thalweg.v1.train.wrapping import WrappingOptimizer
 
 
 class MovingAverageOptimizer(WrappingOptimizer):

@@ -19,8 +19,8 @@ from thalweg.graph import (
 )
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.pairs import as_gradient, as_pairs
-from thalweg.v1.contrib.opt.wrapping import WrappingOptimizer
 from thalweg.v1.train.state import base_name
+from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of
 
 

@@ -9,7 +9,7 @@ from thalweg.v1.train.optimizer import Optimizer
 
 
 class WrappingOptimizer(Optimizer):
-    """Leaves gradients, slots and updates to another optimizer, and does something after these.
+    """Leaves gradients, slots and updates to another optimizer, and does something around these.
 
     Args:
         opt: The optimizer.
