@@ -169,8 +169,17 @@ def {name}(argument):
         ticket = take_ticket(work)
 """
 
+# A chunk is read as several streams at once: one alone does not fill the memory's lanes. Squares of
+# float32 are exact in float64, so contraction changes none.
 _MEASURE = """
-@cfunc("void(voidptr)", cache={{cache}}, fastmath={{"reassoc"}}, **_options)
+@njit(fastmath={{"contract"}}, **_options)
+def squared(stored, bound):
+    value = numba.float64({load})
+{clip}
+    return value * value
+
+
+@cfunc("void(voidptr)", cache={{cache}}, fastmath={{"reassoc", "contract"}}, **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices = work[1]
@@ -183,27 +192,36 @@ def {name}(argument):
             values = {pointer}(
                 base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
             )
+            length = chunks[4 * chunk + 3]
+            part = length // {parts}
             total = 0.0
-            for i in range(chunks[4 * chunk + 3]):
-                value = numba.float64({load})
-                value = bound if value > bound else value
-                value = -bound if value < -bound else value
-                total += value * value
+            for i in range(part):
+                total += {sum}
+            for i in range({parts} * part, length):
+                total += squared(values[i], bound)
             partial[chunk] = total
         ticket = take_ticket(work)
 """
+_CLIP = ("value = bound if value > bound else value", "value = -bound if value < -bound else value")
+_PARTS = 4
 
 AHEAD = 8  # rows between the one that is updated and the one that is prefetched
 SHORT = 256  # elements of a row that are prefetched
 LINE = 64  # bytes of a cache line
 
 
-def generate_measure(storage: str) -> Kernel:
-    """The kernel that sums the squares of each chunk."""
+def generate_measure(storage: str, clipped: bool) -> Kernel:
+    """The kernel that sums the squares of each chunk, clipped to a bound or as they are."""
     pointer, size, load, _ = STORAGE[storage]
     header = _HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute="float64")
     text = _MEASURE.format(
-        name="KERNEL_NAME", pointer=pointer, size=size, load=load.format("values[i]")
+        name="KERNEL_NAME",
+        pointer=pointer,
+        size=size,
+        load=load.format("stored"),
+        clip=_indent([*_CLIP] if clipped else ["pass"], 1),
+        parts=_PARTS,
+        sum=" + ".join(f"squared(values[i + {k} * part], bound)" for k in range(_PARTS)),
     )
     name = f"m_{store.digest(header, text, versions())}"
     return Kernel(name, header + text.replace("KERNEL_NAME", name), ())

@@ -72,9 +72,9 @@ def jitted(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def measuring(storage: str) -> Compiled:
-    """The compiled kernel that sums squares."""
-    return Compiled(generate_measure(storage), np.float64)
+def measuring(storage: str, clipped: bool) -> Compiled:
+    """The compiled kernel that sums squares, of numbers clipped to a bound or as they are."""
+    return Compiled(generate_measure(storage, clipped), np.float64)
 
 
 @cache

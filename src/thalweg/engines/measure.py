@@ -36,7 +36,7 @@ def table_sums(work: Table, storage: str, column: int, bound: float) -> np.ndarr
         limit = np.array([bound], np.float64)
         argument = work.measuring(limit, partial, column)
         threads = cpu.threads_for(len(work.bounds) - 1, work.elements)
-        cpu.measuring(storage).launch(argument, threads)
+        cpu.measuring(storage, bound < np.inf).launch(argument, threads)
     result = np.zeros(tensors, np.float64)
     np.add.at(result, work.chunks[:, 0], partial)
     return result
