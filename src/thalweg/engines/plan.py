@@ -10,20 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import getters
 from thalweg.engines import cpu, layout
+from thalweg.engines.likeness import Likeness
 from thalweg.engines.measure import table_peaks, table_sums
 from thalweg.engines.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
-
-_pointer = Tensor.data_ptr
-_shape = Tensor.size  # the cheapest way to a shape
-_stride = Tensor.stride
-_numel = Tensor.numel
-_dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_device = Tensor.get_device  # the cheapest way to a device: -1 is the CPU
-_contiguous = Tensor.is_contiguous
-_negative = Tensor.is_neg
 
 _CPU = {-1}
 
@@ -31,7 +24,7 @@ Scalars = dict[str, Any]
 
 
 def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
-    return np.fromiter(map(_pointer, tensors), np.int64, len(tensors))
+    return np.fromiter(map(getters.address, tensors), np.int64, len(tensors))
 
 
 class Group:
@@ -70,7 +63,7 @@ class Group:
         sizes = [variables[index].numel() for index in members]
         base = np.zeros((len(members), len(storage)), np.int64)
         for row, own in enumerate(streams):
-            base[row, 0], *base[row, 2:] = map(_pointer, own)
+            base[row, 0], *base[row, 2:] = map(getters.address, own)
         self.bytes = np.array(sizes, np.int64) * storage[1].itemsize
         chunk = chunk_of(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
@@ -167,22 +160,24 @@ class DensePlan:
         self._storages += [var.untyped_storage() for var in self.variables]
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self._storages += [copy.untyped_storage() for copy in copied]
-        self._copied_shapes = list(map(_shape, copied))
-        self._copied_strides = list(map(_stride, copied))
-        self._copied_dtypes = list(map(_dtype, copied))
+        self._copied_shapes = list(map(getters.shape, copied))
+        self._copied_strides = list(map(getters.stride, copied))
+        self._copied_dtypes = list(map(getters.dtype, copied))
         self._written = [*self.variables, *self._slot_blocks, *copied]
         self._changes = Variable.changes
-        self._pointers = _addresses(self._written)
-        self._shapes = list(map(_shape, self.variables))
-        self._strides = list(map(_stride, self.variables))
+        self._pointers = list(map(getters.address, self._written))
+        self._shapes = list(map(getters.shape, self.variables))
+        self._strides = list(map(getters.stride, self.variables))
         self._grad_dtypes = list(gradients)
         # torch defers the sign of conj().imag, which is contiguous only if it has one element.
         self._single = [
-            index for index, size in enumerate(map(_numel, self.variables)) if size == 1
+            index for index, size in enumerate(map(getters.numel, self.variables)) if size == 1
         ]
-        self._contiguous = all(map(_contiguous, self.variables))
+        self._contiguous = all(map(getters.contiguous, self.variables))
         slots_apart = [slot for each in self.slots for slot in each]
         self._bounds = layout.bounds([*self.variables, *slots_apart, *copied])
+        self._checked = Likeness()  # variables and copies
+        self._checked_gradients = Likeness()
 
     def applies(self, variables: Sequence[Tensor]) -> bool:
         """Whether this plan was made for these very variables, and they lie where they lay."""
@@ -191,23 +186,31 @@ class DensePlan:
         if Variable.changes != self._changes:
             return False
         try:
-            if not (_addresses(self._written) == self._pointers).all():
+            if list(map(getters.address, self._written)) != self._pointers:
                 return False
         except RuntimeError:
             return False
-        # An assignment to `.data` may keep the address and change the rest. Dtypes are
-        # compared for gradients, which have that of their variable, and for copies.
-        if not all(map(eq, map(_shape, self.variables), self._shapes)):
+        # An assignment to `.data` may keep the address and change the rest.
+        seen = [*self.variables, *self._copied]
+        if not self._checked.holds(seen):
+            if not self._as_planned():
+                return False
+            self._checked = Likeness(seen)
+        return True
+
+    def _as_planned(self) -> bool:
+        # Dtypes are compared for gradients, which have that of their variable, and for copies.
+        if not all(map(eq, map(getters.shape, self.variables), self._shapes)):
             return False
         if self._copied and not (
-            all(map(eq, map(_shape, self._copied), self._copied_shapes))
-            and list(map(_stride, self._copied)) == self._copied_strides
-            and list(map(_dtype, self._copied)) == self._copied_dtypes
+            all(map(eq, map(getters.shape, self._copied), self._copied_shapes))
+            and list(map(getters.stride, self._copied)) == self._copied_strides
+            and list(map(getters.dtype, self._copied)) == self._copied_dtypes
         ):
             return False
         if self._contiguous:
-            return all(map(_contiguous, self.variables))
-        return list(map(_stride, self.variables)) == self._strides
+            return all(map(getters.contiguous, self.variables))
+        return list(map(getters.stride, self.variables)) == self._strides
 
     def serves(
         self,
@@ -244,24 +247,29 @@ class DensePlan:
             bounds: Of the memory that the step writes, if that is more than the plan does.
         """
         try:
-            if (
-                set(map(type, gradients)) != {Tensor}
-                or not all(map(eq, map(_shape, gradients), self._shapes))
-                or list(map(_dtype, gradients)) != self._grad_dtypes
-                or set(map(_device, gradients)) != _CPU
-            ):
-                return False
-            if self._contiguous:
-                if not all(map(_contiguous, gradients)):
+            if not self._checked_gradients.holds(gradients):
+                if not self._fit(gradients):
                     return False
-            elif list(map(_stride, gradients)) != self._strides:
-                return False
-            if any(map(_negative, map(gradients.__getitem__, self._single))):
-                return False
+                self._checked_gradients = Likeness(gradients)
             addresses = _addresses(gradients)
         except RuntimeError:
             return False
         return self._point(addresses, self._bounds if bounds is None else bounds)
+
+    def _fit(self, gradients: Sequence[Any]) -> bool:
+        if (
+            set(map(type, gradients)) != {Tensor}
+            or not all(map(eq, map(getters.shape, gradients), self._shapes))
+            or list(map(getters.dtype, gradients)) != self._grad_dtypes
+            or set(map(getters.device, gradients)) != _CPU
+        ):
+            return False
+        if self._contiguous:
+            if not all(map(getters.contiguous, gradients)):
+                return False
+        elif list(map(getters.stride, gradients)) != self._strides:
+            return False
+        return not any(map(getters.negative, map(gradients.__getitem__, self._single)))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""

@@ -92,10 +92,12 @@ class Runner:
             or plan.stages != stages
             or selection != self._selection
             or not plan.copied_to(copies)
-            or not plan.applies(variables)
-            or not plan.aim(gradients)
         ):
             return False
+        # Else torch looks for an override whenever a `Variable` is asked for something.
+        with torch._C.DisableTorchFunctionSubclass():
+            if not (plan.applies(variables) and plan.aim(gradients)):
+                return False
         self.dtypes = plan.dtypes
         self._steps = [plan.run]
         self._aimed = True

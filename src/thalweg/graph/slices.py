@@ -135,4 +135,4 @@ def _part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
 
 def is_symbolic(x: Any) -> bool:
     """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
-    return isinstance(x, (SymbolicTensor, SymbolicSlices))
+    return type(x) is not torch.Tensor and isinstance(x, (SymbolicTensor, SymbolicSlices))

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.engines import saturate
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
-    concrete,
+    concretes,
     values_of,
     whole,
     with_values,
@@ -62,7 +62,7 @@ def unscaled(backward: Backward) -> list[Gradient]:
 
     The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
     """
-    gradients = [concrete(grad) for grad in backward.gradients]
+    gradients = concretes(backward.gradients)
     if backward.scale is None:
         return gradients
     inverse = reciprocal(backward.scale)

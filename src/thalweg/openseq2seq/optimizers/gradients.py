@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError
+from thalweg import getters
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
 from thalweg.indexed_slices import IndexedSlices, as_gradient
 from thalweg.variable import name_of, to_tensor
@@ -25,6 +26,36 @@ def concrete(grad: Any) -> Gradient:
     if grad is None or isinstance(grad, IndexedSlices):
         return grad
     return as_gradient(to_tensor(grad).detach())
+
+
+def concretes(gradients: Iterable[Any]) -> list[Gradient]:
+    """The same of each."""
+    gradients = list(gradients)
+    if (
+        set(map(type, gradients)) == {Tensor}
+        and set(map(getters.layout, gradients)) == {torch.strided}
+        and not any(map(getters.requires_grad, gradients))
+    ):
+        return gradients
+    return list(map(concrete, gradients))
+
+
+def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
+    """Refuse a gradient of another dtype than its variable.
+
+    Raises:
+        InvalidTypeError: Names the first one.
+    """
+    if set(map(type, gradients)) == {Tensor} and (
+        list(map(getters.dtype, gradients)) == list(map(getters.dtype, variables))
+    ):
+        return
+    for grad, var in zip(gradients, variables, strict=True):
+        if grad is not None and values_of(grad).dtype != var.dtype:
+            raise InvalidTypeError(
+                f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
+                f" is {var.dtype}. Cast the gradient."
+            )
 
 
 def values_of(grad: Tensor | IndexedSlices) -> Tensor:
@@ -103,14 +134,14 @@ def each(
     """
     if not deferred([*gradients, *variables, *others]):
         with torch.no_grad():
-            return list(function([concrete(grad) for grad in gradients], variables, *others))
+            return list(function(concretes(gradients), variables, *others))
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     if not present:
         return list(gradients)
 
     def run(gradients: list[Any], *given: Any) -> list[Any]:
         with torch.no_grad():
-            return list(function([concrete(grad) for grad in gradients], *given))
+            return list(function(concretes(gradients), *given))
 
     made = operation(
         run,

@@ -14,7 +14,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward, reciprocal, unscaled
 from thalweg.openseq2seq.optimizers.clipping import clip_scale
 from thalweg.openseq2seq.optimizers.gradients import values_of
-from thalweg.openseq2seq.optimizers.larc import Larc, saturated
+from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, note_larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, tags_of
 from thalweg.openseq2seq.optimizers.update import Inner
@@ -67,8 +67,6 @@ class InSweeps:
         if len(present) < len(backward.gradients):
             backward = backward.only(present)
         pairs, unscaling = _raw(backward)
-        if not optimizer.can_sweep(pairs):
-            return None
         copies = [
             None if var is target else var
             for var, target in zip(backward.variables, backward.targets, strict=True)
@@ -109,7 +107,8 @@ class InSweeps:
             journal.scalar("global_clipped_gradient_norm", _single(known.clipped_global_norm))
         if how.larc is not None and "larc_summaries" in journal.wanted:
             ratios = _ratios(how.larc, self._rate, known.variable_norms, known.clipped_norms)
-            note_larc(journal, how.larc, tags, ratios, torch.from_numpy(known.trust), self._rate)
+            found = torch.from_numpy(ratios), torch.from_numpy(known.trust)
+            note_larc(journal, how.larc, tags, *found, self._rate)
 
 
 def _clip(limit: Any, norm: float) -> np.float32:
@@ -117,14 +116,15 @@ def _clip(limit: Any, norm: float) -> np.float32:
     return np.float32(scale.item())
 
 
-def _ratios(larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> Tensor:
-    own, others = torch.from_numpy(sizes).float(), torch.from_numpy(lengths).float()
-    return larc.ratios_of(own, others, rate)
+def _ratios(larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        own, others = sizes.astype(np.float32), lengths.astype(np.float32)
+        return larc.ratios_of(own, others, float(rate))
 
 
 def _trust(larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    factors = larc.capped(_ratios(larc, rate, sizes, lengths))
-    return saturated(factors, torch.float32).numpy()
+    highest = np.finfo(np.float32).max
+    return larc.capped(_ratios(larc, rate, sizes, lengths)).clip(-highest, highest)
 
 
 def _overflows(scaler: AutomaticLossScaler, has_nan: bool, amax: float) -> bool:

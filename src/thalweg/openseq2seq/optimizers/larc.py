@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.openseq2seq.optimizers.norms import norms
 from thalweg.openseq2seq.params import check_params
+
+Norms = TypeVar("Norms", Tensor, np.ndarray)
 
 
 class Larc(NamedTuple):
@@ -62,23 +65,24 @@ class Larc(NamedTuple):
         0 / 0.
         """
         sizes = norms(variables, as_shipped)
-        return self.ratios_of(sizes, norms(gradients, as_shipped), rate, as_shipped)
+        lengths = norms(gradients, as_shipped).to(sizes.device)
+        return self.ratios_of(sizes, lengths, rate, as_shipped)
 
-    def ratios_of(
-        self, sizes: Tensor, lengths: Tensor, rate: Any, as_shipped: bool = False
-    ) -> Tensor:
+    def ratios_of(self, sizes: Norms, lengths: Norms, rate: Any, as_shipped: bool = False) -> Norms:
         """The same from the norms of variables and of gradients, float32 of shape (n,)."""
-        bounds = lengths.to(sizes.device) + self.epsilon
+        of = _functions(sizes)
+        bounds = lengths + self.epsilon
         if self.clips:
             bounds = _float32(rate, bounds) * bounds
         ratios = self.eta * sizes / bounds
         if not as_shipped:
-            ratios = torch.where((sizes == 0) & (bounds == 0), 0.0, ratios)
-        return torch.maximum(ratios, _float32(self.min_update, ratios))
+            ratios = of.where((sizes == 0) & (bounds == 0), 0.0, ratios)
+        return of.maximum(ratios, _float32(self.min_update, ratios))
 
-    def capped(self, ratios: Tensor) -> Tensor:
+    def capped(self, ratios: Norms) -> Norms:
         """What the gradients are multiplied by."""
-        return torch.minimum(ratios, _float32(1.0, ratios)) if self.clips else ratios
+        one = _float32(1.0, ratios)
+        return _functions(ratios).minimum(ratios, one) if self.clips else ratios
 
 
 def saturated(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,5 +91,12 @@ def saturated(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.clamp(-highest, highest).to(dtype)
 
 
-def _float32(value: Any, like: Tensor) -> Tensor:
+def _functions(like: Any) -> Any:
+    """Those of torch or those of NumPy."""
+    return torch if isinstance(like, Tensor) else np
+
+
+def _float32(value: Any, like: Any) -> Any:
+    if not isinstance(like, Tensor):
+        return np.float32(value)
     return torch.as_tensor(value, dtype=torch.float32, device=like.device)

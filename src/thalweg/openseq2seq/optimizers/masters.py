@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import torch
 
+from thalweg import getters
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.slots import SlotStore
 from thalweg.v1.train.state import base_name
@@ -28,7 +30,8 @@ class Masters:
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
         self._stale: set[int] = set()  # variables whose masters are to begin anew
-        self._last: dict[int, tuple[Any, Any]] = {}  # of eager mode, found without detours
+        self._eager: set[int] = set()  # variables that have masters in eager mode
+        self._last: tuple[list[Any], list[torch.dtype], list[Any]] = [], [], []
         self._scope = scope
 
     def of(self, var: Any) -> Any:
@@ -39,10 +42,6 @@ class Masters:
         """
         if var.dtype not in REDUCED:
             return var
-        if not self._stale:
-            owner, master = self._last.get(id(var), (None, None))
-            if owner is var:
-                return master
         found = self._slots.get(var, _SCOPE)
         if found is None:
             found = self._slots.put(var, _SCOPE, self._made(var))
@@ -51,8 +50,24 @@ class Masters:
             with torch.no_grad():
                 found.copy_(var)
         if not is_symbolic(var) and current_session() is None:
-            self._last[id(var)] = var, found
+            self._eager.add(id(var))
         return found
+
+    def of_all(self, variables: Sequence[Any]) -> list[Any]:
+        """The same of each; those that eager mode asked for last are found without detours."""
+        if any(map(is_symbolic, variables)) or current_session() is not None:
+            return list(map(self.of, variables))
+        dtypes = list(map(getters.dtype, variables))
+        asked, had, found = self._last
+        if (
+            self._stale
+            or len(asked) != len(variables)
+            or not all(map(is_, asked, variables))
+            or had != dtypes
+        ):
+            found = list(map(self.of, variables))
+            self._last = list(variables), dtypes, found
+        return list(found)
 
     def get(self, var: Any) -> Any:
         """The master of a variable, or None if there is none (yet)."""
@@ -64,11 +79,11 @@ class Masters:
 
         Their variables may have other values by the time they are trained again.
         """
-        before = self._last.keys() - self._stale
+        before = self._eager - self._stale
         try:
             yield
         except BaseException:
-            self._stale |= self._last.keys() - before
+            self._stale |= self._eager - before
             raise
 
     def pairs(self) -> list[tuple[Any, Any]]:

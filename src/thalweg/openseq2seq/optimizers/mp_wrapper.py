@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
-from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, each, refuse_none
+from thalweg.openseq2seq.optimizers.gradients import concretes, deferred, each, refuse_none
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.regularization import (
     may_have_penalties,
@@ -154,12 +154,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         pairs = list(pairs)
         variables = [var for _, var in pairs]
-        reduced = [(grad, var) for grad, var in pairs if var.dtype in REDUCED]
-        refuse_none(
-            (grad for grad, _ in reduced), (var for _, var in reduced), "its master needs one"
-        )
+        missing = [var for grad, var in pairs if grad is None and var.dtype in REDUCED]
+        refuse_none([None] * len(missing), missing, "its master needs one")
         with self._opt._locked():
-            targets = [self._masters.of(var) for var in variables]
+            targets = self._masters.of_all(variables)
         penalties: list[Any] = [None] * len(targets)
         if may_have_penalties(variables):
             penalties = [
@@ -241,10 +239,9 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
         def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
             backward = Backward([], variables, targets, [])
-            concretes = [concrete(grad) for grad in gradients]
             inner = Inner(self._opt, captured)
             with self._opt._locked(), not_taken():
-                _, error = update(inner, concretes, backward, scaler, step)
+                _, error = update(inner, concretes(gradients), backward, scaler, step)
             raise_first([] if error is None else [error])
 
         if not deferred([*given, *targets]):

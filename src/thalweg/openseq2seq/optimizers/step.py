@@ -13,7 +13,7 @@ from thalweg.graph import executing_eagerly
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.gradients import concrete, values_of
+from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.process import (
@@ -126,7 +126,7 @@ class TrainingStep:
         Nothing has changed then; for errors of callbacks see `__call__`.
         """
         with self._lock:
-            self._taken(lambda: (None, self._received(list(map(concrete, gradients)))))
+            self._taken(lambda: (None, self._received(concretes(gradients))))
             return bool(self.was_applied)
 
     @property
@@ -173,13 +173,8 @@ class TrainingStep:
                 f"There are {len(gradients)} gradients for {len(variables)} variables:"
                 f" {[name_of(var) for var in variables]}."
             )
+        check_dtypes(gradients, variables)
         pairs = list(zip(gradients, variables, strict=True))
-        for grad, var in pairs:
-            if grad is not None and values_of(grad).dtype != var.dtype:
-                raise InvalidTypeError(
-                    f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
-                    f" is {var.dtype}. Cast the gradient."
-                )
         if self._mixed is None:
             return Backward.plain(pairs)
         return self._mixed.received(pairs, self.loss_scale)

@@ -46,9 +46,12 @@ class Inner(NamedTuple):
             What a constraint or the optimizer's `_finish` raised after the update, or None.
         """
         pairs = list(zip(gradients, targets, strict=True))
-        _, error = self._taken(
-            lambda step: self.optimizer.apply_gradients(pairs, step), global_step
-        )
+
+        def take(step: Any) -> bool:
+            self.optimizer.apply_gradients(pairs, step)
+            return True
+
+        _, error = self._taken(take, global_step)
         return error
 
     def sweep(
@@ -58,20 +61,22 @@ class Inner(NamedTuple):
         sweep: Sweep,
         copies: Copies,
         global_step: Any,
-    ) -> tuple[bool, BaseException | None]:
+    ) -> tuple[bool, BaseException | None] | None:
         """Take a step in two sweeps, see `RuleOptimizer.apply_in_sweeps`.
 
         Returns:
-            Whether it was taken, and what was raised after the update.
+            Whether it was taken, and what was raised after the update; None if it cannot be
+            taken like this.
         """
-        return self._taken(
+        taken, error = self._taken(
             lambda step: optimizer.apply_in_sweeps(pairs, sweep, copies, step), global_step
         )
+        return None if taken is None else (taken, error)
 
     def _taken(
-        self, take: Callable[[Any], Any], global_step: Any
-    ) -> tuple[bool, BaseException | None]:
-        """Call `take` with a step counter; False if it returns that.
+        self, take: Callable[[Any], bool | None], global_step: Any
+    ) -> tuple[bool | None, BaseException | None]:
+        """Call `take` with a step counter; returns what it does.
 
         An exception that comes once the counter has moved is returned and not raised.
         """
@@ -85,7 +90,7 @@ class Inner(NamedTuple):
             try:
                 if self.captured is not None:
                     self.optimizer._restore_captured(self.captured)
-                taken = take(step) is not False
+                taken = take(step)
             except BaseException as failure:
                 if torch.equal(step, before):
                     raise

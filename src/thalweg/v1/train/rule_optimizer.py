@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import scalars
+from thalweg import getters, scalars
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session, is_symbolic
@@ -124,38 +124,48 @@ class RuleOptimizer(Optimizer):
 
     def can_sweep(self, pairs: Sequence[Pair]) -> bool:
         """Whether `apply_in_sweeps` can take a step of these gradients and variables."""
-        for grad, var in pairs:
-            if type(grad) is not Tensor or grad.layout != torch.strided:
-                return False
-            if var.dtype != torch.float32 or variable_constraint(var) is not None:
-                return False
+        gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
         return (
-            len({id(var) for _, var in pairs}) == len(pairs)
-            and type(self).apply_gradients is type(self)._APPLIES
+            set(map(type, gradients)) == {Tensor}
+            and set(map(getters.layout, gradients)) == {torch.strided}
+            and set(map(getters.dtype, variables)) == {torch.float32}
+            and all(constraint is None for constraint in map(variable_constraint, variables))
+            and len(set(map(id, variables))) == len(variables)
+            and self._sweeps()
+        )
+
+    def _sweeps(self) -> bool:
+        """Whether this optimizer can do it: nothing of a subclass's comes between."""
+        return (
+            type(self).apply_gradients is type(self)._APPLIES
             and "apply_gradients" not in vars(self)
             and not self._one_by_one()
         )
 
     def apply_in_sweeps(
         self, pairs: Sequence[Pair], sweep: Sweep, copies: Copies, global_step: Any
-    ) -> bool:
+    ) -> bool | None:
         """Apply raw gradients that are processed inside the update; eagerly, or as a session runs.
 
         Args:
-            pairs: Dense gradients, of float32 or a 16-bit type, and float32 variables, such that
-                `can_sweep` holds.
+            pairs: Dense gradients, of float32 or a 16-bit type, and float32 variables.
             sweep: What happens to the gradients.
             copies: For each variable a tensor of a 16-bit type that is set to it, or None.
             global_step: A variable that is raised by 1 if the step is taken, or None.
 
         Returns:
-            Whether the step was taken: False if `sweep.decide` had it skipped. Nothing but
-            what that function changed has changed then.
+            Whether the step was taken: False if `sweep.decide` had it skipped, and nothing but
+            what that function changed has changed; None if `can_sweep` does not hold.
         """
+        if not self._sweeps():
+            return None
         with self._locked():
             self._sweep, self._copies = sweep, copies
             try:
-                if not self._repeats(list(pairs), global_step):
+                # What repeats a swept step can be swept.
+                if not self._repeats(pairs, global_step):
+                    if not self.can_sweep(pairs):
+                        return None
                     self._apply_eagerly(list(pairs), global_step, self._name)
             except SkippedStep:
                 return False
@@ -180,7 +190,7 @@ class RuleOptimizer(Optimizer):
         constrained = [id(var) for _, var in pairs if variable_constraint(var) is not None]
         return len(set(constrained)) < len(constrained)
 
-    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
+    def _repeats(self, given: Sequence[tuple[Any, Any]], global_step: Any) -> bool:
         with self._locked():
             plans = self._plans.now()
             if not plans.repeatable or not is_global_step(global_step):

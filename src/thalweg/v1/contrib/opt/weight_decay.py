@@ -122,11 +122,10 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = apply_gradients
 
-    def can_sweep(self, pairs: Sequence[Pair]) -> bool:
-        """See `RuleOptimizer.can_sweep`."""
-        return self.FUSED and super().can_sweep(pairs)  # pyright: ignore
+    def _sweeps(self) -> bool:
+        return self.FUSED and super()._sweeps()  # pyright: ignore
 
-    def apply_in_sweeps(self, *step: Any) -> bool:
+    def apply_in_sweeps(self, *step: Any) -> bool | None:
         """See `RuleOptimizer.apply_in_sweeps`; all variables are decayed."""
         with self._locked():
             if current_session() is None:

@@ -1,0 +1,16 @@
+"""The cheapest ways to what torch knows of a tensor: functions in C, to `map` over many."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+address = Tensor.data_ptr
+contiguous = Tensor.is_contiguous
+device = Tensor.get_device  # a number: -1 is the CPU
+dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
+layout = Tensor.layout.__get__  # type: ignore[attr-defined]
+negative = Tensor.is_neg
+numel = Tensor.numel
+requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+shape = Tensor.size
+stride = Tensor.stride
