@@ -151,11 +151,7 @@ class Optimizer(StateDict):
             grad_loss=grad_loss,
         )
         if all(grad is None for grad, _ in pairs):
-            raise ValueError(
-                "No gradients provided for any variable, check your graph for ops that do not"
-                f" support gradients, between variables {[_title(var) for _, var in pairs]} and"
-                f" loss {loss}."
-            )
+            raise gradients.none_given([_title(var) for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _applies_one_by_one(self, loss: Any) -> bool:
