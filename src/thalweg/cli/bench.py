@@ -183,7 +183,7 @@ def _progress(console: Console, disable: bool) -> Progress:
 
     # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
         TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True,
         auto_refresh=False, disable=disable,
     )  # fmt: skip
