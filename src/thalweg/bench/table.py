@@ -17,6 +17,9 @@ from thalweg.bench.shapes import ShapeSet
 from thalweg.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
 
 
+_WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
+
+
 def size(count: float) -> str:
     """Bytes for people: `456 B`, `1.2 MiB`."""
     for unit in ("B", "KiB", "MiB"):
@@ -59,9 +62,7 @@ def noise(rows: Sequence[Row]) -> dict[str, Any]:
     The message is for people; it is empty where the verdict is "quiet".
     """
     others = max((row.disturbance for row in rows), default=0.0)
-    verdicts = {row.verdict for row in rows}
-    noisy: tuple[Verdict, ...] = ("busy", "unsteady")
-    verdict: Verdict = next((each for each in noisy if each in verdicts), "quiet")
+    verdict: Verdict = min((row.verdict for row in rows), key=_WORST.index, default="quiet")
     found: dict[str, Any] = {
         "verdict": verdict,
         "trusted": verdict == "quiet",
