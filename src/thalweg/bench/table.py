@@ -16,7 +16,6 @@ from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
 from thalweg.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
 
-
 _WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 
 
@@ -62,7 +61,8 @@ def noise(rows: Sequence[Row]) -> dict[str, Any]:
     The message is for people; it is empty where the verdict is "quiet".
     """
     others = max((row.disturbance for row in rows), default=0.0)
-    verdict: Verdict = min((row.verdict for row in rows), key=_WORST.index, default="quiet")
+    verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]
+    verdict = min(verdicts, key=_WORST.index)
     found: dict[str, Any] = {
         "verdict": verdict,
         "trusted": verdict == "quiet",
