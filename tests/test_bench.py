@@ -1,6 +1,7 @@
 """`thalweg bench`: what is measured is right; how long it takes is not tested."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,19 +194,59 @@ def row(verdict, others=0.0, contender="thalweg"):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "verdict", "said"),
     [
-        ([row("quiet")], ""),
-        ([row("quiet"), row("unsteady")], "Times jumped from round to round"),
-        ([row("busy", 1.5), row("unsteady")], "Other processes used 1.5 cores"),
+        ([row("quiet")], "quiet", ""),
+        (
+            [row("quiet"), row("unsteady")],
+            "unsteady",
+            "Times jumped from round to round, 1 of 1 rounds were disturbed: do not trust these"
+            " ratios",
+        ),
+        (
+            [row("quiet"), replace(row("unsteady"), spread=0.25)],
+            "unsteady",
+            "Times jumped from round to round (the middle half of the ratios of Adam, thalweg,"
+            " spans 25% of their median): do not trust",
+        ),
+        (
+            [row("busy", 1.5), row("unsteady")],
+            "busy",
+            "Other processes used 1.5 cores, 1 of 1 rounds were disturbed: do not trust",
+        ),
     ],
 )
-def test_the_verdict_is_in_the_table_and_in_the_report(rows, said):
-    noise = table.report(TINY, rows)["noise"]
-    assert noise["verdict"] == rows[0].verdict if said == "" else noise["verdict"] != "quiet"
+def test_the_report_says_whether_to_trust_it(rows, verdict, said):
+    report = table.report(TINY, rows)
+    noise = report["noise"]
+    assert (noise["verdict"], noise["trusted"]) == (verdict, verdict == "quiet")
     assert noise["message"].startswith(said)
     assert bool(noise["message"]) is bool(said)
-    assert said in str(table.table(TINY, rows).caption)
+    assert [each["ms"] for each in report["results"]] == [1.0] * len(rows)
+
+
+def test_ratios_that_spread_are_not_steady():
+    # All rounds are quiet by themselves; between them, another has used the memory.
+    seconds = {"a": [1.0, 1.2, 1.0, 1.2, 1.0], "b": [1.2, 1.0, 1.2, 1.0, 1.2]}
+    made = timing.Timings(seconds, [0.0] * 5)
+    assert made.verdict == "quiet"
+    assert made.spread("a", "a") == 0
+    assert made.spread("a", "b") == pytest.approx((1.2 - 1 / 1.2) / (1 / 1.2))
+    assert timing.Timings({"a": [1.0]}, [0.0]).spread("a", "a") == 0
+
+
+@pytest.mark.parametrize(("noisy", "verdict"), [(False, "quiet"), (True, "unsteady")])
+def test_a_row_whose_ratio_spreads_is_marked(monkeypatch, noisy, verdict):
+    anchor = [1.0, 1.2] * 3 if noisy else [1.0] * 6
+
+    def measured(contenders, **_):
+        own = {each.name: [1.2, 1.0] * 3 if noisy else [1.0] * 6 for each in contenders}
+        return timing.Timings(own | {compare.ANCHOR: anchor}, [0.0] * 6)
+
+    monkeypatch.setattr(compare, "measure", measured)
+    rows = compare.compare("Adam", catalogue.entry("Adam"), TINY, ())
+    assert {each.verdict for each in rows} == {verdict}
+    assert {each.quiet_rounds for each in rows} == {6}
 
 
 def test_the_plot_holds_its_title():
@@ -321,12 +362,35 @@ def test_a_busy_machine_is_told_once(run, monkeypatch):
     monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(seen)))
     result = run("--rules", "Adam,SGD", "--rounds", "2", "--peers", "torch-fused")
     assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Warning: Other processes used ")
     assert result.stderr.count("disturbed rounds are repeated, up to 60 s a rule.") == 1
     assert result.stderr.startswith("Other processes use ")
-    assert "do not trust these figures" in result.stdout
+    assert "do not trust these ratios" in result.stdout
     as_json = run("--rounds", "2", "--peers", "torch-fused", "--json")
     assert not as_json.stderr
-    assert json.loads(as_json.stdout)["noise"]["verdict"] == "busy"
+    report = json.loads(as_json.stdout)
+    assert (report["noise"]["verdict"], report["noise"]["trusted"]) == ("busy", False)
+    assert all(row["ratio"] > 0 and row["rounds_ms"] for row in report["results"])
+
+
+@pytest.mark.parametrize(
+    ("terminal", "arguments", "is_shown"),
+    [(True, [], True), (True, ["--json"], False), (False, [], False)],
+)
+def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, arguments, is_shown):
+    monkeypatch.setattr(timing, "busy_elsewhere", lambda: 0.0)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    else:
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+    result = run("--rounds", "1", "--peers", "torch-fused", *arguments)
+    assert result.exit_code == 0, result.output
+    for said in ("Adam on model", "warming up thalweg", "round 1, torch-fused", "the memory that"):
+        assert (said in result.stderr) is is_shown
+        assert said not in result.stdout
 
 
 def test_more_threads_than_cores_are_not_used(run, monkeypatch):
@@ -354,11 +418,11 @@ def test_the_table_and_the_plot(run, tmp_path):
         (["--rules", "Adan"], "no rule 'Adan'; near it: Adam,"),
         (["--rules", "v1:RMSProp"], "near it: v1:RMSPropOptimizer"),
         (["--rules", "v1:MovingAverageOptimizer"], "it needs another optimizer"),
-        (["--rules", "qqq"], "there are SGD, Momentum"),
+        (["--rules", "qqq"], "--rules: there is no rule 'qqq'; all are listed by `thalweg rules`."),
         (["--rules", ","], "no rule given"),
-        (["--peers", "jaxopt"], "no peer 'jaxopt'"),
+        (["--peers", "jaxopt"], "--peers: no peer 'jaxopt'; here there are torch-fused"),
         (["--plot", "steps.docx"], "must end in"),
-        (["--rounds", "0"], "--rounds"),
+        (["--rounds", "0"], "'--rounds': it must be a whole number, 1 or more; not '0'"),
     ],
 )
 def test_a_wrong_option_is_exit_code_2(run, arguments, said):

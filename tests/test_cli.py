@@ -398,10 +398,11 @@ def test_live_table_on_a_terminal() -> None:
     ("arguments", "message"),
     [
         (["--optimizers", "Adan"], "no optimizer 'Adan'; near it: Adam,"),
-        (["--optimizers", "qqq"], "no optimizer 'qqq'; there are SGD, Adam,"),
+        (["--optimizers", "qqq"], "no optimizer 'qqq'; all are listed by `thalweg rules`; y"),
         (["--optimizers", "v1:LazyAdam"], "'v1:LazyAdam'; near it: v1:LazyAdamOptimizer,"),
         (["--optimizers", "AdamOptimizer"], "'AdamOptimizer'; near it: v1:AdamOptimizer,"),
         (["--optimizers", "NovoGradOptimizer"], "near it: NovoGrad,"),
+        (["--optimizers", "Adma"], "All are listed by `thalweg rules`; yours is given as file.py"),
         (["--optimizers", "v1:adamoptimizer,v1:AdamOptimizer"], "is in the race twice"),
         (["--optimizers", "v1:SyncReplicasOptimizer"], "and replicas that train with it"),
         (["--optimizers", "v1:movingaverageoptimizer"], "a function of yours that makes both"),
@@ -420,7 +421,13 @@ def test_live_table_on_a_terminal() -> None:
         (["--lr", "-1"], "must be a positive number, not -1.0"),
         (["--lr", "nan"], "must be a positive number, not nan"),
         (["--optimizers", "SGD", "--lr", "Adam=1"], "'Adam', which is not in the race: SGD"),
-        (["--epochs", "0"], "0 is not in the range"),
+        (["--epochs", "0"], "'--epochs': it must be a whole number, 1 or more; not '0'."),
+        (["--epochs", "-3"], "it must be a whole number, 1 or more; not '-3'."),
+        (["--epochs", "1.5"], "it must be a whole number, 1 or more; not '1.5'."),
+        (["--seed", "-1"], "a whole number, 0 or more and no more than 9223372036854775807; not"),
+        (["--seed", str(2**63)], "0 or more and no more than 9223372036854775807; not '9223"),
+        (["--threads", "0"], "'--threads': it must be a whole number, 1 or more"),
+        (["--out"], "requires an argument. (Help: thalweg race --help)"),
         (["--problem", "mnist"], "'mnist' is not one of 'digits', 'lines', 'stdlib'"),
         (["--out", "sign.py"], "'sign.py' is a file"),
         (["--out", "sign.py/deeper"], "cannot write to 'sign.py/deeper'"),
@@ -547,8 +554,9 @@ def test_show_takes_optimizers_by_name(name: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("admm", "near it: Adam"),
-        ("xyz", "there are SGD, Momentum"),
+        ("admm", "near it: Adam, Nadam"),
+        ("rms", "RMSPropV1. All are listed by `thalweg rules`."),
+        ("xyz", "no rule 'xyz'; all are listed by `thalweg rules`."),
         ("LARSOptimizer", "near it: v1:LARSOptimizer, LARS"),
         ("v1:MovingAverageOptimizer", "it needs another optimizer"),
         ("mine.py:Number", "is a int, not a thalweg.Rule"),
@@ -566,6 +574,8 @@ def test_help_and_version() -> None:
         result = invoke(*arguments)
         assert result.exit_code == 0
         assert "Example" in result.stdout
+    assert "`thalweg race`" in invoke("--help").stdout.splitlines()[-1]
+    assert "..." not in invoke("--help").stdout.partition("Commands:")[2]
     assert invoke("--version").stdout.startswith("thalweg")
     assert invoke().exit_code == 2
     assert invoke("rase").exit_code == 2

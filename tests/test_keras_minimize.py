@@ -94,7 +94,7 @@ def test_var_list_without_variables(wrong: Any) -> None:
 
 
 def test_var_list_is_required() -> None:
-    with pytest.raises(TypeError, match="var_list"):
+    with pytest.raises(TypeError, match=r"not None: give those to train, as list\(model\.param"):
         SGD().minimize(lambda: torch.ones(()))
 
 

@@ -339,12 +339,21 @@ def test_a_loss_of_rows_gives_slices() -> None:
     ("loss", "error", "message"),
     [
         (torch.ones(()), RuntimeError, "should be a function when eager execution is enabled"),
+        (torch.ones(()), RuntimeError, r"Give one that computes it: minimize\(lambda: "),
         (lambda: torch.ones(()), ValueError, "No gradients provided for any variable, check"),
+        (lambda: torch.ones(()), ValueError, r"the loss depends on none\. .*give them as var_"),
     ],
 )
-def test_losses_that_cannot_be_minimized(loss: Any, error: Any, message: str) -> None:
+@pytest.mark.parametrize("gate", [train.Optimizer.GATE_NONE, train.Optimizer.GATE_OP])
+def test_losses_that_cannot_be_minimized(loss: Any, error: Any, message: str, gate: int) -> None:
     with pytest.raises(error, match=message):
-        train.GradientDescentOptimizer(1.0).minimize(loss)
+        train.GradientDescentOptimizer(1.0).minimize(loss, gate_gradients=gate)
+
+
+def test_a_module_is_no_list_of_variables() -> None:
+    module = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"not a module; give list\(module\.parameters\(\)\)\.$"):
+        train.GradientDescentOptimizer(1.0).minimize(lambda: module.bias.sum(), var_list=module)
 
 
 @pytest.mark.parametrize(

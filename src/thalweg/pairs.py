@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from thalweg.errors import InvalidTypeError, LayoutError
 from thalweg.graph import is_symbolic
@@ -63,7 +64,12 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
 
 
 def flatten(var_list: Any) -> list[Tensor]:
-    """The variables of a nested list or tuple, in order; one variable alone is a list of one."""
+    """The variables of a nested list or tuple, in order; one variable alone is a list of one.
+
+    Raises:
+        InvalidTypeError: There is something else.
+    """
+    refuse_no_variables(var_list)
     var_list = tensor_of(var_list)
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
@@ -72,6 +78,23 @@ def flatten(var_list: Any) -> list[Tensor]:
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         raise InvalidTypeError(f"var_list must hold variables, not {var_list!r}.")
     return [var for each in var_list for var in flatten(each)]
+
+
+def refuse_no_variables(var_list: Any) -> None:
+    """Refuse None and modules, which stand for no variables.
+
+    Raises:
+        InvalidTypeError: Says what to give.
+    """
+    if var_list is None:
+        raise InvalidTypeError(
+            "var_list must hold variables, not None: give those to train, as"
+            " list(model.parameters()), or a function that returns them."
+        )
+    if isinstance(var_list, Module):
+        raise InvalidTypeError(
+            "var_list must hold variables, not a module; give list(module.parameters())."
+        )
 
 
 def distinct(variables: Sequence[Tensor]) -> list[Tensor]:

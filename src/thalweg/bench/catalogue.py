@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.race import v1
-from thalweg.race.names import near
+from thalweg.race.names import unknown
 from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
 
@@ -131,9 +131,7 @@ def spelled(name: str) -> str:
     for known in names:
         if known.lower() == name.lower():
             return known
-    likely = near(name, names)
-    listed = f"near it: {', '.join(likely)}." if likely else f"there are {', '.join(names)}."
-    raise ValueError(v1.refusal(name) or f"no rule '{name}'; {listed}")
+    raise ValueError(v1.refusal(name) or f"{unknown('rule', name, names)}.")
 
 
 def own(rule: Rule) -> Entry:

@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.bench import catalogue, memory, peers, problem, roofline
 from thalweg.bench.catalogue import Entry
 from thalweg.bench.shapes import ShapeSet
-from thalweg.bench.timing import Contender, Timings, Verdict, measure
+from thalweg.bench.timing import SPREAD, Contender, Timings, Verdict, measure
 
 ANCHOR = "anchor"
 ROOFLINE = "roofline"
@@ -31,6 +31,8 @@ class Row:
         disturbance: How many cores other processes used meanwhile.
         verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
+        quiet_rounds: How many of these were not disturbed.
+        spread: How wide the middle half of the ratios is, as a share of their median.
     """
 
     rule: str
@@ -43,6 +45,8 @@ class Row:
     disturbance: float
     verdict: Verdict
     rounds_ms: tuple[float, ...]
+    quiet_rounds: int = 0
+    spread: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -67,6 +71,7 @@ def compare(
     *,
     rounds: int = 7,
     progress: Callable[[int, int, Timings], object] | None = None,
+    doing: Callable[[str], object] = lambda now: None,
 ) -> list[Row]:
     """Measure a rule on these shapes.
 
@@ -77,7 +82,9 @@ def compare(
         wanted: Peers, of `peers.PEERS`.
         rounds: Interleaved rounds.
         progress: Called after each round, as `timing.measure` does.
+        doing: Called with what comes next, between what is timed.
     """
+    doing("making the variables")
     made = problem.make(shapes)
     contenders = [
         Contender(OURS, problem.thalweg_step(entry, made)),
@@ -91,9 +98,11 @@ def compare(
         if adam is None:
             raise RuntimeError("This torch has no fused Adam to compare with.")
         contenders.append(Contender(ANCHOR, adam))
-    timings = measure(contenders, rounds=rounds, progress=progress)
+    timings = measure(contenders, rounds=rounds, progress=progress, doing=doing)
+    doing("measuring the memory that a step takes")
     once = roofline.streams(entry.slots)
     streams = {each.name: once + entry.norms for each in contenders} | {ROOFLINE: once}
+    spreads = {each.name: timings.spread(each.name, anchor) for each in contenders}
     return [
         Row(
             rule=rule,
@@ -104,9 +113,15 @@ def compare(
             of_roofline=timings.ratio(ROOFLINE, each.name) * streams[each.name] / once,
             extra_bytes=memory.extra_bytes(each.step),
             disturbance=timings.disturbance,
-            verdict=timings.verdict,
+            verdict=_verdict(timings.verdict, spreads[each.name]),
             rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
+            quiet_rounds=len(timings.quiet()),
+            spread=spreads[each.name],
         )
         for each in contenders
         if each.name != ANCHOR
     ]
+
+
+def _verdict(verdict: Verdict, spread: float) -> Verdict:
+    return "unsteady" if verdict == "quiet" and spread > SPREAD else verdict

@@ -14,7 +14,9 @@ from rich.table import Table
 
 from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
-from thalweg.bench.timing import BUDGET, OTHERS, Timings
+from thalweg.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
+
+_WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 
 
 def size(count: float) -> str:
@@ -36,11 +38,7 @@ def title(shapes: ShapeSet) -> str:
 
 def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
     """The rows as a table, the fastest of each rule first, the roofline last."""
-    caption = "ratio: to torch.optim.Adam(fused=True), same rounds"
-    said = noise(rows)["message"]
-    if said:
-        caption += f"\n{said}"
-    made = Table(title=title(shapes), caption=caption)
+    made = Table(title=title(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds")
     for heading in ("rule", "step by"):
         made.add_column(heading)
     for heading in ("ms", "ratio", "GB/s", "of roofline", "extra memory"):
@@ -58,21 +56,38 @@ def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
 
 
 def noise(rows: Sequence[Row]) -> dict[str, Any]:
-    """The verdict on all rows: "quiet", "busy" or "unsteady", cores of others, and what it means.
+    """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
 
-    The message is empty where the figures can be trusted.
+    The message is for people; it is empty where the verdict is "quiet".
     """
     others = max((row.disturbance for row in rows), default=0.0)
-    verdicts = {row.verdict for row in rows}
-    if "busy" in verdicts:
-        verdict = "busy"
-        message = f"Other processes used {others:.1f} cores: do not trust these figures."
-    elif "unsteady" in verdicts:
-        verdict = "unsteady"
-        message = "Times jumped from round to round: do not trust these figures."
+    verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]
+    verdict = min(verdicts, key=_WORST.index)
+    found: dict[str, Any] = {
+        "verdict": verdict,
+        "trusted": verdict == "quiet",
+        "cores_of_others": others,
+        "spread": max((row.spread for row in rows), default=0.0),
+    }
+    return {**found, "message": _message(verdict, [row for row in rows if row.verdict == verdict])}
+
+
+def _message(verdict: Verdict, rows: Sequence[Row]) -> str:
+    if verdict == "quiet":
+        return ""
+    worst = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
+    rounds = len(worst.rounds_ms)
+    disturbed = f"{rounds - worst.quiet_rounds} of {rounds} rounds were disturbed"
+    if verdict == "busy":
+        seen = f"Other processes used {worst.disturbance:.1f} cores, {disturbed}"
+    elif worst.spread > SPREAD:
+        seen = (
+            f"Times jumped from round to round (the middle half of the ratios of {worst.rule},"
+            f" {worst.contender}, spans {worst.spread:.0%} of their median)"
+        )
     else:
-        verdict, message = "quiet", ""
-    return {"verdict": verdict, "cores_of_others": others, "message": message}
+        seen = f"Times jumped from round to round, {disturbed}"
+    return f"{seen}: do not trust these ratios, measure again when the machine is quiet."
 
 
 def delay(timings: Timings) -> str:
@@ -151,6 +166,8 @@ def figure(shapes: ShapeSet, rows: Sequence[Row]) -> Any:
         axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
     axes.set_xticks(range(len(rules)), rules)
     axes.set_ylabel("ms per step, median")
-    made.suptitle(textwrap.fill(title(shapes), 70), fontsize=10)
+    said = noise(rows)["message"]
+    lines = [textwrap.fill(text, 70) for text in (title(shapes), said) if text]
+    made.suptitle("\n".join(lines), fontsize=10, color="darkred" if said else None)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return made

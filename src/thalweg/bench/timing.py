@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Literal
 
@@ -24,6 +24,7 @@ FEWEST = 3  # rounds that are run whatever the budget
 QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
 BUDGET = 60.0  # seconds after which no further round begins
 OTHERS = 0.1  # and so is one in which other processes used this many cores
+SPREAD = 0.1  # ratios whose middle half is wider than this share of their median say little
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,28 @@ class Timings:
         """How many cores other processes used in the rounds that count."""
         return median(self.others[index] for index in self.counted())
 
+    def spread(self, name: str, anchor: str) -> float:
+        """How wide the middle half of the ratios is that count, as a share of their median.
+
+        What shares the memory with a step but not its cores shows here, and nowhere else.
+        """
+        ratios = self._ratios(name, anchor)
+        if len(ratios) < 2:
+            return 0.0
+        low, middle, high = quantiles(ratios, n=4, method="inclusive")
+        return (high - low) / middle
+
     def median(self, name: str) -> float:
         """Seconds of a step."""
         return median(self.seconds[name][index] for index in self.counted())
 
     def ratio(self, name: str, anchor: str) -> float:
         """How long a step of `name` takes in units of the anchor's, in the same rounds."""
+        return median(self._ratios(name, anchor))
+
+    def _ratios(self, name: str, anchor: str) -> list[float]:
         one, other = self.seconds[name], self.seconds[anchor]
-        return median(one[index] / other[index] for index in self.counted())
+        return [one[index] / other[index] for index in self.counted()]
 
 
 def busy_elsewhere() -> float:
@@ -152,6 +167,7 @@ def measure(
     block: float = 0.1,
     budget: float = BUDGET,
     progress: Callable[[int, int, Timings], object] | None = None,
+    doing: Callable[[str], object] = lambda now: None,
 ) -> Timings:
     """Time the contenders in interleaved rounds.
 
@@ -166,9 +182,13 @@ def measure(
         budget: Seconds after which no further round begins, once there are three.
         progress: Called after each round with the number of quiet rounds, the number wanted, and
             all that was measured.
+        doing: Called with what comes next, before each block.
     """
     timings = Timings({contender.name: [] for contender in contenders})
-    steps = {contender.name: _steps(contender, block) for contender in contenders}
+    steps = {}
+    for contender in contenders:
+        doing(f"warming up {contender.name}")
+        steps[contender.name] = _steps(contender, block)
     order = list(contenders)
     start = perf_counter()
     for done in range(3 * rounds):
@@ -180,6 +200,7 @@ def measure(
         with no_collection():
             began, busy = perf_counter(), busy_elsewhere()
             for contender in order:
+                doing(f"round {done + 1}, {contender.name}")
                 times = timed(contender, steps[contender.name] + 1)[1:]
                 timings.seconds[contender.name].append(median(times))
             timings.others.append(max(busy_elsewhere() - busy, 0) / (perf_counter() - began))

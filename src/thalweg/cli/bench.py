@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli import own
-from thalweg.cli.options import clamped
+from thalweg.cli.options import Whole, clamped
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from thalweg.bench.catalogue import Entry
     from thalweg.bench.timing import Timings
 
@@ -23,7 +26,9 @@ def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown or not names:
         bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
-        raise click.BadParameter(f"{bad}; there are {', '.join(known)}.")
+        raise click.BadParameter(
+            f"{bad}; here there are {', '.join(known)}.", param_hint=f"--{what}s"
+        )
     return list(dict.fromkeys(spelled[name.lower()] for name in names))
 
 
@@ -51,14 +56,15 @@ def _entries(value: str) -> dict[str, Entry]:
         rule = own.rule(name)
         if len(rule.slots) > MOST_SLOTS:
             raise click.BadParameter(
-                f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured."
+                f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured.",
+                param_hint="--rules",
             )
         taken = rule.name in found or rule.name in catalogue.KNOWN
         found[name if taken else rule.name] = catalogue.own(rule)
     return found
 
 
-@click.command()
+@click.command(short_help="Time a step against other libraries and the machine.")
 @click.argument("shapes", default="resnet50", metavar="[SHAPES|FILE]")
 @click.option(
     "--rules",
@@ -68,23 +74,31 @@ def _entries(value: str) -> dict[str, Entry]:
     help="Rules, separated by commas: names, v1: before an optimizer of TensorFlow 1, or "
     "file.py:NAME for one of yours.",
 )
-@click.option("--peers", default=None, help="Peers, separated by commas. Default: all installed.")
 @click.option(
-    "--rounds", default=7, show_default=True, type=click.IntRange(1), help="Interleaved rounds."
+    "--peers",
+    metavar="A,B,...",
+    help="Whom to compare with: torch-fused, torch-foreach, torch-forloop, optax, keras, "
+    "tensorflow. [default: all that are installed]",
+)
+@click.option(
+    "--rounds",
+    default=7,
+    show_default=True,
+    type=Whole(1),
+    help="How many undisturbed rounds to measure; everyone takes steps in each.",
 )
 @click.option(
     "--threads",
-    default=None,
-    type=click.IntRange(1),
+    type=Whole(1),
     callback=clamped,
-    help="Default: torch's choice.",
+    help="How many threads compute a step. [default: torch's choice]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
     "--plot",
     default=None,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Save a bar chart.",
+    help="Save a bar chart, as .png, .svg or .pdf.",
 )
 def bench(
     shapes: str,
@@ -100,7 +114,8 @@ def bench(
     FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes matter.
     Every step runs in interleaved rounds with torch's fused Adam ("ratio") and with a kernel that
     does one addition over the same memory ("of roofline"). Rounds that other processes disturb are
-    repeated, so a busy machine takes up to a minute for each rule.
+    repeated, so a busy machine takes up to a minute for each rule; where too few are left, or times
+    jump, a warning says not to trust the ratios.
 
     \b
     Examples:
@@ -131,14 +146,22 @@ def bench(
         if as_json:
             click.echo(json.dumps(table.report(chosen, rows), indent=2))
         else:
-            from rich.console import Console
-
-            Console().print(table.table(chosen, rows))
+            _print(table.table(chosen, rows), table.noise(rows)["message"])
         if plot is not None:
             table.plot(plot, chosen, rows)
             click.echo(f"Saved {plot}", err=True)
     finally:
         torch.set_num_threads(before)
+
+
+def _print(made: Any, warning: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    if warning:
+        console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
+    console.print(made)
 
 
 def _check_plot(path: Path) -> None:
@@ -155,11 +178,21 @@ def _check_plot(path: Path) -> None:
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--plot")
 
 
+def _progress(console: Console, disable: bool) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True,
+        auto_refresh=False, disable=disable,
+    )  # fmt: skip
+
+
 def _measure(
     shapes: Any, entries: dict[str, Entry], wanted: tuple[str, ...], rounds: int, quiet: bool
 ) -> list[Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from thalweg.bench import compare, memory, table
     from thalweg.bench.table import size
@@ -173,14 +206,14 @@ def _measure(
         )
     rows: list[Any] = []
     told = quiet
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # On a terminal only, and never among the figures.
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-    ) as progress:
+    with _progress(console, disable=quiet or not console.is_terminal) as progress:
         for name, entry in entries.items():
-            task = progress.add_task(f"{name} on {shapes.name}", total=rounds)
+            task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
+
+            def doing(now: str, task: Any = task) -> None:
+                progress.update(task, now=now, refresh=True)
 
             def done(count: int, wanted: int, timings: Timings, task: Any = task) -> None:
                 nonlocal told
@@ -189,6 +222,8 @@ def _measure(
                     told = True
                     console.print(table.delay(timings), highlight=False, soft_wrap=True)
 
-            rows += compare.compare(name, entry, shapes, wanted, rounds=rounds, progress=done)
+            rows += compare.compare(
+                name, entry, shapes, wanted, rounds=rounds, progress=done, doing=doing
+            )
             progress.remove_task(task)
     return rows

@@ -38,7 +38,7 @@ class Commands(click.Group):
             click.echo(error.format_message())
             status = USAGE
         except click.UsageError as error:
-            _show(_with_hint(error), debug)
+            _show(self._with_hint(error, arguments), debug)
             status = USAGE
         except (click.Abort, KeyboardInterrupt):
             _show("stopped.", False)
@@ -54,6 +54,14 @@ class Commands(click.Group):
             status = FAILURE
         sys.exit(status if isinstance(status, int) else OK)
 
+    def _with_hint(self, error: click.UsageError, arguments: Sequence[str]) -> str:
+        if error.ctx is not None:
+            command = error.ctx.command_path
+        else:  # an option without its value fails before there is a context
+            named = next((each for each in arguments if each in self.commands), None)
+            command = f"thalweg {named}" if named else "thalweg"
+        return f"{error.format_message()} (Help: {command} --help)"
+
 
 def _show(message: str, debug: bool) -> None:
     from rich.console import Console
@@ -65,12 +73,11 @@ def _show(message: str, debug: bool) -> None:
     Console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
 
 
-def _with_hint(error: click.UsageError) -> str:
-    command = error.ctx.command_path if error.ctx else "thalweg"
-    return f"{error.format_message()} (Help: {command} --help)"
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="New here? Run `thalweg race`: eight optimizers side by side, in a minute.",
+)
 @click.version_option(__version__, prog_name="thalweg")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
+
+
+class Whole(click.ParamType):
+    """A whole number of at least `least`."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; refuses all else in words."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        if number is None or number < self.least or (self.most or number) < number:
+            limit = "" if self.most is None else f" and no more than {self.most}"
+            self.fail(
+                f"it must be a whole number, {self.least} or more{limit}; not '{value}'.",
+                param, ctx,
+            )  # fmt: skip
+        return number
 
 
 def cores() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from thalweg.cli.options import clamped
+from thalweg.cli.options import Whole, clamped
 
 
 def _rates(
@@ -41,26 +41,34 @@ def _rates(
     "--optimizers",
     metavar="A,B,...",
     help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), or file.py:NAME "
-    "for a rule or optimizer of yours. "
+    "for a rule or optimizer of yours; thalweg rules lists all. "
     "[default: all eight of Keras; those cheap on sparse gradients for stdlib]",
 )
 @click.option(
     "--lr",
     callback=_rates,
     metavar="RATE|A=RATE,...",
-    help="Learning rate of all, or by name. [default: a good one for each]",
+    help="Learning rate of all, or by name. [default: a good one for each of ours]",
 )
 @click.option(
-    "--epochs", type=click.IntRange(1), help="[default: 15 for digits, 3 for lines, 1 for stdlib]"
+    "--epochs",
+    type=Whole(1),
+    help="Passes over the training examples. [default: 15 for digits, 3 for lines, 1 for stdlib]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=Whole(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Decides the first weights and the order of the examples.",
+)
 @click.option(
     "--threads",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=1,
     show_default=True,
     callback=clamped,
-    help="For models this small, one is as fast as many.",
+    help="How many threads compute; for models this small, one is as fast as many.",
 )
 @click.option(
     "--problem",

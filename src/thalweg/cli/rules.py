@@ -27,6 +27,7 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
+    from thalweg.race import v1
     from thalweg.rules import RULES
 
     if as_json:
@@ -46,6 +47,10 @@ def rules(as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print(
+        f"Optimizers of TensorFlow 1, with its arguments: {', '.join(v1.classes())}.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+    console.print(
         "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
         style="dim", highlight=False,
     )  # fmt: skip
@@ -57,7 +62,8 @@ def rules(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
 
-    NAME may also be an optimizer of TensorFlow 1, whose rule is printed.
+    NAME may also be an optimizer of TensorFlow 1, whose rule is printed. `thalweg rules` lists all
+    names.
 
     \b
     Examples:
@@ -124,7 +130,7 @@ def _find(name: str) -> Rule:
     if own.is_own(name):
         return own.rule(name)
     from thalweg.race import v1
-    from thalweg.race.names import near
+    from thalweg.race.names import unknown
 
     optimizers = {each.lower(): each for each in v1.classes()}
     if name.lower() in optimizers:
@@ -132,12 +138,8 @@ def _find(name: str) -> Rule:
     refusal = v1.refusal(name)
     if refusal:
         raise click.UsageError(refusal)
-    rules = [rule.name for rule in RULES]
-    likely = near(name, [*rules, *optimizers.values()])
-    names = ", ".join(likely or rules)
-    raise click.UsageError(
-        f"there is no rule '{name}'; " + (f"near it: {names}." if likely else f"there are {names}.")
-    )
+    names = [*(rule.name for rule in RULES), *optimizers.values()]
+    raise click.UsageError(f"{unknown('rule', name, names)}.")
 
 
 def _print(console: Console, rule: Rule) -> None:

@@ -14,7 +14,7 @@ from thalweg.keras import optimizers
 from thalweg.race import v1
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.names import near
+from thalweg.race.names import unknown
 from thalweg.race.rates import DEFAULT_LEARNING_RATE
 from thalweg.rules import KERAS_RULES, OPENSEQ2SEQ_RULES, V1_RULES
 from thalweg.v1 import train
@@ -86,21 +86,16 @@ def line_up(
         contestant.make(contestant.learning_rate)  # what cannot be made fails here, not in the race
         contestants.append(contestant)
     if not contestants:
-        raise RaceError(f"no optimizer was named; {_known()}")
+        raise RaceError("no optimizer was named; all are listed by `thalweg rules`.")
     for name, _ in left.values():
         racing = ", ".join(contestant.name for contestant in contestants)
         raise RaceError(f"a learning rate for '{name}', which is not in the race: {racing}.")
     return contestants
 
 
-def _known() -> str:
-    return f"there are {', '.join(KNOWN.values())}, and yours as file.py:NAME."
-
-
 def _unknown(name: str) -> RaceError:
-    likely = near(name, KNOWN.values())
-    listed = f"near it: {', '.join(likely)}." if likely else _known()
-    return RaceError(v1.refusal(name) or f"there is no optimizer '{name}'; {listed}")
+    message = unknown("optimizer", name, KNOWN.values())
+    return RaceError(v1.refusal(name) or f"{message}; yours is given as file.py:NAME.")
 
 
 def _checked(rate: float, name: str) -> float:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
 
 from thalweg.autodiff import GradientTape, gradients_of
-from thalweg.errors import InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
-from thalweg.pairs import check_variables, flatten
+from thalweg.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.pipeline import Clipping
 from thalweg.variable import titles_of
 
@@ -37,7 +35,7 @@ class Differentiation:
     def minimize(
         self,
         loss: Callable[[], Tensor] | Tensor,
-        var_list: Any,
+        var_list: Any = None,
         grad_loss: Tensor | None = None,
         name: str | None = None,
         tape: GradientTape | None = None,
@@ -47,8 +45,8 @@ class Differentiation:
         Args:
             loss: A callable without arguments that returns the value to minimize, or a tensor
                 computed under `tape`.
-            var_list: List or tuple (nested if need be) of variables, or a callable that returns
-                one, called after `loss`.
+            var_list: Required. List or tuple (nested if need be) of variables, or a callable that
+                returns one, called after `loss`.
             grad_loss: Optional. Weights of the loss's elements, of its shape.
             name: Accepted for compatibility; eager steps have no name.
             tape: Required when `loss` is a tensor.
@@ -57,8 +55,8 @@ class Differentiation:
             `iterations`, or None if `var_list` is empty.
 
         Raises:
-            ValueError: The loss is a tensor and there is no tape; no variable has a gradient; an
-                element of `var_list` is no variable.
+            ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
+            TypeError: There is no `var_list`, or an element of it is no variable.
         """
         return self.apply_gradients(
             self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape), name=name
@@ -82,6 +80,7 @@ class Differentiation:
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
         """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
+        refuse_no_variables(var_list)
         if in_graph.is_deferred(loss):
             value = self._transform_loss(loss if is_symbolic(loss) else loss())  # pyright: ignore
             chosen = flatten(var_list() if callable(var_list) else var_list)
@@ -89,10 +88,6 @@ class Differentiation:
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
-        if isinstance(var_list, Module):
-            raise InvalidTypeError(
-                "var_list must hold variables, not a module; give list(module.parameters())."
-            )
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)

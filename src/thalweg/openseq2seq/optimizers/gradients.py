@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -80,18 +79,6 @@ def whole(grad: Tensor | IndexedSlices, var: Tensor) -> Tensor:
 def title(var: Any) -> str:
     """The name of a variable, of a graph or not."""
     return var.name if is_symbolic(var) else name_of(var)
-
-
-def distinct_names(names: Sequence[str], mark: str) -> list[str]:
-    """The names, with `mark` and their position behind those that others have, too."""
-    counts, found = Counter(names), []
-    taken = {name for name, count in counts.items() if count == 1}
-    for index, name in enumerate(names):
-        while counts[name] > 1 and f"{name}{mark}{index}" in taken:
-            index += len(names)
-        found.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
-        taken.add(found[-1])
-    return found
 
 
 def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str) -> None:

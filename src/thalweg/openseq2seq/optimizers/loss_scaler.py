@@ -23,8 +23,8 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.openseq2seq.optimizers.matching import check_matches
 from thalweg.openseq2seq.params import Kind, check_params
+from thalweg.v1.train.matching import check_matches
 from thalweg.variable import Variable, to_tensor
 
 State = dict[str, Any]  # NumPy scalars by name

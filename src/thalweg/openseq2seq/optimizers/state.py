@@ -14,10 +14,9 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.gradients import distinct_names
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.matching import check_matches
 from thalweg.slots import SlotStore
+from thalweg.v1.train.matching import check_matches, distinct_names
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.state import base_name
 from thalweg.variable import REDUCED, to_tensor

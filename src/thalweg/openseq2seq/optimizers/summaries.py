@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
-from thalweg.openseq2seq.optimizers.gradients import distinct_names, title
+from thalweg.openseq2seq.optimizers.gradients import title
+from thalweg.v1.train.matching import distinct_names
 from thalweg.variable import REDUCED
 
 

@@ -12,6 +12,7 @@ from thalweg.indexed_slices import as_gradient
 from thalweg.outcome import raise_first
 from thalweg.pairs import check_variables, distinct, flatten
 from thalweg.step import check_pairs
+from thalweg.v1.train.gradients import none_given
 from thalweg.variable import name_of, to_tensor
 
 if TYPE_CHECKING:
@@ -65,11 +66,7 @@ def minimize(
             for var, grad in zip(sources, kept, strict=True):
                 var.grad = grad
         if not updated:
-            raise ValueError(
-                "No gradients provided for any variable, check your graph for ops that do not"
-                f" support gradients, between variables {[name_of(var) for var in variables]} and"
-                f" loss {value}."
-            )
+            raise none_given(map(name_of, variables), value)
         optimizer._forget_others(updated)
         errors += optimizer._finished(optimizer.get_name(), global_step)
     raise_first(errors)

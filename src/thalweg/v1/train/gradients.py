@@ -58,6 +58,21 @@ def check_gate(gate_gradients: Any) -> None:
         )
 
 
+def none_given(variables: Iterable[str], loss: Any) -> ValueError:
+    """The error of a `minimize` that has no gradient to apply."""
+    names = list(variables)
+    message = (
+        "No gradients provided for any variable, check your graph for ops that do not support"
+        f" gradients, between variables {names} and loss {loss}."
+    )
+    if not names:
+        message += (
+            "\nThere is no variable to train: the loss depends on none. Compute it inside of the"
+            " function from variables or parameters, or give them as var_list."
+        )
+    return ValueError(message)
+
+
 def of_callable(loss: Any, var_list: Any, grad_loss: Any) -> GradsAndVars:
     """Eager mode: the gradients of what `loss()` returns.
 
@@ -121,6 +136,6 @@ def of_loss(
     if executing_eagerly() and not is_symbolic(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
-            " is enabled."
+            " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
     return of_symbol(loss, var_list, gate_gradients, grad_loss, valid)

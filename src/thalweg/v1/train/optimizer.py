@@ -30,13 +30,13 @@ from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.step import check_pairs
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
-from thalweg.v1.train.state import State
+from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import name_of, titles_of
 
 _SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
 
 
-class Optimizer(State):
+class Optimizer(StateDict):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
@@ -75,7 +75,7 @@ class Optimizer(State):
     ) -> None:
         if not name:
             raise ValueError("Must specify the optimizer name")
-        State.__init__(self)
+        StateDict.__init__(self)
         self._use_locking = use_locking
         self._name = name
         self._engine: EngineName | None = None
@@ -151,11 +151,7 @@ class Optimizer(State):
             grad_loss=grad_loss,
         )
         if all(grad is None for grad, _ in pairs):
-            raise ValueError(
-                "No gradients provided for any variable, check your graph for ops that do not"
-                f" support gradients, between variables {[_title(var) for _, var in pairs]} and"
-                f" loss {loss}."
-            )
+            raise gradients.none_given([_title(var) for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _applies_one_by_one(self, loss: Any) -> bool:

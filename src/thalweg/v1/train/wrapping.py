@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from thalweg.engines.selection import EngineName
+from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.optimizer import Optimizer
 
 
@@ -44,3 +45,9 @@ class WrappingOptimizer(Optimizer):
     def variables(self) -> list[Any]:
         """The variables of the optimizer inside."""
         return self._opt.variables()
+
+    def _check_eager(self, var_list: Any) -> NoReturn:
+        raise InvalidTypeError(
+            f"{type(self).__name__} wraps an optimizer, {type(self._opt).__name__}, which has the"
+            " slots: call state_dict and load_state_dict of that one."
+        )

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from thalweg.errors import CheckpointMismatchError
 from thalweg.variable import dtype_name
 
 _MOST = 10  # differences that a message names
+
+
+def distinct_names(names: Sequence[str], mark: str) -> list[str]:
+    """The names, with `mark` and their position behind those that others have, too."""
+    counts, found = Counter(names), []
+    taken = {name for name, count in counts.items() if count == 1}
+    for index, name in enumerate(names):
+        while counts[name] > 1 and f"{name}{mark}{index}" in taken:
+            index += len(names)
+        found.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
+        taken.add(found[-1])
+    return found
 
 
 def check_matches(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
@@ -36,4 +50,7 @@ def check_matches(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], wha
 
 
 def _described(tensor: Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+    described = f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+    if tensor.is_meta:
+        return f"{described} on the meta device"
+    return described if tensor.layout == torch.strided else f"{described}, {tensor.layout}"

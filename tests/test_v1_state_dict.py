@@ -1,0 +1,227 @@
+"""`state_dict` and `load_state_dict` of v1 optimizers: to the bit, by name, all or nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import thalweg.v1 as tf
+from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables
+from thalweg.race import v1
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
+
+State = dict[str, Any]
+
+
+class Rows(train.Optimizer):
+    """A subclass in plain torch code whose slot has another shape and dtype than its variable."""
+
+    def __init__(self) -> None:
+        super().__init__(False, "Rows")
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self._get_or_make_slot(var, torch.zeros(len(var), dtype=torch.float64), "rows", "Rows")
+
+    def _apply_dense(self, grad: torch.Tensor, var: Any) -> None:
+        self.get_slot(var, "rows").add_(grad.reshape(len(var), -1).sum(1))
+        var.sub_(0.1 * self.get_slot(var, "rows").to(var.dtype).reshape(-1, *[1] * (var.dim() - 1)))
+
+
+MAKE: dict[str, Callable[[], Any]] = {
+    **{name: lambda name=name: v1.make(name, 0.1) for name in v1.classes()},
+    "subclass": Rows,
+}
+every_optimizer = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def variables() -> list[Any]:
+    return [
+        Variable(np.linspace(-1, 1, 3, dtype="f4"), "a"),
+        Variable(np.linspace(1, 2, 6, dtype="f8").reshape(2, 3), "b"),
+    ]
+
+
+def step(opt: Any, trained: list[Any], number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    v1.applied(opt)(
+        [(torch.randn(var.shape, generator=generator, dtype=var.dtype), var) for var in trained]
+    )
+
+
+def trained(make: Callable[[], Any] = train.AdamOptimizer) -> tuple[Any, list[Any]]:
+    opt, found = make(), variables()
+    step(opt, found, 0)
+    step(opt, found, 1)
+    return opt, found
+
+
+def by_torch(state: State) -> State:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def same(one: State, other: State) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@every_optimizer
+@pytest.mark.parametrize("through", [by_torch, lambda state: load(save(state))])
+def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], through: Callable[[State], State]):
+    opt, ours = trained(make)
+    again, theirs = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in ours]
+    again.load_state_dict(through(opt.state_dict()), theirs)
+    if isinstance(opt, train.AdagradDAOptimizer):  # the counter is the caller's
+        again._global_step.assign(opt._global_step)
+    step(opt, ours, 2)
+    step(again, theirs, 2)
+    assert same(again.state_dict(), opt.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@every_optimizer
+def test_loading_in_place_goes_back(make: Callable[[], Any]) -> None:
+    opt, found = trained(make)
+    then = opt.state_dict()
+    slots = {name: opt.get_slot(found[0], name) for name in opt.get_slot_names()}
+    step(opt, found, 2)
+    opt.load_state_dict(then)
+    assert same(opt.state_dict(), then)
+    assert all(opt.get_slot(found[0], name) is slot for name, slot in slots.items())
+
+
+def test_the_names_in_a_state() -> None:
+    opt, _ = trained()
+    assert list(opt.state_dict()) == ["a/m", "a/v", "b/m", "b/v", "beta1_power", "beta2_power"]
+    assert opt.state_dict()["beta1_power"].dtype == torch.float32
+
+
+def test_a_state_is_a_copy() -> None:
+    opt, found = trained()
+    state = opt.state_dict()
+    before = by_torch(state)
+    step(opt, found, 2)
+    assert same(state, before)
+
+
+def test_before_the_first_step_the_state_is_empty() -> None:
+    opt = train.AdamOptimizer()
+    assert opt.state_dict() == {}
+    opt.load_state_dict({})
+    assert opt.variables() == []
+
+
+def test_variables_are_matched_by_name_in_any_order() -> None:
+    opt, (a, b) = trained()
+    again = train.AdamOptimizer()
+    again.load_state_dict(opt.state_dict(), [b, a])
+    assert torch.equal(again.get_slot(a, "v"), opt.get_slot(a, "v"))
+
+
+def test_variables_of_one_name_are_numbered_in_the_order_given() -> None:
+    module = torch.nn.Linear(2, 2)
+    weights = list(module.parameters())
+    opt, again = train.MomentumOptimizer(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
+    opt.minimize(lambda: module(torch.ones(1, 2)).square().sum())  # meets the bias first
+    state = opt.state_dict(weights)
+    assert [tuple(value.shape) for value in state.values()] == [(2, 2), (2,)]
+    again.load_state_dict(state, weights)
+    assert same(again.state_dict(weights), state)
+    with pytest.raises(ValueError, match=r"2 variables are called 'Variable': give them as var_l"):
+        opt.state_dict()
+    named_variables(module)
+    assert sorted(opt.state_dict()) == ["bias/momentum", "weight/momentum"]
+
+
+MUTATIONS: dict[str, tuple[Callable[[State], Any], str]] = {
+    "missing": (lambda state: state.pop("a/m"), "'a/m' is missing"),
+    "missing power": (lambda state: state.pop("beta1_power"), "'beta1_power' is missing"),
+    "more": (lambda state: state.update(c=torch.ones(1)), "'c' belongs to nothing here"),
+    "renamed": (
+        lambda state: state.update({"c/m": state.pop("a/m")}),
+        "'a/m' is missing; 'c/m' belongs to nothing here",
+    ),
+    "reshaped": (
+        lambda state: state.update({"b/m": torch.zeros(3, 2, dtype=torch.float64)}),
+        r"'b/m' is float64 of shape \(3, 2\), not float64 of shape \(2, 3\)",
+    ),
+    "other dtype": (
+        lambda state: state.update({"b/m": torch.zeros(2, 3)}),
+        "'b/m' is float32 of shape .*, not float64",
+    ),
+    "without values": (
+        lambda state: state.update({"a/m": torch.zeros(3, device="meta")}),
+        r"'a/m' is float32 of shape \(3,\) on the meta device",
+    ),
+    "sparse": (
+        lambda state: state.update({"a/m": torch.zeros(3).to_sparse()}),
+        r"'a/m' is float32 of shape \(3,\), torch.sparse_coo",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
+@pytest.mark.parametrize(("change", "message"), MUTATIONS.values(), ids=MUTATIONS)
+def test_a_state_that_does_not_fit(
+    change: Callable[[State], Any], message: str, is_fresh: bool
+) -> None:
+    opt, found = trained()
+    state = opt.state_dict()
+    change(state)
+    if is_fresh:
+        opt = train.AdamOptimizer()
+    else:
+        step(opt, found, 2)
+    before = opt.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=message) as raised:
+        opt.load_state_dict(state, found)
+    assert str(raised.value).endswith("Nothing was loaded.")
+    assert same(opt.state_dict(), before)
+
+
+def test_a_fresh_optimizer_wants_the_variables() -> None:
+    opt, _ = trained()
+    with pytest.raises(
+        FailedPreconditionError, match=r"before its first step\. Give the variables"
+    ):
+        train.AdamOptimizer().load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_no_variable_with_slots_is_left_out(method: str) -> None:
+    opt, (a, _) = trained()
+    state = [] if method == "state_dict" else [opt.state_dict()]
+    with pytest.raises(ValueError, match=r"not in it: \['b'\]"):
+        getattr(opt, method)(*state, [a])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [MovingAverageOptimizer, lambda opt: VariableClippingOptimizer(opt, {}, 1.0)],
+    ids=["averages", "clipping"],
+)
+def test_a_wrapper_names_whose_state_it_is(make: Callable[[Any], Any]) -> None:
+    wrapper = make(train.AdamOptimizer())
+    for call in (wrapper.state_dict, lambda: wrapper.load_state_dict({})):
+        with pytest.raises(TypeError, match=r"wraps an optimizer, AdamOptimizer, which has the sl"):
+            call()
+
+
+def test_the_state_in_a_graph_is_that_of_a_session() -> None:
+    with tf.Graph().as_default():
+        w = tf.Variable([1.0])
+        opt = train.AdamOptimizer()
+        opt.minimize((w * w).sum())
+        with pytest.raises(FailedPreconditionError, match="variables of a graph: a session has"):
+            opt.state_dict()
+    with pytest.raises(FailedPreconditionError, match="variables of a graph: a session has"):
+        opt.load_state_dict({})
