@@ -16,7 +16,7 @@ from thalweg.autodiff import variables_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
 from thalweg.graph.nest import leaves_of, mapped, packed
-from thalweg.graph.running import thread
+from thalweg.graph.running import eagerly
 from thalweg.graph.tensor import SymbolicTensor
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
@@ -91,12 +91,8 @@ def _run(
             return _meta(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
-    thread.inferring += 1
-    try:
-        with torch.device("meta"), torch.enable_grad():
-            result = function(*mapped(trial, arguments))
-    finally:
-        thread.inferring -= 1
+    with eagerly(), torch.device("meta"), torch.enable_grad():
+        result = function(*mapped(trial, arguments))
     symbols = {id(value): tensor for tensor, value in trials.items()}
     return mapped(lambda leaf: _described(leaf, symbols), result)
 
