@@ -501,7 +501,8 @@ def test_a_mixed_training_of_float32_alone_warns_once(
 
 def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
     ends = []
-    for options in ({}, {"dtype": "mixed", "loss_scaling": "Backoff"}):
+    each_options: list[dict[str, Any]] = [{}, {"dtype": "mixed", "loss_scaling": "Backoff"}]
+    for options in each_options:
         w = Variable([3.0, -4.0])
         square = lambda w=w: (w * w).sum()  # noqa: E731
         step = optimize_loss(square, "Adam", {}, lambda s: 0.1, [w], **options)
