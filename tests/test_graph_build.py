@@ -171,6 +171,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "torch in place": (lambda x: torch.ones(2).add_(x), TypeError, "writes in place"),
     "memory": (lambda x: x.stride(), AttributeError, "Only a run knows it"),
     "autograd": (lambda x: x.requires_grad, AttributeError, "Only a run knows it"),
+    "feed": (float, TypeError, r"feed it: feed_dict=\{placeholder: value\}"),
+    "choice": (bool, TypeError, "no `if` can ask for it .* torch.where chooses"),
+    "format": (lambda x: f"{x:.3f}", TypeError, "Session.run"),
+    "round": (round, TypeError, "Session.run"),
+    "backward": (lambda x: x.backward(), TypeError, "Session.run"),
     "pickle": (lambda x: x.__reduce_ex__(2), TypeError, "cannot be pickled"),
 }
 

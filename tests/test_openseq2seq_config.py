@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -428,6 +429,183 @@ def test_trainings_that_are_refused(change: Config, error: type[Exception], mess
     with pytest.raises(error, match=message):
         from_config({**CONFIG, **change}).optimize(square(weights), [weights])
     assert weights.item() == 1.0
+
+
+RATE: Config = {"learning_rate": 0.1}
+
+
+def policy(name: str, **params: Any) -> Config:
+    return {"lr_policy": getattr(lr_policies, name), "lr_policy_params": params}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"loss_scale": 1.0}, ValueError, r"loss_scale\. It became loss_scaling"),
+        ({"dataset_size": 9}, ValueError, "argument of from_config"),
+        ({"summary_writer": None}, ValueError, "argument of optimize"),
+        ({"optimiser": "SGD"}, ValueError, "Did you mean 'optimizer'"),
+        ({"lr_polcy": None}, ValueError, "Did you mean 'lr_policy'"),
+        ({"Max_Steps": 1}, ValueError, "Did you mean 'max_steps'"),
+        ({"learning_rate": 0.1}, ValueError, "Give lr_policy_params a learning_rate"),
+        ({"foo": 1}, ValueError, r"Unknown parameter: foo\. There are: batch_size_per_gpu, "),
+        ({"optimizer": "adam"}, ValueError, r"optimizer: .* provided adam\. Did you mean 'Adam'"),
+        ({"optimizer": "Lion"}, ValueError, r"provided Lion\. For any other give its class"),
+        ({"optimizer": 3}, TypeError, "optimizer must be a name or a class, not 3"),
+        ({"optimizer": "Momentum"}, TypeError, "optimizer_params: Momentum needs 'momentum'"),
+        ({"optimizer": "AdamW"}, KeyError, "optimizer_params: AdamW needs weight_decay"),
+        (
+            {"optimizer": "Adam", "optimizer_params": {"beta_1": 0.9}},
+            TypeError,
+            "optimizer_params: Adam takes no 'beta_1'. Did you mean 'beta1'",
+        ),
+        (
+            {"optimizer": NovoGrad, "optimizer_params": {"betas": 0.9}},
+            TypeError,
+            "optimizer_params: NovoGrad takes no 'betas'",
+        ),
+        (
+            {"optimizer_params": {"learning_rate": 0.1}},
+            TypeError,
+            "optimizer_params: 'learning_rate' is not to be given",
+        ),
+        ({"optimizer_params": {1: 0.1}}, TypeError, "optimizer_params: keys must be strings"),
+        (
+            {"optimizer": "Adam", "optimizer_params": {"beta1": "0.9"}},
+            TypeError,
+            "optimizer_params: beta1 must be a number, .* not '0.9'",
+        ),
+        (
+            {"optimizer": "Ftrl", "optimizer_params": {"learning_rate_power": 1.0}},
+            ValueError,
+            "optimizer_params: learning_rate_power 1.0.* negative or zero",
+        ),
+        ({"lr_policy_params": {}}, TypeError, "lr_policy_params: fixed_lr needs 'learning_rate'"),
+        ({"lr_policy_params": {"learning_rate": "0.1"}}, TypeError, "learning_rate='0.1'"),
+        ({"lr_policy_params": {"learning_rate": [0.1]}}, ValueError, r"shape \(\), not \(1,\)"),
+        (policy("poly_decay", learning_rat=0.1), TypeError, "Did you mean 'learning_rate'"),
+        (policy("poly_decay", learning_rate=1), TypeError, "lr_policy_params: learning_rate must"),
+        (
+            policy("poly_decay", **RATE, global_step=1),
+            TypeError,
+            "'global_step' is not to be given",
+        ),
+        (
+            policy("poly_decay", **RATE, begin_decay_at="3"),
+            TypeError,
+            "begin_decay_at must be a nu",
+        ),
+        (policy("poly_decay", **RATE, min_lr="0.1"), TypeError, "min_lr='0.1'"),
+        (policy("poly_decay", **RATE, warmup_steps=None), TypeError, "warmup_steps=None"),
+        (policy("poly_decay", **RATE, decay_steps=None), TypeError, "decay_steps is None"),
+        (policy("exp_decay", **RATE), TypeError, "needs 'decay_rate'. exp_decay needs 'use_stairc"),
+        (
+            policy("piecewise_constant", **RATE, boundaries=[], decay_rates=[]),
+            IndexError,
+            "lr_policy_params: boundaries is empty",
+        ),
+        (
+            policy("piecewise_constant", **RATE, boundaries=[2], decay_rates=[]),
+            ValueError,
+            "lr_policy_params: ",
+        ),
+        (
+            policy("inv_poly_decay", **RATE, min_lr=0.01, decay_steps=0),
+            ZeroDivisionError,
+            "lr_policy_params: ",
+        ),
+        ({"lr_policy": lambda step, learning_rate: 0.1}, TypeError, "takes no 'global_step'"),
+        ({"lr_policy": lambda global_step: 0.1}, TypeError, "takes no 'learning_rate'"),
+        ({"larc_params": {"eta": 0.1}}, ValueError, "larc_params: larc_eta parameter has to be"),
+        ({"larc_params": {"larc_eta": 1}}, ValueError, "larc_params: larc_eta has to be of type"),
+        (
+            {"larc_params": {"larc_eta": 0.1, "mode": "clip"}},
+            ValueError,
+            "larc_params: Unknown parameter: mode",
+        ),
+        ({"larc_params": {"larc_eta": 0.1}, "max_grad_norm": 1.0}, AttributeError, "LARC"),
+        ({"summaries": ["loss_scales"]}, ValueError, "summaries: .* Did you mean 'loss_scale'"),
+        ({"loss_scaling": "back-off"}, ValueError, "loss_scaling: .* Did you mean 'backoff'"),
+        (
+            {"loss_scaling": "Backoff", "loss_scaling_params": {"beta1": 0.9}},
+            ValueError,
+            "loss_scaling_params: Unknown parameter: beta1",
+        ),
+        (
+            {"loss_scaling": "LogMax", "loss_scaling_params": {"log_max": 8}},
+            ValueError,
+            "loss_scaling_params: log_max has to be of type float",
+        ),
+        ({"dtype": "mixed", "loss_scaling": -1.0}, ValueError, "loss_scaling: "),
+        ({"dtype": "mixed", "loss_scaling": [1.0]}, TypeError, "loss_scaling: "),
+        ({**L2, "regularizer_params": {"scle": 0.1}}, TypeError, "regularizer_params: .*scle"),
+    ],
+)
+def test_mistakes_are_found_when_the_config_is_read(
+    change: Config, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        from_config({**CONFIG, **change})
+
+
+def test_as_shipped_a_scale_that_is_no_float_is_found_when_the_config_is_read() -> None:
+    config = {**CONFIG, "dtype": "mixed", "loss_scaling": 512}
+    assert from_config(config).params["loss_scaling"] == 512
+    with pytest.raises(AttributeError, match=r"loss_scaling: .* no loss scale"):
+        from_config(config, as_shipped=True)
+
+
+def other_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        return function(arguments["global_step"], learning_rate=arguments["rate"])
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss_scaling": [1.0]},  # means nothing unless the dtype is mixed
+        {"loss_scaling_params": {"foo": 1}},  # nor does this with a static scale
+        {"lr_policy": other_arguments(lr_policies.fixed_lr), "lr_policy_params": {"rate": 0.25}},
+        {"lr_policy": lambda global_step, **any_of_them: 0.25},
+        {"lr_policy_params": {"learning_rate": lambda: 0.25}},
+        {"lr_policy_params": {"learning_rate": torch.tensor(0.25)}},
+        {"lr_policy_params": {"learning_rate": 1}},
+        policy("cosine_decay", learning_rate=0.25, power=None),
+        policy("poly_decay", learning_rate=0.25, power="1"),
+        policy("transformer_policy", learning_rate=1, d_model=8, warmup_steps=0, max_lr=None),
+        {"optimizer": "Ftrl", "optimizer_params": {"beta": None}},
+        {"optimizer": "Momentum", "optimizer_params": {"momentum": lambda: 0.9}},
+        {"optimizer": lambda **given: tf.train.GradientDescentOptimizer(**given)},
+        {"optimizer": functools.partial(tf.train.MomentumOptimizer, momentum=0.9)},
+    ],
+)
+def test_what_works_is_not_refused(change: Config) -> None:
+    weights = Variable([1.0])
+    step = from_config({**CONFIG, **change}).optimize(square(weights), [weights])
+    step()
+    step()
+    assert np.isfinite(weights.item())
+
+
+def test_a_policy_of_the_caller_is_not_called_when_the_config_is_read() -> None:
+    calls: list[Any] = []
+
+    def counting(global_step: Any, learning_rate: float) -> float:
+        calls.append(global_step)
+        return learning_rate
+
+    from_config({**CONFIG, "lr_policy": counting})
+    assert not calls
+
+
+def test_reading_a_config_adds_nothing_to_a_graph() -> None:
+    config = {**CONFIG, **policy("poly_decay", learning_rate=0.1), "loss_scaling": "Backoff"}
+    with tf.Graph().as_default() as graph:
+        from_config({**config, "optimizer": "AdamW", "optimizer_params": {"weight_decay": 0.1}})
+        assert graph.get_operations() == []
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ from thalweg.v1 import train
 __all__ = ["way"]
 
 INF, NAN = math.inf, math.nan
+# Whether variables are float32 or of 16 bits, the same steps are to be taken.
+pytestmark = pytest.mark.filterwarnings('ignore:dtype is "mixed", but nothing')
+
 SCALE = 16.0
 SCALINGS: dict[str, dict[str, Any]] = {
     "Backoff": {"loss_scaling": "Backoff", "loss_scaling_params": {"scale_max": SCALE}},

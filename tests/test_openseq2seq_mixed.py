@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
 import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg import IndexedSlices, Variable, graph, v1
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    PerformanceWarning,
+)
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -441,3 +448,67 @@ def test_under_autocast_float32_weights_train_with_a_loss_scale_and_without_mast
     assert losses[-1] < 0.2 * losses[0]
     assert step.optimizer.get_master(model[0].weight) is None
     assert model[0].weight.dtype == torch.float32
+
+
+def autocast_loss(w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (torch.ones(1, 2) @ w).float().sum()
+
+
+NOTHING_MIXED = "no variable is float16 or bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "loss_of", "warns"),
+    [
+        (torch.float32, lambda w: w.sum(), True),
+        (torch.float16, lambda w: w.float().sum(), False),
+        (torch.bfloat16, lambda w: w.float().sum(), False),
+        (torch.float32, autocast_loss, False),
+        (torch.float32, lambda w: w.half().float().sum(), False),
+    ],
+    ids=["float32", "float16", "bfloat16", "autocast", "cast"],
+)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_mixed_training_of_float32_alone_warns_once(
+    dtype: torch.dtype, loss_of: Callable[[Any], Any], warns: bool, in_graph: bool
+) -> None:
+    w = torch.nn.Parameter(torch.ones(2, 1, dtype=dtype))
+    options: Any = {"dtype": "mixed", "loss_scaling": "Backoff"}
+    with warnings.catch_warnings(record=True) as caught, contextlib.ExitStack() as stack:
+        warnings.simplefilter("always")
+        loss: Any = lambda: loss_of(w)  # noqa: E731
+        variables: list[Any] = [w]
+        if in_graph:
+            stack.enter_context(v1.Graph().as_default())
+            session = stack.enter_context(v1.Session())
+            variables = [v1.graph_variable_of(w)]
+            loss, shown = loss_of(variables[0]), variables[0].to(torch.float32)
+        step = optimize_loss(loss, "SGD", {}, lambda s: 0.25, variables, **options)
+        if in_graph:
+            session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(step) if in_graph else step()
+        after = session.run(shown) if in_graph else w.detach().float().numpy()
+    found = [each for each in caught if NOTHING_MIXED in str(each.message)]
+    if in_graph and loss_of is autocast_loss:
+        warns = True  # autocast is no part of a graph
+    assert [each.category for each in found] == [PerformanceWarning] * warns
+    assert all(each.filename == __file__ for each in found)
+    # The loss scale is put in and taken out again whatever the dtypes are.
+    np.testing.assert_array_equal(np.float32(after), np.full((2, 1), 0.5, np.float32))
+
+
+def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
+    ends = []
+    each_options: list[dict[str, Any]] = [{}, {"dtype": "mixed", "loss_scaling": "Backoff"}]
+    for options in each_options:
+        w = Variable([3.0, -4.0])
+        square = lambda w=w: (w * w).sum()  # noqa: E731
+        step = optimize_loss(square, "Adam", {}, lambda s: 0.1, [w], **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NOTHING_MIXED}")
+            for _ in range(5):
+                step()
+        ends.append(w.tolist())
+    assert ends[0] == ends[1]

@@ -404,7 +404,18 @@ MISSING = {
     "compat.v1.data": "use torch.utils.data",
     "compat.v1.layers": r"call a torch\.nn layer",
     "compat.v1.nn.nothing": "for the rest call torch",
-    "keras.optimizers.AdamW": "for the rest call torch",
+    "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",
+    "reduce_meen": "Did you mean 'reduce_mean'",
+    "GradiantTape": "Did you mean 'GradientTape'",
+    "globl_variables": "Did you mean 'global_variables'",
+    "nn.sofmax": "Did you mean 'softmax'",
+    "train.AdamOptimiser": "Did you mean 'AdamOptimizer'",
+    "train.Saver": "keep them with torch.save",
+    "keras.optimizers.RMSProp": "Did you mean 'RMSprop'",
+    "contrib": "thalweg.v1.contrib has opt and layers",
+    "layers": r"call a torch\.nn layer",
+    "estimator": "use tf.keras.Model",
+    "summary": "SummaryWriter",
 }
 
 

@@ -373,7 +373,14 @@ def _leaves(structure: Any) -> Iterator[Any]:
 def _tensors(structure: Any) -> Iterator[torch.Tensor]:
     for leaf in map(tensor_of, _leaves(structure)):
         if not isinstance(leaf, torch.Tensor):
-            raise InvalidTypeError(f"Passed in object {leaf!r}, expected a tensor or variable.")
+            hint = ""
+            if hasattr(leaf, "graph"):
+                hint = (
+                    " It belongs to a graph: take gradients() there, and run it with Session.run."
+                )
+            raise InvalidTypeError(
+                f"Passed in object {leaf!r}, expected a tensor or variable.{hint}"
+            )
         yield leaf
 
 

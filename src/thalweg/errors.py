@@ -1,8 +1,10 @@
 """The exceptions and warnings of the library; each is also the standard class users catch today."""
 
+import difflib
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent) + os.sep
@@ -64,3 +66,17 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names the nearest of the known names, "" if none is near.
+
+    Case, "_" and "-" are no difference.
+    """
+    names = {_plain(each): each for each in sorted(known, reverse=True)}
+    found = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.75)
+    return f"Did you mean '{names[found[0]]}'?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

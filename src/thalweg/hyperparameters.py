@@ -95,7 +95,9 @@ def _shown(value: Any) -> str:
 
 
 def _hint(value: Any) -> str:
-    """A way out for those who come from `torch.optim`."""
+    """A way out for those who come from `torch.optim`, or from a graph."""
+    if is_symbolic(value):
+        return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
         isinstance(each, torch.Tensor | dict) for each in value
     )
@@ -220,7 +222,9 @@ class Hyperparameters:
         try:
             return as_scalar(value, dtype)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.") from error
+            raise InvalidTypeError(
+                f"{name} must be a number, not {_shown(value)}.{_hint(value)}"
+            ) from error
 
     def _scheduled(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor

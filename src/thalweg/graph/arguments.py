@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nest import leaves_of, mapped
+from thalweg.graph.running import executing_eagerly
 from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 
@@ -47,6 +48,12 @@ def by_reference(variable: GraphVariable) -> Reference:
     return Reference(variable)
 
 
+IN_EAGER_MODE = (
+    "This is eager mode: fetch the values of a graph's tensors with Session.run, or build the rest"
+    " of the graph inside of `with graph.as_default():`, too."
+)
+
+
 def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
     """The symbolic tensors whose values the arguments need, each once.
 
@@ -59,8 +66,10 @@ def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
         if not isinstance(symbol, SymbolicTensor):
             continue
         if symbol.graph is not graph:
+            hint = " " + IN_EAGER_MODE if executing_eagerly() else ""
             raise InvalidArgumentError(
                 f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
+                f"{hint}"
             )
         if not isinstance(leaf, Reference):
             inputs[symbol] = None

@@ -9,8 +9,8 @@ import torch
 
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph.arguments import whole
-from thalweg.graph.nest import mapped
+from thalweg.graph.arguments import IN_EAGER_MODE, whole
+from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.operation import Operation
 from thalweg.graph.running import executing_eagerly, get_default_graph
 from thalweg.graph.shapes import Output
@@ -54,7 +54,9 @@ def gradients(
         FailedPreconditionError: Called in eager mode.
     """
     if executing_eagerly():
-        raise FailedPreconditionError("gradients() needs a graph. Use GradientTape in eager mode.")
+        is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
+        hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
+        raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
     zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _weights(targets, grad_ys)

@@ -5,7 +5,9 @@ The rest of the package asks here, so that this module knows nothing of graphs a
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ class _Thread(threading.local):
         self.graphs: list[Graph] = []
         self.sessions: list[Session] = []
         self.frames: list[Frame] = []
-        self.inferring = 0
+        self.eager_blocks = 0
 
 
 thread = _Thread()
@@ -50,9 +52,19 @@ def executing_eagerly() -> bool:
 
     True inside a running node: what a node does, it does eagerly.
     """
-    if thread.frames or thread.inferring:
+    if thread.frames or thread.eager_blocks:
         return True
     return process.eager and not thread.graphs
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Have calls in the block compute at once, in this thread, also while a graph is built."""
+    thread.eager_blocks += 1
+    try:
+        yield
+    finally:
+        thread.eager_blocks -= 1
 
 
 def current_session() -> Session | None:

@@ -6,6 +6,7 @@ different numbers: where the results differ, so will those of a run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from thalweg.autodiff import variables_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
+from thalweg.graph.mismatch import FirstFailure, misfit
 from thalweg.graph.nest import leaves_of, mapped, packed
-from thalweg.graph.running import thread
+from thalweg.graph.running import eagerly
 from thalweg.graph.tensor import SymbolicTensor
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
@@ -46,7 +48,8 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
     a dtype is returned if the function cannot be run without data.
 
     Raises:
-        InvalidArgumentError: All shapes are known and do not fit together.
+        InvalidArgumentError: All shapes are known and do not fit together, or what is known of
+            them does not.
         InvalidTypeError: The function returns something that only a run knows.
         TypeError: The function does not take such arguments.
     """
@@ -66,11 +69,12 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
                 return unknown
             if isinstance(error, TypeError):
                 raise
-            if is_known and isinstance(error, (RuntimeError, IndexError, ValueError)):
-                shapes = ", ".join(str(tuple(x.shape or ())) for x in inputs)
-                message = f"{name}: {error} The inputs have the shapes {shapes}."
-                raise InvalidArgumentError(message) from error
-            return unknown
+            if not isinstance(error, (RuntimeError, IndexError, ValueError)):
+                return unknown
+            reason = str(error) if is_known else _misfit(function, arguments, inputs)
+            if not reason:
+                return unknown
+            raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
     return _merged(results, name)
 
 
@@ -80,8 +84,9 @@ def _run(
     inputs: Sequence[SymbolicTensor],
     size: int,
     rank: int = 0,
+    watch: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Any:
-    """One trial; each tensor of the result becomes an `Output`."""
+    """One trial, inside of `watch`; each tensor of the result becomes an `Output`."""
     trials = {tensor: _meta(tensor, size, rank) for tensor in inputs}
 
     def trial(leaf: Any) -> Any:
@@ -91,14 +96,32 @@ def _run(
             return _meta(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
-    thread.inferring += 1
-    try:
-        with torch.device("meta"), torch.enable_grad():
-            result = function(*mapped(trial, arguments))
-    finally:
-        thread.inferring -= 1
+    watched = contextlib.nullcontext() if watch is None else watch
+    with eagerly(), torch.device("meta"), torch.enable_grad(), watched:
+        result = function(*mapped(trial, arguments))
     symbols = {id(value): tensor for tensor, value in trials.items()}
     return mapped(lambda leaf: _described(leaf, symbols), result)
+
+
+def _misfit(
+    function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
+) -> str:
+    """Why what is known of the shapes does not fit together, "" if it may."""
+    watches = [FirstFailure() for _ in _SIZES]
+    for size, watch in zip(_SIZES, watches, strict=True):
+        with contextlib.suppress(Exception):
+            _run(function, arguments, inputs, size, watch=watch)
+            return ""
+    return misfit(watches[0].found, watches[-1].found)
+
+
+def _listed(arguments: Sequence[Any]) -> str:
+    """The tensors among the arguments and their shapes, for a message."""
+    leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
+    tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
+    names = [f"'{x.name}'" if isinstance(x, SymbolicTensor) else "a constant" for x in tensors]
+    shapes = [str(tuple(x.shape or ())) for x in tensors]
+    return f"The inputs {', '.join(names)} have the shapes {', '.join(shapes)}."
 
 
 def _meta(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:

@@ -16,7 +16,8 @@ from thalweg.variable import dtype_name
 if TYPE_CHECKING:
     from thalweg.graph.graph import Graph
 
-_NEEDS_A_RUN = "has no value until a session runs it. Use Session.run(...) or .eval()"
+_NEEDS_A_RUN = "has no value until a session runs it"
+_RUN_IT = "Use Session.run(...) or .eval()"
 
 
 class Shape(tuple[int | None, ...]):
@@ -176,13 +177,30 @@ class SymbolicTensor:
     def __iter__(self) -> Iterator[SymbolicTensor]:
         size = self.shape[0] if self.shape else None
         if size is None:
-            raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN} to iterate over it.")
+            raise InvalidTypeError(
+                f"'{self.name}' {_NEEDS_A_RUN}, nor a first dimension to iterate over it."
+                f" {self._way_out()}"
+            )
         return iter([self[index] for index in range(size)])
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}.")
+        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
 
-    __bool__ = __len__ = __float__ = __int__ = __index__ = __complex__ = _refuse
+    def _way_out(self) -> str:
+        if self.op.type != "Placeholder":
+            return f"{_RUN_IT}."
+        return f"{_RUN_IT} on what is made of it, and feed it: feed_dict={{placeholder: value}}."
+
+    def __bool__(self) -> bool:
+        raise InvalidTypeError(
+            f"'{self.name}' {_NEEDS_A_RUN}: no `if` can ask for it while a graph is built."
+            f" {self._way_out()} torch.where chooses inside of a graph."
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else self._refuse()
+
+    __len__ = __float__ = __int__ = __index__ = __complex__ = __round__ = _refuse
     __array__ = __contains__ = numpy = item = tolist = backward = _refuse
 
     def __repr__(self) -> str:

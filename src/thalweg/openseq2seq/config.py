@@ -13,6 +13,7 @@ from torch import distributed
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, graph_variable_of, is_symbolic
+from thalweg.openseq2seq.checks import check_gradients, check_optimizer, check_policy, of_key
 from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
 from thalweg.openseq2seq.keys import training_params
 from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
@@ -153,9 +154,13 @@ def from_config(
             of one batch alone.
 
     Raises:
-        ValueError: A key is missing or unknown, a value of another type, or the length of the
-            training means nothing; see `training_length` and `policy_params`.
-        TypeError: The policy or the regularizer is no function.
+        ValueError: A key is missing or unknown, a value of another type or out of range, a name of
+            an optimizer, a summary or an algorithm unknown, or the length of the training means
+            nothing; see `training_length` and `policy_params`.
+        TypeError: The policy, the optimizer or the regularizer is no function, or does not take
+            the parameters that the config has for it.
+        KeyError: "AdamW" without `weight_decay`.
+        AttributeError: There are both `max_grad_norm` and `larc_params`.
 
     Example:
         >>> from thalweg import Variable
@@ -183,6 +188,8 @@ def from_config(
     if as_shipped and params["iter_size"] > 1 and not params["use_horovod"]:
         raise InvalidArgumentError("iter_size is only supported in Horovod mode.")
     _pattern(params["freeze_variables_regex"])
+    check_optimizer(params)
+    check_gradients(params, as_shipped)
     length = training_length(
         max_steps=params["max_steps"],
         num_epochs=params["num_epochs"],
@@ -191,11 +198,16 @@ def from_config(
         workers=_workers(params["use_horovod"]) if workers is None else workers,
         iter_size=params["iter_size"],
     )
+    policy = params["lr_policy"]
+    completed = policy_params(policy, params["lr_policy_params"], length)
+    check_policy(policy, completed, length.last_step)
+    with of_key("regularizer_params"):
+        regularizer = made_regularizer(params["regularizer"], params["regularizer_params"])
     return TrainingConfig(
         MappingProxyType(params),
-        MappingProxyType(policy_params(params["lr_policy"], params["lr_policy_params"], length)),
+        MappingProxyType(completed),
         length,
-        made_regularizer(params["regularizer"], params["regularizer_params"]),
+        regularizer,
         as_shipped,
     )
 

@@ -76,6 +76,34 @@ OTHERS = frozenset(
     )
 )
 
+_IN_OPTIMIZER = "It belongs into optimizer_params."
+_IN_POLICY = "It belongs into lr_policy_params."
+_OF_FROM_CONFIG = "It is an argument of from_config, not a key of the config."
+_OF_OPTIMIZE = "It is an argument of optimize, not a key of the config."
+
+HINTS: dict[str, str] = {
+    **dict.fromkeys(("loss_scale", "automatic_loss_scaling"), "It became loss_scaling."),
+    **dict.fromkeys(("clip_gradients", "clip_norm"), "In a config it is max_grad_norm."),
+    **dict.fromkeys(("on_horovod", "horovod"), "In a config it is use_horovod."),
+    **dict.fromkeys(("batch_size", "batch_size_per_worker"), "It is batch_size_per_gpu."),
+    **dict.fromkeys(("epochs", "epoch"), "It is num_epochs."),
+    **dict.fromkeys(("steps", "last_step", "num_steps"), "It is max_steps."),
+    **dict.fromkeys(("larc_eta", "larc_mode", "min_update"), "It belongs into larc_params."),
+    **dict.fromkeys(("momentum", "beta1", "beta2", "epsilon"), _IN_OPTIMIZER),
+    **dict.fromkeys(("decay_steps", "warmup_steps", "begin_decay_at", "min_lr"), _IN_POLICY),
+    **dict.fromkeys(("learning_rate", "lr"), "Give lr_policy_params a learning_rate."),
+    "weight_decay": "It belongs into optimizer_params, or regularizer_params has the scale.",
+    **dict.fromkeys(("dataset_size", "workers", "as_shipped"), _OF_FROM_CONFIG),
+    **dict.fromkeys(
+        ("regularize", "skip_update_ph", "model", "global_step", "all_reduce", "summary_writer"),
+        _OF_OPTIMIZE,
+    ),
+    **dict.fromkeys(
+        ("train_params", "eval_params", "infer_params", "base_params", "interactive_infer_params"),
+        "Merge it into the config beforehand: {**base_params, **train_params}.",
+    ),
+}
+
 DEFAULTS: dict[str, Any] = {
     "optimizer_params": {},
     "lr_policy_params": {},
@@ -108,5 +136,5 @@ def training_params(config: Mapping[str, Any]) -> dict[str, Any]:
     dtype = given.get("dtype")
     if isinstance(dtype, str) and dtype in ("float16", "float32"):
         given["dtype"] = as_dtype(dtype)
-    check_params(given, REQUIRED, OPTIONAL)
+    check_params(given, REQUIRED, OPTIONAL, HINTS)
     return {**DEFAULTS, **given}

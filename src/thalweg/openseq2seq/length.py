@@ -88,7 +88,8 @@ def policy_params(
         A new dict.
 
     Raises:
-        TypeError: `policy` is not callable, or has no signature.
+        TypeError: `policy` is not callable, or has no signature; or where a decay begins is no
+            number.
         ValueError: The training is over before the decay would begin.
 
     Differs from:
@@ -103,6 +104,11 @@ def policy_params(
     """
     known = _parameters(policy)
     filled = dict(params)
+    for name in ("begin_decay_at", "warmup_steps"):
+        if name in known and isinstance(filled.get(name), str | bytes | list | tuple | dict):
+            raise InvalidTypeError(
+                f"lr_policy_params: {name} must be a number of steps, not {filled[name]!r}."
+            )
     if "decay_steps" in known and "decay_steps" not in filled:
         begin = 0
         if "begin_decay_at" in known:

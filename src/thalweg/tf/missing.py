@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from thalweg.v1.missing import INSTEAD as of_version_1
+from thalweg.v1.missing import not_provided as refusal
 
 _TORCH = "call torch for it: torch's functions take the tensors of thalweg.tf, in graph mode too"
 
@@ -55,6 +59,8 @@ INSTEAD = {
     "nn.max_pool2d": "use tf.keras.layers, or torch.nn.functional.max_pool2d (channels first)",
     "nn.avg_pool": "use tf.keras.layers, or torch.nn.functional.avg_pool2d (channels first)",
     "nn.batch_normalization": "use tf.keras.layers, or torch.nn.functional.batch_norm",
+    "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",
+    "keras.backend": "use tf.keras.ops, or torch",
     "train.Checkpoint": "use state_dict() of the optimizer and torch.save",
     "train.CheckpointManager": "use state_dict() of the optimizer and torch.save",
     "train.Saver": "fetch the values with Session.run, keep them with torch.save",
@@ -87,9 +93,10 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(module: str, name: str) -> AttributeError:
     """The error for a name that is not there."""
     path = f"{module}.{name}" if module else name
-    own = path if path in INSTEAD else path.removeprefix("compat.v1.")
-    known = INSTEAD.get(own)
-    if known is None:
-        known = f"it has what training code around an optimizer uses; for the rest {_TORCH}"
-    message = f"thalweg.tf has no '{path}'; {known}." if not name.startswith("__") else name
-    return AttributeError(message, name=name)
+    full = f"thalweg.tf.{module}" if module else "thalweg.tf"
+    names = set(vars(sys.modules[full]))
+    if not module:
+        names |= set(vars(sys.modules.get("thalweg.tf.compat.v1", sys.modules[full])))
+    own = path.removeprefix("compat.v1.")
+    known = INSTEAD.get(path) or INSTEAD.get(own) or of_version_1.get(own)
+    return refusal("thalweg.tf", path, {path: known} if known else {}, names, _TORCH)

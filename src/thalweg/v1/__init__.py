@@ -6,10 +6,13 @@ from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgum
 from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1 import contrib, train, training_ops
+from thalweg.v1 import contrib, dtypes, train, training_ops
+from thalweg.v1.dtypes import *  # noqa: F403
+from thalweg.v1.missing import attribute_of
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *graph.__all__,
+    *dtypes.__all__,
     "CancelledError",
     "FailedPreconditionError",
     "GradientTape",
@@ -20,3 +23,5 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "training_ops",
     "tuple",
 ]
+
+__getattr__ = attribute_of("")

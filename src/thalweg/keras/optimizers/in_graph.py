@@ -59,7 +59,10 @@ def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggrega
     pairs = [(grad, variable(var)) for grad, var in given]
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
-            raise NotImplementedError(f"Trying to update a Tensor {name_of(var, 'Tensor')!r}.")
+            raise NotImplementedError(
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}, which is no variable:"
+                " it is computed or fed in each run of a session."
+            )
         if isinstance(grad, SymbolicSlices) and var.constraint is not None:
             raise RuntimeError(
                 f"Cannot use a constraint function on a sparse variable: '{var.name}'."

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.indexed_slices import IndexedSlices, as_gradient
 from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
@@ -62,8 +62,10 @@ class AutomaticLossScaler:
     ) -> None:
         name = algorithm.lower().strip()
         if name not in _SCALERS:
+            known = f"There are: {', '.join(_SCALERS)}."
+            hint = did_you_mean(name, _SCALERS)
             raise InvalidArgumentError(
-                f"Unknown scaling algorithm: {name}. There are: {', '.join(_SCALERS)}."
+                f"Unknown scaling algorithm: {name}. {known} {hint}".rstrip()
             )
         self.scaler = _SCALERS[name](params, as_shipped)
 

@@ -85,7 +85,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             )
         super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
         self._masters = Masters(scope)
-        self._loss_scale = _checked_scale(loss_scale, as_shipped)
+        self._loss_scale = checked_scale(loss_scale, as_shipped)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -105,8 +105,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         Raises:
             AttributeError: `as_shipped` took a value of another type.
         """
-        if self._loss_scale is None:
-            raise OptionError("'MixedPrecisionOptimizerWrapper' has no loss scale: it is no float.")
+        refuse_no_scale(self._loss_scale)
         scaler = self.loss_scaler
         return self._loss_scale if scaler is None else scaler.loss_scale
 
@@ -320,7 +319,13 @@ def check_inner(optimizer: Optimizer) -> None:
         )
 
 
-def _checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
+def checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
+    """The loss scale as the wrapper keeps it; `as_shipped` None for one of a type it ignores.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not a finite number above 0.
+    """
     if loss_scale is None:
         return 1.0
     if isinstance(loss_scale, AutomaticLossScaler):
@@ -340,3 +345,13 @@ def _checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
             f" {loss_scale!r}."
         )
     return float(loss_scale)
+
+
+def refuse_no_scale(loss_scale: Any) -> None:
+    """Refuse what `checked_scale` made of an ignored type.
+
+    Raises:
+        AttributeError: It is None.
+    """
+    if loss_scale is None:
+        raise OptionError("'MixedPrecisionOptimizerWrapper' has no loss scale: it is no float.")

@@ -16,6 +16,7 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import (
     Given,
     Processing,
@@ -67,6 +68,7 @@ class TrainingStep:
         self._how = how
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
+        self._check_mixed = MixedCheck()
         self._lock = threading.RLock()
 
     @property
@@ -184,6 +186,8 @@ class TrainingStep:
 
         def loss() -> Any:
             value = self._loss()
+            if self._mixed is not None:
+                self._check_mixed(value)
             kept[:] = [value.detach().clone() if isinstance(value, Tensor) else value]
             return value
 

@@ -22,6 +22,7 @@ from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.outcome import raise_first
@@ -65,6 +66,7 @@ def step_in_graph(
         if how.iter_size > 1:
             accumulators.make(backward.targets)
         watcher = None if mixed is None else mixed.loss_scaler
+        check_mixed = MixedCheck()
         shown = None if scaler is None else scaler.loss_scale
 
         def run(
@@ -77,6 +79,8 @@ def step_in_graph(
             step: Tensor,
             captured: list[Any],
         ) -> Tensor:
+            if mixed is not None:
+                check_mixed(value)
             given = Given(Backward(**parts), sums, rate, as_skip(skip))
             before = value.detach().clone()
             outcome = apply_processed(Inner(inner, captured), how, given, watcher, scale, step)

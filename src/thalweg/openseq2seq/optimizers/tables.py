@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
 
@@ -44,8 +44,9 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     for name in summaries:
         if name not in OPTIMIZER_SUMMARIES:
             known = ", ".join(OPTIMIZER_SUMMARIES)
+            hint = did_you_mean(str(name), OPTIMIZER_SUMMARIES)
             raise InvalidArgumentError(
-                f"Summaries should be one of [{known}], you provided {name}."
+                f"Summaries should be one of [{known}], you provided {name}. {hint}".rstrip()
             )
     return tuple(summaries)
 
@@ -60,8 +61,9 @@ def optimizer_class(optimizer: Any) -> Callable[..., Any]:
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_CLS_NAMES:
             known = ", ".join(OPTIMIZER_CLS_NAMES)
+            hint = did_you_mean(optimizer, OPTIMIZER_CLS_NAMES) or "For any other give its class."
             raise InvalidArgumentError(
-                f"Optimizer name should be one of [{known}], you provided {optimizer}."
+                f"Optimizer name should be one of [{known}], you provided {optimizer}. {hint}"
             )
         return OPTIMIZER_CLS_NAMES[optimizer]
     if not callable(optimizer):

@@ -2,5 +2,8 @@
 
 from thalweg.v1.contrib import layers as layers
 from thalweg.v1.contrib import opt as opt
+from thalweg.v1.missing import attribute_of
 
 __all__ = ["layers", "opt"]
+
+__getattr__ = attribute_of("contrib")

@@ -1,5 +1,6 @@
 """TensorFlow 1's optimizers: `tf.compat.v1.train`."""
 
+from thalweg.v1.missing import attribute_of
 from thalweg.v1.train.adadelta import AdadeltaOptimizer
 from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
@@ -71,3 +72,5 @@ __all__ = [
     "polynomial_decay",
     "start_queue_runners",
 ]
+
+__getattr__ = attribute_of("train")

@@ -263,7 +263,10 @@ class Optimizer(StateDict):
         pairs = [(grad, gradients.in_graph(var)) for grad, var in given]
         for grad, var in pairs:
             if not isinstance(var, GraphVariable):
-                raise NotImplementedError(f"Trying to update a Tensor {_title(var)!r}.")
+                raise NotImplementedError(
+                    f"Trying to update a Tensor {_title(var)!r}, which is no variable:"
+                    " it is computed or fed in each run of a session."
+                )
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
                 as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
         check_any(pairs)

@@ -12,6 +12,7 @@ from thalweg.v1.contrib.opt.weight_decay import (
     DecoupledWeightDecayExtension,
     extend_with_decoupled_weight_decay,
 )
+from thalweg.v1.missing import attribute_of
 
 __all__ = [
     "AdaMaxOptimizer",
@@ -25,3 +26,5 @@ __all__ = [
     "VariableClippingOptimizer",
     "extend_with_decoupled_weight_decay",
 ]
+
+__getattr__ = attribute_of("contrib.opt")

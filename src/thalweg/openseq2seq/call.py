@@ -1,0 +1,62 @@
+"""Whether a function takes the arguments that a config has for it, found without calling it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thalweg.errors import InvalidTypeError, did_you_mean
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def check_call(
+    function: Callable[..., Any], given: Mapping[str, Any], supplied: str, title: str
+) -> None:
+    """Refuse arguments that a function does not take, and those that are missing.
+
+    A function whose signature cannot be read is left to its call.
+
+    Args:
+        function: Called with keyword arguments alone.
+        given: The arguments that a config has.
+        supplied: The one argument that the library adds.
+        title: What the function is called in the message.
+
+    Raises:
+        TypeError: Names the arguments.
+    """
+    strangers = [name for name in given if not isinstance(name, str)]
+    if strangers:
+        raise InvalidTypeError(f"keys must be strings, not {strangers[0]!r}.")
+    try:
+        # A decorator may take other arguments than the function it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    if supplied in given:
+        raise InvalidTypeError(f"{supplied!r} is not to be given: {title} gets it in each step.")
+    try:
+        signature.bind(**{supplied: None}, **given)
+    except TypeError as error:
+        parameters = signature.parameters
+        known = [name for name, each in parameters.items() if each.kind in _NAMED]
+        if supplied not in known and not _takes_any(signature):
+            raise InvalidTypeError(f"{title} takes no {supplied!r}.") from error
+        known = [name for name in known if name != supplied]
+        unknown = [] if _takes_any(signature) else [name for name in given if name not in known]
+        missing = [
+            name
+            for name in known
+            if parameters[name].default is inspect.Parameter.empty and name not in given
+        ]
+        said = [f"{title} takes no {name!r}. {did_you_mean(name, known)}" for name in unknown]
+        said += [f"{title} needs {name!r}." for name in missing]
+        said = [each.strip() for each in said] or [f"{title}: {error}."]
+        raise InvalidTypeError(f"{' '.join(said)} It takes: {', '.join(known)}.") from error
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    kinds = {each.kind for each in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds

@@ -1,0 +1,50 @@
+"""Whether a training that is called mixed computes anything in 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from thalweg.errors import PerformanceWarning, warn
+from thalweg.variable import REDUCED
+
+_MESSAGE = (
+    'dtype is "mixed", but nothing is in mixed precision: no variable is float16 or bfloat16, and'
+    " the loss computes in neither. The loss is scaled all the same. Call model.half() or"
+    " model.bfloat16() beforehand, use torch.autocast inside of the loss, or leave the dtype at"
+    " float32."
+)
+
+
+class MixedCheck:
+    """Warns if a first loss depends on nothing that has a 16-bit dtype, be it a variable or not."""
+
+    def __init__(self) -> None:
+        self._is_due = True
+
+    def __call__(self, loss: Any) -> None:
+        """Look at the first loss that is given, a tensor that autograd has recorded."""
+        if self._is_due:
+            self._is_due = False
+            if not _has_16_bits(loss):
+                warn(_MESSAGE, PerformanceWarning)
+
+
+def _has_16_bits(loss: Any) -> bool:
+    """Whether autograd has met 16 bits, or a function that it does not look into."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return True  # refused elsewhere
+    waiting: list[Any] = [loss.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, BackwardCFunction) or not hasattr(node, "_input_metadata"):
+            return True
+        if any(each.dtype in REDUCED for each in node._input_metadata):
+            return True
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        waiting += following
+    return False
