@@ -165,6 +165,9 @@ class Stepper:
         Returns:
             The step's scalars, or None if the step is left to `take`.
         """
+        # A `Variable` that is given a constraint has its plans made anew; others do not tell.
+        if any(getattr(var, "constraint", None) is not None for var in variables):
+            return None
         runner = self._runner
         if not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):
             return None

@@ -168,11 +168,8 @@ class DensePlan:
         self._pointers = list(map(getters.address, self._written))
         self._shapes = list(map(getters.shape, self.variables))
         self._strides = list(map(getters.stride, self.variables))
+        self._dtypes = list(map(getters.dtype, self.variables))
         self._grad_dtypes = list(gradients)
-        # torch defers the sign of conj().imag, which is contiguous only if it has one element.
-        self._single = [
-            index for index, size in enumerate(map(getters.numel, self.variables)) if size == 1
-        ]
         self._contiguous = all(map(getters.contiguous, self.variables))
         slots_apart = [slot for each in self.slots for slot in each]
         self._bounds = layout.bounds([*self.variables, *slots_apart, *copied])
@@ -199,8 +196,9 @@ class DensePlan:
         return True
 
     def _as_planned(self) -> bool:
-        # Dtypes are compared for gradients, which have that of their variable, and for copies.
         if not all(map(eq, map(getters.shape, self.variables), self._shapes)):
+            return False
+        if list(map(getters.dtype, self.variables)) != self._dtypes:
             return False
         if self._copied and not (
             all(map(eq, map(getters.shape, self._copied), self._copied_shapes))
@@ -269,7 +267,7 @@ class DensePlan:
                 return False
         elif list(map(getters.stride, gradients)) != self._strides:
             return False
-        return not any(map(getters.negative, map(gradients.__getitem__, self._single)))
+        return not any(map(getters.negative, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""

@@ -1,8 +1,8 @@
 """Shapes that cannot fit together, though some of their sizes are not known yet.
 
-A trial with sizes made up for the unknown ones may fail because of them. Where the first call that
-fails is one of a few well-known functions, and sizes that are the same in two trials contradict
-each other, no run can do better.
+A trial with sizes made up for the unknown ones may fail because of them. Where all trials, small
+sizes among them, fail in the same of a few well-known functions, and sizes that are the same in all
+contradict each other, no run can do better.
 """
 
 from __future__ import annotations
@@ -35,35 +35,42 @@ class Call(NamedTuple):
     shapes: Sequence[Sizes]
 
 
-class FirstFailure(TorchFunctionMode):
-    """Notes the first of torch's functions that raises an error in the block, as `found`."""
+class Failure(TorchFunctionMode):
+    """Notes which of torch's functions raised an error in the block.
+
+    Attributes:
+        error: The last error.
+        call: The call that raised it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Call | None = None
+        self.error: Exception | None = None
+        self.call: Call | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         try:
             return func(*args, **(kwargs or {}))
-        except Exception:
-            if self.found is None:
+        except Exception as error:
+            if error is not self.error:  # one that comes from a call inside of this one is noted
                 leaves = leaves_of((tuple(args), dict(kwargs or {})))
                 shapes = [tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
-                self.found = Call(getattr(func, "__name__", "").strip("_"), shapes)
+                self.error = error
+                self.call = Call(getattr(func, "__name__", "").strip("_"), shapes)
             raise
 
 
-def misfit(one: Call | None, other: Call | None) -> str:
-    """Why a call that failed in two trials fails in every run, "" if that is not known."""
-    if one is None or other is None or one.name != other.name:
-        return ""
-    if [len(shape) for shape in one.shapes] != [len(shape) for shape in other.shapes]:
+def misfit(calls: Sequence[Call]) -> str:
+    """Why a call that failed in several trials fails in every run, "" if that is not known."""
+    one = calls[0]
+    ranks = [[len(shape) for shape in call.shapes] for call in calls]
+    if any(call.name != one.name for call in calls) or any(each != ranks[0] for each in ranks):
         return ""
     shapes = [
-        tuple(a if a == b else None for a, b in zip(*pair, strict=True))
-        for pair in zip(one.shapes, other.shapes, strict=True)
+        tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*same, strict=True))
+        for same in zip(*(call.shapes for call in calls), strict=True)
     ]
     if one.name in _ELEMENTWISE or one.name in _REFLECTED:
         return _not_broadcast(shapes)

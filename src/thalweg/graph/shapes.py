@@ -16,13 +16,14 @@ import torch
 from thalweg.autodiff import variables_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
-from thalweg.graph.mismatch import FirstFailure, misfit
+from thalweg.graph.mismatch import Failure, misfit
 from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.running import eagerly
 from thalweg.graph.tensor import SymbolicTensor
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
 _SIZES = (840, 1320)
+_SMALL = 1  # a slice of an unknown dimension may be shorter than it asks for
 _RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is unknown
 
 
@@ -75,7 +76,32 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
             if not reason:
                 return unknown
             raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
-    return _merged(results, name)
+    merged = _merged(results, name)
+    if is_known:
+        return merged
+    try:
+        small = _run(function, arguments, inputs, _SMALL)
+    except Exception:  # not every function takes so little
+        return merged
+    return _widened(merged, small)
+
+
+def _widened(merged: Any, small: Any) -> Any:
+    """The outputs, without the sizes that a trial with small inputs does not have."""
+    ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
+    if len(ours) != len(theirs):
+        return merged
+    return packed(merged, (_less(one, other) for one, other in zip(ours, theirs, strict=True)))
+
+
+def _less(one: Any, other: Any) -> Any:
+    if not (isinstance(one, Output) and isinstance(other, Output)):
+        return one
+    known, found = one.shape, tuple(other.shape or ())
+    if known is None or len(known) != len(found):
+        return one
+    shape = tuple(a if a == b else None for a, b in zip(known, found, strict=True))
+    return Output(one.dtype, shape, one.flows)
 
 
 def _run(
@@ -107,12 +133,18 @@ def _misfit(
     function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
 ) -> str:
     """Why what is known of the shapes does not fit together, "" if it may."""
-    watches = [FirstFailure() for _ in _SIZES]
-    for size, watch in zip(_SIZES, watches, strict=True):
-        with contextlib.suppress(Exception):
+    calls = []
+    for size in (*_SIZES, _SMALL):
+        watch = Failure()
+        try:
             _run(function, arguments, inputs, size, watch=watch)
+        except Exception as error:
+            if watch.call is None or error is not watch.error:
+                return ""
+            calls.append(watch.call)
+        else:
             return ""
-    return misfit(watches[0].found, watches[-1].found)
+    return misfit(calls)
 
 
 def _listed(arguments: Sequence[Any]) -> str:

@@ -34,7 +34,7 @@ def of_key(key: str) -> Iterator[None]:
         raise type(error)(f"{key}: {error}") from error
     except TypeError as error:
         raise InvalidTypeError(f"{key}: {error}") from error
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, RuntimeError) as error:
         raise InvalidArgumentError(f"{key}: {error}") from error
 
 

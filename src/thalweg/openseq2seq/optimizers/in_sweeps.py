@@ -61,7 +61,9 @@ class InSweeps:
             taken otherwise.
         """
         optimizer = inner.optimizer
-        if self._how.as_shipped or not isinstance(optimizer, RuleOptimizer):
+        if not isinstance(optimizer, RuleOptimizer) or not optimizer.sweeps():
+            return None
+        if self._how.as_shipped:
             return None
         present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
         if len(present) < len(backward.gradients):

@@ -24,8 +24,8 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.openseq2seq.params import Kind, check_params
-from thalweg.v1.train.matching import check_matches
-from thalweg.variable import Variable, to_tensor
+from thalweg.v1.train.matching import check_matches, tensors_of
+from thalweg.variable import Variable
 
 State = dict[str, Any]  # NumPy scalars by name
 
@@ -143,7 +143,7 @@ class LossScaler:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
         own = self._tensors()
-        given = {name: to_tensor(value).detach() for name, value in state_dict.items()}
+        given = tensors_of(state_dict)
         check_matches(given, own, type(self).__name__)
         with torch.no_grad():
             for name, value in given.items():

@@ -30,7 +30,6 @@ class Masters:
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
         self._stale: set[int] = set()  # variables whose masters are to begin anew
-        self._eager: set[int] = set()  # variables that have masters in eager mode
         self._last: tuple[list[Any], list[torch.dtype], list[Any]] = [], [], []
         self._scope = scope
 
@@ -49,8 +48,6 @@ class Masters:
             self._stale.discard(id(var))
             with torch.no_grad():
                 found.copy_(var)
-        if not is_symbolic(var) and current_session() is None:
-            self._eager.add(id(var))
         return found
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
@@ -79,12 +76,22 @@ class Masters:
 
         Their variables may have other values by the time they are trained again.
         """
-        before = self._eager - self._stale
+        before = set(map(id, self._slots.owners())) - self._stale
         try:
             yield
         except BaseException:
-            self._stale |= self._eager - before
+            eager = (var for var in self._slots.owners() if not is_symbolic(var))
+            self._stale |= set(map(id, eager)) - before
             raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has variables of its own, or the same: what is known by identity is settled first.
+        for var, master in self.pairs():
+            if id(var) in self._stale:
+                self._stale.discard(id(var))
+                with torch.no_grad():
+                    master.copy_(var)
+        return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Each variable that has a master, and the master."""

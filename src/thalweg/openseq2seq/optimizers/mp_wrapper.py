@@ -24,7 +24,7 @@ from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner, update
 from thalweg.outcome import not_taken, raise_first
-from thalweg.pairs import as_pairs
+from thalweg.pairs import as_pairs, distinct
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import REDUCED
@@ -303,7 +303,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         owners: list[Any] = self._opt._slots.owners()
         known = {id(each) for each in owners}
         masters = [master for _, master in self._masters.pairs()]
-        return self._masters.originals([*owners, *(x for x in masters if id(x) not in known)])
+        targets = [*owners, *(master for master in masters if id(master) not in known)]
+        return distinct(self._masters.originals(targets))
 
 
 def check_inner(optimizer: Optimizer) -> None:

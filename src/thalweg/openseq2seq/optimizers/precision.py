@@ -27,9 +27,9 @@ class MixedCheck:
     def __call__(self, loss: Any) -> None:
         """Look at the first loss that is given, a tensor that autograd has recorded."""
         if self._is_due:
-            self._is_due = False
             if not _has_16_bits(loss):
                 warn(_MESSAGE, PerformanceWarning)
+            self._is_due = False
 
 
 def _has_16_bits(loss: Any) -> bool:

@@ -16,10 +16,10 @@ from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulator
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.slots import SlotStore
-from thalweg.v1.train.matching import check_matches, distinct_names
+from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.state import base_name
-from thalweg.variable import REDUCED, to_tensor
+from thalweg.variable import REDUCED
 
 _MASTER = "master"
 
@@ -72,17 +72,15 @@ def load_state(
         FailedPreconditionError: The state is variables of a graph.
     """
     _refuse_symbols(variables)
-    given = {name: to_tensor(value).detach() for name, value in state.items()}
+    given = tensors_of(state)
     own = {} if scaler is None else {f"loss_scale/{k}": v for k, v in scaler.variables.items()}
     own |= dict(others or {})
-    is_new = not _present(optimizer, variables, masters, accumulators)
-    begins = set(given) <= set(own)  # it was saved before the first step
-    if not (is_new and begins):
-        expected = own | _expected(optimizer, variables, accumulators)
-    else:
-        expected = own
-    check_matches(given, expected, "The state of this training")
-    if not (is_new and begins):
+    present = _present(optimizer, variables, masters, accumulators)
+    begins = not present and set(given) <= set(own)  # it was saved before the first step
+    # What there is decides: a variable may have another shape or dtype by now than its slots.
+    expected = {} if begins else _expected(optimizer, variables, accumulators) | present
+    check_matches(given, own | expected, "The state of this training")
+    if not begins:
         _complete(optimizer, variables, masters, accumulators)
         own |= _present(optimizer, variables, masters, accumulators)
     with torch.no_grad():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import CheckpointMismatchError
-from thalweg.variable import dtype_name
+from thalweg.errors import CheckpointMismatchError, InvalidTypeError
+from thalweg.variable import dtype_name, to_tensor
 
 _MOST = 10  # differences that a message names
 
@@ -23,6 +24,23 @@ def distinct_names(names: Sequence[str], mark: str) -> list[str]:
             index += len(names)
         found.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
         taken.add(found[-1])
+    return found
+
+
+def tensors_of(state: Any) -> dict[str, Tensor]:
+    """The tensors of a state by name.
+
+    Raises:
+        InvalidTypeError: It is no mapping, or holds what is no tensor.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(f"A state is a dict of tensors by name, not {repr(state)[:80]}.")
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        try:
+            found[name] = to_tensor(value).detach()
+        except InvalidTypeError as error:
+            raise InvalidTypeError(f"{name!r} of the state: {error}") from error
     return found
 
 

@@ -131,11 +131,11 @@ class RuleOptimizer(Optimizer):
             and set(map(getters.dtype, variables)) == {torch.float32}
             and all(constraint is None for constraint in map(variable_constraint, variables))
             and len(set(map(id, variables))) == len(variables)
-            and self._sweeps()
+            and self.sweeps()
         )
 
-    def _sweeps(self) -> bool:
-        """Whether this optimizer can do it: nothing of a subclass's comes between."""
+    def sweeps(self) -> bool:
+        """Whether steps of this optimizer can: nothing of a subclass's comes between."""
         return (
             type(self).apply_gradients is type(self)._APPLIES
             and "apply_gradients" not in vars(self)
@@ -157,7 +157,7 @@ class RuleOptimizer(Optimizer):
             Whether the step was taken: False if `sweep.decide` had it skipped, and nothing but
             what that function changed has changed; None if `can_sweep` does not hold.
         """
-        if not self._sweeps():
+        if not self.sweeps():
             return None
         with self._locked():
             self._sweep, self._copies = sweep, copies

@@ -13,9 +13,8 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.pairs import check_variables, distinct, flatten
 from thalweg.slots import SlotStore
-from thalweg.v1.train.matching import check_matches, distinct_names
+from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.state import State, base_name
-from thalweg.variable import to_tensor
 
 
 class StateDict(State):
@@ -38,7 +37,7 @@ class StateDict(State):
                 or one that has slots is not in it.
             InvalidTypeError: The optimizer wraps another one.
         """
-        self._check_eager(var_list)
+        self._check_has_state()
         with self._locked():
             present = self._present(self._chosen_for_state(var_list))
             return {name: value.detach().clone() for name, value in present.items()}
@@ -59,18 +58,20 @@ class StateDict(State):
                 variables of a graph, which sessions keep.
             InvalidArgumentError, InvalidTypeError: See `state_dict`.
         """
-        self._check_eager(var_list)
+        self._check_has_state()
+        given = tensors_of(state_dict)
         with self._locked(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
-            if not (state_dict or variables):
-                return
+            if not (given or self._slots.owners()):
+                return  # it was saved before the first step
             if not variables:
                 raise FailedPreconditionError(
                     f"{self._name} has no slots before its first step. Give the variables:"
                     " load_state_dict(state_dict, var_list). Nothing was loaded."
                 )
-            given = {name: to_tensor(value).detach() for name, value in state_dict.items()}
-            check_matches(given, self._wanted(variables), f"The state of {self._name}")
+            # What there is decides: a variable may have another shape by now than its slots.
+            wanted = self._wanted(variables) | self._present(variables)
+            check_matches(given, wanted, f"The state of {self._name}")
             self._create_slots(variables)
             own = self._present(variables)
             for name, value in given.items():
@@ -82,7 +83,7 @@ class StateDict(State):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         raise NotImplementedError
 
-    def _check_eager(self, var_list: Any) -> None:
+    def _check_has_state(self) -> None:
         own = [*self._slots.owners(), *self._non_slots.values()]
         if not executing_eagerly() or any(map(is_symbolic, own)):
             raise FailedPreconditionError(
@@ -103,7 +104,7 @@ class StateDict(State):
                     " thalweg.named_variables(module)."
                 )
             return owners
-        variables = distinct(flatten(list(var_list)))
+        variables = distinct(flatten(var_list))
         check_variables(variables)
         known = {id(var) for var in variables}
         left = [base_name(var) for var in owners if id(var) not in known]

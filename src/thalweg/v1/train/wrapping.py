@@ -46,7 +46,7 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
-    def _check_eager(self, var_list: Any) -> NoReturn:
+    def _check_has_state(self) -> NoReturn:
         raise InvalidTypeError(
             f"{type(self).__name__} wraps an optimizer, {type(self._opt).__name__}, which has the"
             " slots: call state_dict and load_state_dict of that one."

@@ -122,8 +122,9 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = apply_gradients
 
-    def _sweeps(self) -> bool:
-        return self.FUSED and super()._sweeps()  # pyright: ignore
+    def sweeps(self) -> bool:
+        """See `RuleOptimizer.sweeps`."""
+        return self.FUSED and super().sweeps()  # pyright: ignore
 
     def apply_in_sweeps(self, *step: Any) -> bool | None:
         """See `RuleOptimizer.apply_in_sweeps`; all variables are decayed."""
