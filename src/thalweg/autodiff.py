@@ -378,6 +378,8 @@ def _tensors(structure: Any) -> Iterator[torch.Tensor]:
                 hint = (
                     " It belongs to a graph: take gradients() there, and run it with Session.run."
                 )
+            elif leaf is None or isinstance(leaf, (bool, int, float)):
+                hint = " A function that computes a loss returns a tensor: no float() or item()."
             raise InvalidTypeError(
                 f"Passed in object {leaf!r}, expected a tensor or variable.{hint}"
             )

@@ -76,7 +76,10 @@ def flatten(var_list: Any) -> list[Tensor]:
     if isinstance(var_list, dict):
         var_list = var_list.values()
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
-        raise InvalidTypeError(f"var_list must hold variables, not {var_list!r}.")
+        hint = " Names are given by thalweg.named_variables(module)."
+        raise InvalidTypeError(
+            f"var_list must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
+        )
     return [var for each in var_list for var in flatten(each)]
 
 

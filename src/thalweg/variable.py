@@ -361,7 +361,13 @@ def named_variables(
         >>> name_of(bias)
         'bias:0'
     """
-    named = pairs.named_parameters() if isinstance(pairs, torch.nn.Module) else pairs
+    named = list(pairs.named_parameters() if isinstance(pairs, torch.nn.Module) else pairs)
+    for pair in named:
+        if isinstance(pair, torch.Tensor) or not (len(pair) == 2 and isinstance(pair[0], str)):
+            raise InvalidTypeError(
+                "named_variables takes a module, or pairs of a name and a tensor as"
+                f" named_parameters() gives them, not {repr(pair)[:80]}."
+            )
     tensors = []
     for name, tensor in named:
         if not isinstance(tensor, Variable):

@@ -32,7 +32,10 @@ def placeholder(
         FailedPreconditionError: Called in eager mode.
     """
     if executing_eagerly():
-        raise FailedPreconditionError("placeholder() is not compatible with eager execution.")
+        raise FailedPreconditionError(
+            "placeholder() is not compatible with eager execution. Build the graph inside of `with"
+            " thalweg.v1.Graph().as_default():`, or call thalweg.v1.disable_eager_execution()."
+        )
     graph, kind = get_default_graph(), as_dtype(dtype)
 
     def refuse() -> NoReturn:

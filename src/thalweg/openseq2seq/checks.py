@@ -22,6 +22,7 @@ from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.rate import called
 from thalweg.openseq2seq.optimizers.tables import checked_summaries, optimizer_class
 from thalweg.scalars import as_scalar
+from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
 
 
@@ -49,6 +50,12 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
     optimizer, given = params["optimizer"], params["optimizer_params"]
     with of_key("optimizer"):
         make = optimizer_class(optimizer)
+        if isinstance(optimizer, type) and not issubclass(optimizer, Optimizer):
+            title = f"{optimizer.__module__}.{optimizer.__qualname__}"
+            raise InvalidTypeError(
+                f"{title} is no optimizer of thalweg.v1. Give a class"
+                " out of thalweg.v1.train or thalweg.v1.contrib.opt, or a name."
+            )
     is_named = isinstance(optimizer, str)
     title = optimizer if is_named else getattr(make, "__name__", repr(make))
     with of_key("optimizer_params"):

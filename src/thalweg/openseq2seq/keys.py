@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.variable import as_dtype
 
@@ -130,8 +131,11 @@ def training_params(config: Mapping[str, Any]) -> dict[str, Any]:
     The dtype may be given by name.
 
     Raises:
+        TypeError: It is no dict.
         ValueError: A key is unknown or missing, or its value is of another type.
     """
+    if not isinstance(config, Mapping):
+        raise InvalidTypeError(f"A config is a dict, not {repr(config)[:80]}.")
     given = {name: value for name, value in config.items() if name not in OTHERS}
     dtype = given.get("dtype")
     if isinstance(dtype, str) and dtype in ("float16", "float32"):

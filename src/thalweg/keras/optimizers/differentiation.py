@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.pairs import check_variables, flatten, refuse_no_variables
@@ -58,9 +59,15 @@ class Differentiation:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
             TypeError: There is no `var_list`, or an element of it is no variable.
         """
-        return self.apply_gradients(
-            self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape), name=name
-        )
+        pairs = self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
+        if not pairs and isinstance(var_list, Iterator):
+            warn(
+                "minimize was given an iterator that has no variables (any more), so nothing is"
+                " trained. model.parameters() is used up by its first use: give"
+                " list(model.parameters()).",
+                NumericsWarning,
+            )
+        return self.apply_gradients(pairs, name=name)
 
     def _transform_loss(self, loss: Tensor) -> Tensor:
         """Hook: changes the loss before it is differentiated."""

@@ -6,6 +6,7 @@ slots), `options` (clipping, functions, engine), `state_dict`, and `differentiat
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidTypeError, warn
+from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
@@ -104,7 +105,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             if key not in _ALLOWED:
                 raise TypeError(
                     f"Unexpected keyword argument passed to optimizer: {key}."
-                    f" Allowed kwargs are {list(_ALLOWED)}."
+                    f" Allowed kwargs are {list(_ALLOWED)}.{self._near(key)}"
                 )
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
@@ -120,6 +121,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         clipping = {key: kwargs.get(key) for key in Clipping().options()}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
         self._titles: dict[int, str] = {}
+
+    def _near(self, keyword: str) -> str:
+        """A hint at the argument that an unknown keyword may stand for."""
+        names = inspect.signature(type(self).__init__).parameters.keys() - {"self", "kwargs"}
+        hint = did_you_mean(keyword, [*names, *_ALLOWED])
+        return f" {hint}" if hint else ""
 
     def apply_gradients(
         self,

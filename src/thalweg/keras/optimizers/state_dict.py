@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    NumericsWarning,
+    warn,
+)
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.keras.optimizers.weights import COUNTERS
+from thalweg.pairs import flatten
 from thalweg.slots import SlotStore
 from thalweg.variable import Variable, dtype_name, name_of
 
@@ -66,6 +72,7 @@ class StateDict:
 
     def __init__(self) -> None:
         self._pending: dict[str, dict[str, Tensor]] = {}
+        self._awaits = False  # whether no variable has come for what was loaded
 
     def _extra_weights(self) -> dict[str, Tensor]:
         """Those of the weights named in `EXTRA` that exist by now."""
@@ -122,6 +129,7 @@ class StateDict:
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        var_list = None if var_list is None else flatten(var_list)
         self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock:
@@ -149,6 +157,7 @@ class StateDict:
             self._load_common(state_dict)
             self._pending = {key: dict(value) for key, value in state_dict["slots"].items()}
             self._restore(owners)
+            self._awaits = bool(self._pending) and not owners
 
     def _mark(self) -> dict[str, Any]:
         """Which weights there are, for `_revert`; their values are not kept."""
@@ -241,6 +250,16 @@ class StateDict:
         ]
         if differences:
             raise mismatch(differences, "The step was not taken.")
+        if self._awaits and var_list:
+            self._awaits = False
+            if not found:
+                names = numbered(owners)
+                warn(
+                    f"{self._name} loaded slots for {_listed(self._pending)}, but the first step is"
+                    f" over {_listed(names)}, whose slots begin anew. Name the variables by"
+                    " thalweg.named_variables(module), or give them to load_state_dict.",
+                    NumericsWarning,
+                )
         with torch.no_grad():
             for name, var in found:
                 own = self._slots.all_of(var)
@@ -296,3 +315,8 @@ def _tensor_differences(what: str, saved: Any, own: Tensor) -> list[str]:
         kinds = f"{dtype_name(saved.dtype)} in the state but {dtype_name(own.dtype)} here"
         return [f"{what} is {kinds}"]
     return []
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [f"'{name}'" for name in names]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
