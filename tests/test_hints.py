@@ -115,6 +115,10 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "optimizer: thalweg.keras.optimizers.sgd.SGD is no optimizer of thalweg.v1.",
     ),
+    "step": (lambda: Adam().step(), AttributeError, "no attribute 'step'. Call minimize(loss"),
+    "zero_grad": (lambda: Adam().zero_grad(), AttributeError, "call zero_grad() of the module"),
+    "a short name": (lambda: v1.contrib.opt.AdamW, AttributeError, "mean 'AdamWOptimizer'?"),  # pyright: ignore
+    "no engine": (lambda: thalweg.engine("gpu"), ValueError, "engine must be one of"),  # pyright: ignore
     "an eager placeholder": (
         lambda: v1.placeholder(torch.float32),
         RuntimeError,

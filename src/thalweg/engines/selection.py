@@ -40,8 +40,9 @@ def check_name(name: str) -> EngineName:
     return name
 
 
-@contextlib.contextmanager
-def engine(name: EngineName | None = None, *, denormals: Denormals | None = None) -> Iterator[None]:
+def engine(
+    name: EngineName | None = None, *, denormals: Denormals | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Choose the engine for the steps taken inside a `with` block.
 
     Args:
@@ -59,11 +60,17 @@ def engine(name: EngineName | None = None, *, denormals: Denormals | None = None
         >>> with thalweg.engine("reference", denormals="keep"):
         ...     pass
     """
-    before = current()
-    chosen = before.name if name is None else check_name(name)
+    if name is not None:
+        check_name(name)
     if denormals is not None and denormals not in DENORMALS:
         raise ValueError(f"denormals must be 'flush' or 'keep', not {denormals!r}.")
-    token = _current.set(Selection(chosen, denormals or before.denormals))
+    return _chosen(name, denormals)
+
+
+@contextlib.contextmanager
+def _chosen(name: EngineName | None, denormals: Denormals | None) -> Iterator[None]:
+    before = current()
+    token = _current.set(Selection(name or before.name, denormals or before.denormals))
     try:
         yield
     finally:

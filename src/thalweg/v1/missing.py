@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 from thalweg.errors import did_you_mean
@@ -147,7 +148,9 @@ def attribute_of(module: str) -> Callable[[str], Any]:
     def missing(name: str) -> Any:
         path = f"{module}.{name}" if module else name
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
-        raise not_provided("thalweg.v1", path, INSTEAD, vars(sys.modules[full]), _TORCH)
+        there = vars(sys.modules[full]).items()
+        names = [each for each, value in there if not isinstance(value, ModuleType)]
+        raise not_provided("thalweg.v1", path, INSTEAD, names, _TORCH)
 
     return missing
 
@@ -169,7 +172,9 @@ def not_provided(
         return AttributeError(f"module {facade!r} has no attribute {path!r}", name=name)
     known = instead.get(path)
     if known is None:
-        hint = did_you_mean(name, [each for each in names if not each.startswith("_")])
+        public = [each for each in names if not each.startswith("_")]
+        whole = f"{name}Optimizer"
+        hint = f"Did you mean '{whole}'?" if whole in public else did_you_mean(name, public)
         known = hint or f"{_ELSEWHERE} {rest}"
     end = "" if known.endswith("?") else "."
     return AttributeError(f"{facade} has no '{path}'; {known}{end}", name=name)

@@ -14,6 +14,13 @@ from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.hyperparameters import Hyperparameters
 from thalweg.schedules import LearningRateSchedule, serialize
 
+# What people of torch.optim look for.
+_TORCH = {
+    "param_groups": ". Give several optimizers their own variables.",
+    "step": ". Call minimize(loss, variables), or apply_gradients(gradients_and_variables).",
+    "zero_grad": ". It keeps no gradients: call zero_grad() of the module.",
+}
+
 
 class Hypers:
     """The part of `Optimizer` that keeps hyperparameters."""
@@ -54,7 +61,8 @@ class Hypers:
         key = "learning_rate" if name == "lr" else name
         if hyper is not None and key in hyper:
             return self._get_hyper(key)
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        hint = _TORCH.get(name, "")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         hyper = self.__dict__.get("_hyper")
