@@ -211,10 +211,10 @@ def row(verdict, others=0.0, contender="thalweg"):
             " ratios",
         ),
         (
-            [row("quiet"), replace(row("unsteady"), spread=0.25)],
+            [row("quiet"), replace(row("unsteady"), spread=0.3)],
             "unsteady",
             "Times jumped from round to round (the middle half of the ratios of Adam, thalweg,"
-            " spans 25% of their median): do not trust",
+            " spans 30% of their median): do not trust",
         ),
         (
             [row("busy", 1.5), row("unsteady")],

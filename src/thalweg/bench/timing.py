@@ -24,7 +24,7 @@ FEWEST = 3  # rounds that are run whatever the budget
 QUIET = 1.25  # a round with a block this much slower than the contender's better ones is noise
 BUDGET = 60.0  # seconds after which no further round begins
 OTHERS = 0.1  # and so is one in which other processes used this many cores
-SPREAD = 0.1  # ratios whose middle half is wider than this share of their median say little
+SPREAD = 0.25  # ratios whose middle half is wider than this share of their median say little
 
 
 @dataclass(frozen=True)
