@@ -108,3 +108,14 @@ def test_given_gradients_count_as_batches() -> None:
     gradients = [torch.ones_like(var.detach()) for var in own]
     assert [step.apply_gradients(gradients) for _ in range(4)] == [False, True, False, True]
     assert int(step.global_step) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        (None, "<TrainingStep of MomentumOptimizer>"),
+        (variables(torch.float32), "<TrainingStep of MomentumOptimizer, 2 variables>"),
+    ],
+)
+def test_a_step_shows_what_it_trains(own: list[Variable] | None, shown: str) -> None:
+    assert repr(made(own, lambda: None, dtype=torch.float32)) == shown

@@ -151,7 +151,9 @@ class Weights:
         """
         found = self._slots.get(var, slot_name)
         if found is None:
-            raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.")
+            there = ", ".join(self._slots.all_of(var))
+            rest = f" It has {there}." if there else " It has none before its first step."
+            raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{rest}")
         return found
 
     def get_slot_names(self) -> list[str]:

@@ -237,6 +237,10 @@ class TrainingStep:
                 {_STEP: self.global_step},
             )
 
+    def __repr__(self) -> str:
+        count = "" if self._variables is None else f", {len(self._variables)} variables"
+        return f"<TrainingStep of {type(self.optimizer).__name__}{count}>"
+
     def __reduce__(self) -> Any:
         raise InvalidTypeError(
             "A TrainingStep holds the loss of its own variables and is not copied: make another"
