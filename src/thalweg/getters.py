@@ -7,10 +7,9 @@ from torch import Tensor
 address = Tensor.data_ptr
 contiguous = Tensor.is_contiguous
 device = Tensor.get_device  # a number: -1 is the CPU
-dtype = Tensor.dtype.__get__  # type: ignore[attr-defined]
-layout = Tensor.layout.__get__  # type: ignore[attr-defined]
+dtype = Tensor.dtype.__get__  # pyright: ignore[reportAttributeAccessIssue]
+layout = Tensor.layout.__get__  # pyright: ignore[reportAttributeAccessIssue]
 negative = Tensor.is_neg
-numel = Tensor.numel
-requires_grad = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+requires_grad = Tensor.requires_grad.__get__  # pyright: ignore[reportAttributeAccessIssue]
 shape = Tensor.size
 stride = Tensor.stride

@@ -165,8 +165,10 @@ class Stepper:
         Returns:
             The step's scalars, or None if the step is left to `take`.
         """
-        # A `Variable` that is given a constraint has its plans made anew; others do not tell.
-        if any(getattr(var, "constraint", None) is not None for var in variables):
+        # A `Variable` that is given a constraint has its plans made anew; others do not tell. This
+        # is `variable_constraint` of each, without a call for each.
+        constraints = [getattr(var, "constraint", None) for var in variables]
+        if constraints.count(None) < len(constraints):
             return None
         runner = self._runner
         if not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):

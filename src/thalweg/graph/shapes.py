@@ -100,8 +100,7 @@ def _less(one: Any, other: Any) -> Any:
     known, found = one.shape, tuple(other.shape or ())
     if known is None or len(known) != len(found):
         return one
-    shape = tuple(a if a == b else None for a, b in zip(known, found, strict=True))
-    return Output(one.dtype, shape, one.flows)
+    return Output(one.dtype, _in_common(known, found), one.flows)
 
 
 def _run(
@@ -187,8 +186,11 @@ def _agreed(one: Any, other: Any, name: str) -> Any:
     known, varied = tuple(one.shape or ()), tuple(other.shape or ())
     if len(known) != len(varied):
         return Output(one.dtype, None, one.flows)
-    shape = tuple(a if a == b else None for a, b in zip(known, varied, strict=True))
-    return Output(one.dtype, shape, one.flows)
+    return Output(one.dtype, _in_common(known, varied), one.flows)
+
+
+def _in_common(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
 
 
 def _without_ranks(

@@ -61,9 +61,9 @@ class InSweeps:
             taken otherwise.
         """
         optimizer = inner.optimizer
-        if not isinstance(optimizer, RuleOptimizer) or not optimizer.sweeps():
+        if self._how.as_shipped or not isinstance(optimizer, RuleOptimizer):
             return None
-        if self._how.as_shipped:
+        if not optimizer.sweeps():
             return None
         present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
         if len(present) < len(backward.gradients):

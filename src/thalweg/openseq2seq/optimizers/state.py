@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.slots import SlotStore
 from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.state import base_name
@@ -129,12 +127,11 @@ def _expected(
     optimizer: Optimizer, variables: Sequence[Any], accumulators: Accumulators | None
 ) -> dict[str, Any]:
     """State of these names, shapes and dtypes, without touching the optimizer's own."""
-    probe = copy.copy(optimizer)
-    probe._slots, probe._non_slots, probe._slot_names = SlotStore(), {}, {}
+    twin = optimizer._stateless()
     stand_ins = Masters()
     sums = None if accumulators is None else Accumulators()
-    _complete(probe, variables, stand_ins, sums)
-    return _present(probe, variables, stand_ins, sums)
+    _complete(twin, variables, stand_ins, sums)
+    return _present(twin, variables, stand_ins, sums)
 
 
 def _refuse_symbols(values: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -126,7 +126,12 @@ class StateDict(State):
 
     def _wanted(self, variables: Sequence[Tensor]) -> dict[str, Any]:
         """State of these names, shapes and dtypes, without touching the optimizer's own."""
-        probe = copy.copy(self)
-        probe._slots, probe._non_slots, probe._slot_names = SlotStore(), {}, {}
-        probe._create_slots(variables)
-        return probe._present(variables)
+        twin = self._stateless()
+        twin._create_slots(variables)
+        return twin._present(variables)
+
+    def _stateless(self) -> Self:
+        """A twin that has made no slots, to see what they would be."""
+        twin = copy.copy(self)
+        twin._slots, twin._non_slots, twin._slot_names = SlotStore(), {}, {}
+        return twin
