@@ -8,7 +8,7 @@ from figure import Figure
 
 from thalweg.bench import catalogue, memory, problem, shapes
 from thalweg.bench.timing import Contender, measure
-from thalweg.engines import cpu, store
+from thalweg.engines.cpu import launch, store
 from thalweg.keras.optimizers import Adam, schedules
 
 COUNTS = (1, 161, 500, 1000, 2000)
@@ -89,4 +89,4 @@ def recompiling() -> list[Figure]:
 
 def _kernels() -> int:
     files = len(list(store.folder().glob("*.py"))) if store.folder().is_dir() else 0
-    return files + cpu.compiled.cache_info().currsize
+    return files + launch.compiled.cache_info().currsize

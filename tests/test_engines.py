@@ -29,7 +29,8 @@ from rulebook import (
     take,
 )
 from thalweg import sign, where
-from thalweg.engines import Runner, cpu, plan, store
+from thalweg.engines import Runner
+from thalweg.engines.cpu import launch, plan, store
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -112,7 +113,7 @@ def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
     problem = mixed(case)
     wanted = reference(case, problem, FLUSH)
     monkeypatch.setattr(plan, "chunk_of", lambda elements: 16)
-    monkeypatch.setattr(cpu, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
 
@@ -442,7 +443,7 @@ def _flags():
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_adam_is_vectorised(dtype):
-    from thalweg.engines.codegen import generate
+    from thalweg.engines.cpu.codegen import generate
     from thalweg.rules.adam import ADAM
 
     kernel = generate(ADAM.update, (), (dtype,) * 4, "float32", True)

@@ -24,7 +24,7 @@ from rulebook import (
     take,
 )
 from thalweg import absolute, maximum, where
-from thalweg.engines import cpu, team
+from thalweg.engines.cpu import launch, team
 from thalweg.engines.denormals import denormals, flushing
 
 BAD = {
@@ -203,7 +203,7 @@ def test_numbers_that_are_chosen_and_not_computed_agree(selection, formula, leng
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr(cpu, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -16,8 +16,8 @@ import torch
 
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg.engines import codegen, machine_code, store
-from thalweg.engines.loops import Loop
+from thalweg.engines.cpu import codegen, machine_code, store
+from thalweg.engines.cpu.loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
 

@@ -18,7 +18,7 @@ LAYERS = (
     ("graph",),
     ("formula", "rules"),
     ("engines",),
-    ("schedules", "slots", "hyperparameters", "pairs", "outcome", "pipeline", "sweeps", "step"),
+    ("schedules", "core"),
     ("keras", "v1"),
     ("openseq2seq",),
     ("integrations",),

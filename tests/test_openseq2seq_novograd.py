@@ -13,10 +13,10 @@ import torch
 
 from openseq2seq_goldens import Case, by_case, float32
 from thalweg import IndexedSlices, Variable, graph
+from thalweg.core.step import Plans
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-from thalweg.step import Plans
 
 Array = np.ndarray[Any, Any]
 Gradient = tuple[Array, Any]  # values and indices, or None for all

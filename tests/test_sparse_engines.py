@@ -20,8 +20,8 @@ from rulebook import (
     sparse,
     take,
 )
-from thalweg.engines import cpu
-from thalweg.engines import sparse as sparse_engine
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu import sparse as sparse_engine
 
 INDICES = st.integers(1, 20).flatmap(
     lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, rows - 1), max_size=50))
@@ -154,7 +154,7 @@ def test_threads_and_slices_do_not_change_bits(case, count, monkeypatch):
     indices = np.random.default_rng(1).integers(0, 60, 200).tolist()
     problem = make(case, 70, indices)
     wanted = reference(case, problem, FLUSH)
-    monkeypatch.setattr(cpu, "SERIAL", 0)
+    monkeypatch.setattr(launch, "SERIAL", 0)
     monkeypatch.setattr(sparse_engine, "SHARE", 8)
     monkeypatch.setattr(sparse_engine, "CHUNK", 12)
     before = torch.get_num_threads()

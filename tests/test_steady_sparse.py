@@ -12,7 +12,7 @@ import torch
 
 from thalweg import IndexedSlices, Variable
 from thalweg.engines import Runner
-from thalweg.engines import sparse as sparse_engine
+from thalweg.engines.cpu import sparse as sparse_engine
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Optimizer
 
 ROWS, WIDTH = 12, 5

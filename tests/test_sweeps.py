@@ -15,13 +15,13 @@ from torch import Tensor
 
 import thalweg
 from thalweg import Variable
+from thalweg.core.pairs import Pair
+from thalweg.core.pipeline import Clipping
+from thalweg.core.sweeps import Measured, Sweep
 from thalweg.engines import Tensors
 from thalweg.engines.reference import saturate
 from thalweg.errors import PerformanceWarning
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-from thalweg.pairs import Pair
-from thalweg.pipeline import Clipping
-from thalweg.sweeps import Measured, Sweep
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines.plan import DensePlan
+from thalweg.engines.cpu.plan import DensePlan
 from thalweg.formula import Rule, Slot
 
 

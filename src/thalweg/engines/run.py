@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout, reference
-from thalweg.engines.measure import Tensors
-from thalweg.engines.mixed import MixedPlan, own_scalars
-from thalweg.engines.plan import DensePlan, Scalars
+from thalweg.engines.cpu.measure import Tensors
+from thalweg.engines.cpu.mixed import MixedPlan, own_scalars
+from thalweg.engines.cpu.plan import DensePlan, Scalars
+from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
 from thalweg.engines.selection import Selection
-from thalweg.engines.sparse import ENTRIES, SparsePlan
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
 

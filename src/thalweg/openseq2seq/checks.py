@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
 from thalweg.graph import is_symbolic
 from thalweg.graph.running import eagerly
-from thalweg.hyperparameters import is_function
 from thalweg.openseq2seq.call import check_call
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.larc import Larc

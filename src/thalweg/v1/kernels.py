@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import as_gradient
+from thalweg.core.pipeline import NOTHING
+from thalweg.core.step import Dtype, Stepper, derived
 from thalweg.engines import check_gradients
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -32,10 +35,7 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import as_gradient
-from thalweg.pipeline import NOTHING
 from thalweg.scalars import as_operand
-from thalweg.step import Dtype, Stepper, derived
 from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.hyperparameters import as_number
+from thalweg.core.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAGRAD
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from thalweg.hyperparameters import as_number
+from thalweg.core.hyperparameters import as_number
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 

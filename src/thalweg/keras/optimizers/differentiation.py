@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
+from thalweg.core.pipeline import Clipping
 from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
-from thalweg.pairs import check_variables, flatten, refuse_no_variables
-from thalweg.pipeline import Clipping
 from thalweg.variable import titles_of
 
 

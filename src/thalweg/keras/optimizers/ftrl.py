@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
-from thalweg.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import FTRL, FTRL_POWER
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
+from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
-from thalweg.hyperparameters import Hyperparameters
 from thalweg.schedules import LearningRateSchedule, serialize
 
 # What people of torch.optim look for.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import distinct
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphVariable,
@@ -24,7 +25,6 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.pairs import distinct
 from thalweg.variable import name_of
 
 if TYPE_CHECKING:

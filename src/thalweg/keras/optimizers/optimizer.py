@@ -16,8 +16,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import is_number
+from thalweg.core.outcome import constrain, not_taken, raise_first, restored
+from thalweg.core.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.pipeline import Clipping, clipped
+from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.hyperparameters import is_number
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -26,11 +30,7 @@ from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import Options, Transformer, as_option
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
-from thalweg.outcome import constrain, not_taken, raise_first, restored
-from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
-from thalweg.pipeline import Clipping, clipped
 from thalweg.schedules import deserialize as deserialize_schedule
-from thalweg.step import check_pairs
 from thalweg.variable import name_of, titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.pairs import Pair
+from thalweg.core.pipeline import Clipping
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
-from thalweg.hyperparameters import as_number
-from thalweg.pairs import Pair
-from thalweg.pipeline import Clipping
 
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
 

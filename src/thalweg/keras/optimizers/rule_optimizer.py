@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import constrain
+from thalweg.core.pairs import Pair, as_pairs
+from thalweg.core.pipeline import Clipping
+from thalweg.core.step import Plans, Shared, Stepper, check_names, derived, scatters
 from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
@@ -16,11 +20,7 @@ from thalweg.graph import executing_eagerly
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.hooks import ApplyState
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.outcome import constrain
-from thalweg.pairs import Pair, as_pairs
-from thalweg.pipeline import Clipping
 from thalweg.rules import RULES
-from thalweg.step import Plans, Shared, Stepper, check_names, derived, scatters
 from thalweg.variable import variable_constraint
 
 # A subclass that overrides one of these wants to be called pair by pair, or with real gradients.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
-from thalweg.hyperparameters import check_fraction, is_on
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import MOMENTUM, NESTEROV
 from thalweg.rules import SGD as PLAIN

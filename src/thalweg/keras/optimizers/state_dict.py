@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import Hyperparameters
+from thalweg.core.pairs import flatten
+from thalweg.core.slots import SlotStore
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -17,10 +20,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.graph import executing_eagerly, is_symbolic
-from thalweg.hyperparameters import Hyperparameters
 from thalweg.keras.optimizers.weights import COUNTERS
-from thalweg.pairs import flatten
-from thalweg.slots import SlotStore
 from thalweg.variable import Variable, dtype_name, name_of
 
 FORMAT = 1

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.slots import SlotStore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphVariable,
@@ -18,7 +19,6 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
-from thalweg.slots import SlotStore
 from thalweg.variable import (
     Variable,
     VariableAggregation,

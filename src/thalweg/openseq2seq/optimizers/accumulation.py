@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.slots import SlotStore
+from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
-from thalweg.slots import SlotStore
-from thalweg.step import check_pairs
 from thalweg.v1.train.state import base_name
 from thalweg.variable import titles_of
 

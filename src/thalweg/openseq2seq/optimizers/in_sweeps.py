@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import restored
+from thalweg.core.pairs import Pair
+from thalweg.core.sweeps import Measured, Sweep
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, reciprocal, unscaled
 from thalweg.openseq2seq.optimizers.clipping import clip_scale
@@ -18,9 +21,6 @@ from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing, note_larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, tags_of
 from thalweg.openseq2seq.optimizers.update import Inner
-from thalweg.outcome import restored
-from thalweg.pairs import Pair
-from thalweg.sweeps import Measured, Sweep
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from thalweg import getters
+from thalweg.core.slots import SlotStore
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
-from thalweg.slots import SlotStore
 from thalweg.v1.train.state import base_name
 from thalweg.variable import REDUCED, over
 

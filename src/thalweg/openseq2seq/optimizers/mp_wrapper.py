@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.pairs import as_pairs, distinct
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -23,8 +25,6 @@ from thalweg.openseq2seq.optimizers.regularization import (
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.outcome import not_taken, raise_first
-from thalweg.pairs import as_pairs, distinct
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import REDUCED

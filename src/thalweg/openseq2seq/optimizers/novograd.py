@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import Pair
+from thalweg.core.pipeline import Measure, PerVariable, Pipeline
+from thalweg.core.step import Dtype, Stepper
 from thalweg.engines import compute_dtype
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, make_variable
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import Pair
-from thalweg.pipeline import Measure, PerVariable, Pipeline
 from thalweg.rules import NOVOGRAD
 from thalweg.scalars import as_scalar
-from thalweg.step import Dtype, Stepper
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.variable import Variable
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidTypeError, OptionError
-from thalweg.hyperparameters import is_number
 from thalweg.openseq2seq.optimizers.clipping import clipped, refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,

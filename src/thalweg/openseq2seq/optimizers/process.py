@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import not_taken
 from thalweg.openseq2seq.optimizers.accumulation import add, check_addable, zero
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
@@ -17,7 +18,6 @@ from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_pro
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
 from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.outcome import not_taken
 from thalweg.v1.train.optimizer import check_any
 
 SCOPE = "Loss_Optimization/"

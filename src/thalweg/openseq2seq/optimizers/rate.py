@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import is_function
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
-from thalweg.hyperparameters import is_function
 from thalweg.variable import to_tensor
 
 _DECAY = "weight_decay"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thalweg.core.hyperparameters import is_function
 from thalweg.graph import (
     GraphKeys,
     Output,
@@ -21,7 +22,6 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.hyperparameters import is_function
 from thalweg.variable import REDUCED, to_tensor
 
 Regularizer = Callable[[Any], Any]

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.outcome import not_taken, raise_first, restored
+from thalweg.core.pairs import flatten
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
@@ -25,8 +27,6 @@ from thalweg.openseq2seq.optimizers.process import (
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import load_state, state_of
 from thalweg.openseq2seq.optimizers.update import Inner
-from thalweg.outcome import not_taken, raise_first, restored
-from thalweg.pairs import flatten
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.outcome import raise_first
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -25,7 +26,6 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
-from thalweg.outcome import raise_first
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 

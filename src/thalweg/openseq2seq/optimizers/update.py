@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import add_taken, restored
+from thalweg.core.pairs import Pair, distinct
+from thalweg.core.step import Copies
+from thalweg.core.sweeps import Sweep
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, copy_back
 from thalweg.openseq2seq.optimizers.gradients import Gradient
-from thalweg.outcome import add_taken, restored
-from thalweg.pairs import Pair, distinct
-from thalweg.step import Copies
-from thalweg.sweeps import Sweep
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer

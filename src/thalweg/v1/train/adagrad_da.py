@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.step import Dtype
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
 from thalweg.rules import ADAGRAD_DA
-from thalweg.step import Dtype
 from thalweg.v1.train.checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 

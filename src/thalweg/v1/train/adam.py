@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import as_scalar, scalar_type
-from thalweg.step import Dtype
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.v1.train.state import base_name
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from thalweg.core.pairs import Pair
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import Pair
 
 
 def summed_over_replicas(pairs: Sequence[Pair], group: Any = None) -> list[Pair]:

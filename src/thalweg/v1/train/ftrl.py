@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from thalweg.core.pairs import Pair
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import Pair
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.scalars import as_scalar, scalar_type
-from thalweg.step import Dtype
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 

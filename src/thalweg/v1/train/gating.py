@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, variables_of
+from thalweg.core.outcome import raise_first
+from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.core.step import check_pairs
 from thalweg.indexed_slices import as_gradient
-from thalweg.outcome import raise_first
-from thalweg.pairs import check_variables, distinct, flatten
-from thalweg.step import check_pairs
 from thalweg.v1.train.gradients import none_given
 from thalweg.variable import name_of, to_tensor
 

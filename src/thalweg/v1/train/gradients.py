@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thalweg.autodiff import GradientTape, variables_of
+from thalweg.core.pairs import check_variables, flatten
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -17,7 +18,6 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.pairs import check_variables, flatten
 from thalweg.variable import name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2

@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.pairs import check_variables
+from thalweg.core.pipeline import NOTHING
+from thalweg.core.slots import SlotStore
+from thalweg.core.step import Dtype, Plans, Stepper, check_pairs
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule
@@ -26,12 +31,7 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.hyperparameters import as_number
-from thalweg.pairs import check_variables
-from thalweg.pipeline import NOTHING
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
-from thalweg.slots import SlotStore
-from thalweg.step import Dtype, Plans, Stepper, check_pairs
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
 from thalweg.variable import is_variable, over, titles_of

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import is_function
+from thalweg.core.outcome import constrain, not_taken, raise_first, restored
+from thalweg.core.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.step import check_pairs
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
@@ -23,11 +27,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.hyperparameters import is_function
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.outcome import constrain, not_taken, raise_first, restored
-from thalweg.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
-from thalweg.step import check_pairs
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.state_dict import StateDict

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from thalweg import getters, scalars
+from thalweg.core.hyperparameters import is_function, is_number
+from thalweg.core.outcome import constrain, raise_first
+from thalweg.core.pairs import Pair
+from thalweg.core.pipeline import NOTHING, Pipeline
+from thalweg.core.step import Copies, Dtype, Plans, Stepper, check_pairs, derived, scatters
+from thalweg.core.sweeps import SkippedStep, Sweep
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session, is_symbolic
-from thalweg.hyperparameters import is_function, is_number
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.outcome import constrain, raise_first
-from thalweg.pairs import Pair
-from thalweg.pipeline import NOTHING, Pipeline
-from thalweg.step import Copies, Dtype, Plans, Stepper, check_pairs, derived, scatters
-from thalweg.sweeps import SkippedStep, Sweep
 from thalweg.v1.train.optimizer import Optimizer, is_global_step
 from thalweg.variable import name_of, titles_of, to_tensor, variable_constraint
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thalweg.core.hyperparameters import is_function
+from thalweg.core.slots import SlotStore
 from thalweg.graph import (
     GraphVariable,
     current_session,
@@ -16,8 +18,6 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
-from thalweg.hyperparameters import is_function
-from thalweg.slots import SlotStore
 from thalweg.variable import Variable, as_dtype, name_of, over, to_tensor
 
 

@@ -9,10 +9,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.core.slots import SlotStore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import executing_eagerly, is_symbolic
-from thalweg.pairs import check_variables, distinct, flatten
-from thalweg.slots import SlotStore
 from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.state import State, base_name
 

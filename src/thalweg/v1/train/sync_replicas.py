@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import as_gradient, as_pairs
+from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -29,8 +31,6 @@ from thalweg.graph import (
     report_uninitialized_variables,
 )
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import as_gradient, as_pairs
-from thalweg.step import check_pairs
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.gradients import in_graph
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from thalweg.core.pairs import Pair
+from thalweg.core.pipeline import Measure, PerVariable, Pipeline
+from thalweg.core.step import Dtype
 from thalweg.engines import compute_dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import Pair
-from thalweg.pipeline import Measure, PerVariable, Pipeline
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.rules.lars import trust_ratio
 from thalweg.scalars import as_operand, as_scalar
-from thalweg.step import Dtype
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.variable import name_of
 

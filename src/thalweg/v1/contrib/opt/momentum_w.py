@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import MOMENTUM_W, NESTEROV_W
 from thalweg.scalars import as_operand
-from thalweg.step import Dtype
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
 from thalweg.v1.train.momentum import MomentumOptimizer
 

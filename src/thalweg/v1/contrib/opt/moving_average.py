@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from thalweg.core.pairs import as_pairs, distinct
 from thalweg.graph import control_dependencies, group
-from thalweg.pairs import as_pairs, distinct
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.wrapping import WrappingOptimizer
 

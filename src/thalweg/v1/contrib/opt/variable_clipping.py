@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.pairs import as_gradient, as_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
     by_reference,
@@ -18,7 +19,6 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import as_gradient, as_pairs
 from thalweg.v1.train.state import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import is_function
+from thalweg.core.outcome import not_taken, restored
+from thalweg.core.pairs import Pair, distinct
+from thalweg.core.pipeline import NOTHING, PerVariable, Pipeline
+from thalweg.core.step import Plans
 from thalweg.graph import by_reference, current_session, graph_variable_of, is_symbolic
-from thalweg.hyperparameters import is_function
-from thalweg.outcome import not_taken, restored
-from thalweg.pairs import Pair, distinct
-from thalweg.pipeline import NOTHING, PerVariable, Pipeline
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
-from thalweg.step import Plans
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import titles_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
-from thalweg.engines.pages import block
 from thalweg.graph import GraphVariable, handle_of, make_variable, resolve
 from thalweg.variable import Variable, over
 

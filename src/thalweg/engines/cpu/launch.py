@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from thalweg.engines import store, team
-from thalweg.engines.codegen import Kernel, generate, generate_measure, generate_peak
-from thalweg.engines.loops import Loop
-from thalweg.engines.work import SERIAL, Table
+from thalweg.engines.cpu import store, team
+from thalweg.engines.cpu.codegen import Kernel, generate, generate_measure, generate_peak
+from thalweg.engines.cpu.loops import Loop
+from thalweg.engines.cpu.work import SERIAL, Table
 from thalweg.formula import Formula
 
 

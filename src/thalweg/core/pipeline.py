@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from thalweg.core.pairs import Pair
 from thalweg.engines import Tensors, compute_dtype, transform
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.pairs import Pair
 from thalweg.rules.clipping import clip_by_global_norm, clip_by_norm, clip_by_value, processed
 
 _STAGES: dict[str, Formula] = {

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg import getters
-from thalweg.engines import cpu, layout
-from thalweg.engines.likeness import Likeness
-from thalweg.engines.measure import table_peaks, table_sums
-from thalweg.engines.work import chunk_of, dense_chunks, slices, table
+from thalweg.engines import layout
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.likeness import Likeness
+from thalweg.engines.cpu.measure import table_peaks, table_sums
+from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
 
@@ -56,7 +57,7 @@ class Group:
         storage.insert(1, gradients[first])
         names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
         self.dtype = layout.compute_dtype(var.dtype)
-        self.kernel = cpu.compiled(rule.update, stages, names, self.dtype, copy=copied)
+        self.kernel = launch.compiled(rule.update, stages, names, self.dtype, copy=copied)
         self._storage = storage
         self.members = members
         self.whole = len(members) == len(variables)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import cpu, layout, reference, rows
-from thalweg.engines.work import CHUNK, slices, table
+from thalweg.engines import layout, reference
+from thalweg.engines.cpu import launch, rows
+from thalweg.engines.cpu.work import CHUNK, slices, table
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -78,15 +79,15 @@ class SparsePlan:
         if width == 1 and rule.update_single is not None:
             formula = rule.update_single
         stages = (from_zero,) if rule.duplicates == "sum" else ()
-        self._touched = cpu.compiled(
+        self._touched = launch.compiled(
             formula, stages, (names[0], *names), self.compute, duplicates=rule.duplicates
         )
         self._untouched = None
         if rule.update_untouched is not None:
-            self._untouched = cpu.compiled(
+            self._untouched = launch.compiled(
                 rule.update_untouched, (), tuple(names), self.compute, False
             )
-        self._group = cpu.jitted(rows.group_rows)
+        self._group = launch.jitted(rows.group_rows)
         self._width = width
         self.written = [var, *slots]
         self._pointers = self._addresses()
@@ -233,7 +234,7 @@ class SparsePlan:
         share = max(SHARE // max(width, 1), 1)
         shares = -(-groups // share)
         elements = values.numel()
-        threads = cpu.threads_for(shares, elements)
+        threads = launch.threads_for(shares, elements)
         argument, size = self._argument, threads * self._block + _BLOCK
         if self._sums.size < size:
             self._sums = np.empty(size, np.uint8)
@@ -243,12 +244,12 @@ class SparsePlan:
         if elements:
             kernel.launch(self._address, threads)
 
-    def _run_untouched(self, kernel: cpu.Compiled, scalars: dict[str, Any], flush: bool) -> None:
+    def _run_untouched(self, kernel: launch.Compiled, scalars: dict[str, Any], flush: bool) -> None:
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
         ordered = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        found = chunks[: cpu.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)]
+        found = chunks[: launch.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
         kernel.run(table(base, found, slices(found), np.zeros(1, np.int64)), row, flush)

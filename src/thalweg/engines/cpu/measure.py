@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import cpu, layout
-from thalweg.engines.work import Table, chunk_of, dense_chunks, slices, table
+from thalweg.engines import layout
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNBOUNDED = np.array([np.inf])
@@ -35,8 +36,8 @@ def table_sums(work: Table, storage: str, column: int, bound: float) -> np.ndarr
     if work.elements:
         limit = np.array([bound], np.float64)
         argument = work.measuring(limit, partial, column)
-        threads = cpu.threads_for(len(work.bounds) - 1, work.elements)
-        cpu.measuring(storage, bound < np.inf).launch(argument, threads)
+        threads = launch.threads_for(len(work.bounds) - 1, work.elements)
+        launch.measuring(storage, bound < np.inf).launch(argument, threads)
     result = np.zeros(tensors, np.float64)
     np.add.at(result, work.chunks[:, 0], partial)
     return result
@@ -56,8 +57,8 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> np.ndarray:
     partial = np.zeros(len(work.chunks), np.int64)
     if work.elements:
         argument = work.measuring(_UNBOUNDED, partial, column)
-        threads = cpu.threads_for(len(work.bounds) - 1, work.elements)
-        cpu.peaking(dtype.itemsize).launch(argument, threads)
+        threads = launch.threads_for(len(work.bounds) - 1, work.elements)
+        launch.peaking(dtype.itemsize).launch(argument, threads)
     bits = np.zeros(len(work.base), np.int64)
     np.maximum.at(bits, work.chunks[:, 0], partial)
     integers = torch.from_numpy(bits).to(_INTEGERS[dtype.itemsize])

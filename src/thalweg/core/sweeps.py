@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.core.pipeline import NOTHING, Dtype, Measure, Pipeline, Separate
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula
-from thalweg.pipeline import NOTHING, Dtype, Measure, Pipeline, Separate
 from thalweg.rules.clipping import processed
 
 _SAFE = 1e38  # norms below it leave every element finite in float32, rounding included

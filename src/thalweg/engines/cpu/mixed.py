@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.measure import Tensors
-from thalweg.engines.plan import DensePlan, Scalars
-from thalweg.engines.sparse import SparsePlan
+from thalweg.engines.cpu.measure import Tensors
+from thalweg.engines.cpu.plan import DensePlan, Scalars
+from thalweg.engines.cpu.sparse import SparsePlan
 from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
 

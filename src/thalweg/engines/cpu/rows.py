@@ -1,6 +1,6 @@
 """Sparse gradients as work: which rows are named, by which entries, and which rows are left.
 
-The functions with plain loops are compiled by Numba (see `cpu.jitted`) and also run as they are.
+The functions with plain loops are compiled by Numba (see `launch.jitted`) and also run as they are.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from thalweg import scalars
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.outcome import not_taken
+from thalweg.core.pairs import Gradient, Pair
+from thalweg.core.pipeline import SCALARS, Dtype, Pipeline, Separate
 from thalweg.engines import (
     Runner,
     Selection,
@@ -21,11 +25,7 @@ from thalweg.engines import (
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
-from thalweg.hyperparameters import as_number
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.outcome import not_taken
-from thalweg.pairs import Gradient, Pair
-from thalweg.pipeline import SCALARS, Dtype, Pipeline, Separate
 from thalweg.variable import variable_constraint
 
 Copies = Sequence[Tensor | None] | None

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from thalweg.engines import machine_code
+from thalweg.engines.cpu import machine_code
 from thalweg.errors import PerformanceWarning, warn
 
 _lock = threading.RLock()

@@ -1,0 +1,1 @@
+"""One step, told once: what every face hands over, and what becomes of it."""
