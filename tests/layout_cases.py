@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 import rulebook
-from rulebook import FIRST, FLUSH, ROWS, Problem, case, reference, sparse, take
-from thalweg.engines import Runner
+from rulebook import FIRST, FLUSH, ROWS, Engines, Problem, case, reference, sparse, take
 from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
 
 CANARY = 64
@@ -117,7 +116,7 @@ def run(rule: str, role: str, layout: str) -> str:
     before = memory.bytes.copy() if role in ("gradient", "values") else None
     outside = None if layout in SHARED else memory.around(placed)
     try:
-        take(rule_case, problem, FLUSH, steps=2, runner=Runner())
+        take(rule_case, problem, FLUSH, steps=2, engines=Engines())
     except LayoutError:
         return "LayoutError"
     if before is not None and not np.array_equal(before, memory.bytes):

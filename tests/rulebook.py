@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from thalweg import IndexedSlices, Rule, scalars
-from thalweg.engines import Runner, Selection, check_gradients, prepared
+from thalweg.core import section
+from thalweg.engines import Gate, Selection, check_gradients, prepared
+from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import compute_dtype
 from thalweg.rules import RULES
 
@@ -157,7 +159,7 @@ class Case:
         for power, hyper in self.rule.powers.items():
             values[power] = scalars.power(values[hyper], dtype(step))
         values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
-        values["trust_ratio"] = values["grad_scale"] = values["share"] = dtype(0.5)
+        values["trust_ratio"] = values["grad_scale"] = dtype(0.5)
         return prepared(self.rule, values)
 
 
@@ -209,7 +211,7 @@ def values(
 def slots_for(row: Row, var: torch.Tensor, rng: np.random.Generator, special: float = 0.0) -> list:
     """Slots of a variable as they might be in the middle of a training."""
     shape, (low, high) = tuple(var.shape), row.warm
-    return [values(shape, var.dtype, rng, special, low, high) for _ in row.rule.slots]
+    return [values(shape, var.dtype, rng, special, low, high) for _ in row.rule.element_slots]
 
 
 @dataclass
@@ -246,23 +248,48 @@ class Problem:
 # Steps
 
 
+class Engines:
+    """Takes steps by the engines alone, and repeats them where it can."""
+
+    def __init__(self) -> None:
+        self.gate, self.last = Gate(), None
+
+    def ready(self, asked: Request) -> Any:
+        if self.last is None or not self.last.again(asked):
+            check_gradients(asked.variables, asked.gradients, asked.titles)
+            made = self.gate.ready(asked)
+            self.last = made if made.is_single else None
+            return made
+        return self.last
+
+    def take(self, asked: Request, shared: Any, separate: Any = None) -> None:
+        ready = self.ready(asked)
+        with torch.no_grad():
+            for each in ready.rounds(Columns(shared(ready.dtypes), separate or {})):
+                section.run(each.calls)
+        ready.let_go()
+
+
 def take(
     case: Case, problem: Problem, selection: Selection = KEEP, *, steps: int = 1,
-    runner: Runner | None = None, stages: tuple[Any, ...] = (), **extra: float,
+    engines: Engines | None = None, stages: tuple[Any, ...] = (), **extra: float,
 ) -> Problem:  # fmt: skip
     """Take steps in place, as the public optimizer does; returns the problem."""
-    runner = runner or Runner()
-    variables, gradients = problem.variables, problem.gradients
-    names = [f"w{index}" for index in range(len(variables))]
+    engines = engines or Engines()
+    names = [f"w{index}" for index in range(len(problem.variables))]
+    asked = Request(
+        case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection
+    )
     for step in range(1, steps + 1):
-        if not runner.aim(case.rule, stages, variables, gradients, selection):
-            check_gradients(variables, gradients, names)
-            runner.plan(case.rule, stages, variables, gradients, problem.slots, names, selection)
-        shared = {}
-        for dtype in runner.dtypes:
-            own = {name: dtype(value) for name, value in extra.items()}
-            shared[dtype] = case.scalars(dtype, step) | own
-        runner.run(shared, {}, selection.denormals == "flush")
+
+        def shared(dtypes: Any, step: int = step) -> Any:
+            return {
+                dtype: case.scalars(dtype, step)
+                | {name: dtype(value) for name, value in extra.items()}
+                for dtype in dtypes
+            }
+
+        engines.take(asked, shared)
     return problem
 
 

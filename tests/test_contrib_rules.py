@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Rule, RuleError, Variable
-from thalweg.engines import Runner, Selection, check_gradients, prepared
-from thalweg.keras.optimizers import RuleOptimizer
+from rulebook import Engines
+from thalweg import IndexedSlices, Rule
+from thalweg.engines import Selection, prepared
+from thalweg.engines.engine import Request
 from thalweg.rules import (
     ADAM_V1,
     ADAM_W,
@@ -29,7 +30,7 @@ from thalweg.rules import (
     NESTEROV_LARS,
     NESTEROV_W,
 )
-from thalweg.rules.lars import trust_ratio
+from thalweg.rules.lars import per_variable
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 
 STEPS = 6
@@ -162,16 +163,13 @@ def _rates(names: list[str], decay: dict[str, float]) -> dict[str, Array]:
     return {"trust_ratio": ratios, "weight_decay": np.array([decay[name] for name in names])}
 
 
-def _take(rule: Rule, runner: Runner, engine: Any, names: list[str], x: dict[str, torch.Tensor],
-          slots: dict[str, list[torch.Tensor]], grads: dict[str, Any], h: dict[str, Any],
-          separate: dict[str, Array]) -> None:  # fmt: skip
+def _take(rule: Rule, engines: Engines, engine: Any, names: list[str],
+          x: dict[str, torch.Tensor], slots: dict[str, list[torch.Tensor]], grads: dict[str, Any],
+          h: dict[str, Any], separate: dict[str, Array]) -> None:  # fmt: skip
     variables, own = [x[name] for name in names], [slots[name] for name in names]
-    gradients = [grads[name] for name in names]
-    check_gradients(variables, gradients, names)
-    selection = Selection(engine, "flush")
-    runner.plan(rule, (), variables, gradients, own, names, selection)
-    shared = {dtype: prepared(rule, h) for dtype in runner.dtypes}
-    runner.run(shared, separate, True)
+    gradients, selection = [grads[name] for name in names], Selection(engine, "flush")
+    asked = Request(rule, (), variables, gradients, own, names, selection)
+    engines.take(asked, lambda dtypes: {dtype: prepared(rule, h) for dtype in dtypes}, separate)
 
 
 @each_engine
@@ -186,7 +184,7 @@ def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str)
     own_slots = {n: [torch.from_numpy(slot.copy()) for slot in each] for n, each in slots.items()}
     h = {name: dtype(value) for name, value in HYPERS.items()}
     h |= {"beta1_power": h["beta1"], "beta2_power": h["beta2"], "trust_ratio": dtype(1)}
-    runner, names = Runner(), list(shapes)
+    engines, names = Engines(), list(shapes)
     separate = _rates(names, decay)
     for _ in range(STEPS):
         grads: dict[str, Any] = {}
@@ -201,7 +199,7 @@ def test_rule_is_its_oracle(rule: Rule, oracle: Oracle, dtype: Any, engine: str)
                 grads[name] = IndexedSlices(torch.from_numpy(values), torch.from_numpy(indices))
                 g, rows = summed(values, indices)
             oracle(x[name], slots[name], g, rows, {**h, **mine})
-        _take(rule, runner, engine, names, own, own_slots, grads, h, separate)
+        _take(rule, engines, engine, names, own, own_slots, grads, h, separate)
         h |= {"beta1_power": h["beta1_power"] * h["beta1"]}
         h |= {"beta2_power": h["beta2_power"] * h["beta2"]}
         for name in names:
@@ -218,7 +216,7 @@ def test_a_variable_left_out_of_the_decay_keeps_its_bits(value: float, engine: s
     separate = {"weight_decay": np.array([0.0, 0.5])}
     h = {"weight_decay": np.float32(0)}
     slots: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
-    _take(WEIGHT_DECAY, Runner(), engine, ["a", "b"], x, slots, grads, h, separate)
+    _take(WEIGHT_DECAY, Engines(), engine, ["a", "b"], x, slots, grads, h, separate)
     assert x["a"].numpy().tobytes() == np.array([value, 2.0], np.float32).tobytes()
     assert x["b"].tolist() == [0.5, 1.0]
 
@@ -235,18 +233,11 @@ def test_weight_decay_before_another_rule_is_the_fused_rule(engine: str) -> None
         for rule in rules:
             slots = {"x": [slot] if rule.slots else []}
             h = {name: np.float32(value) for name, value in HYPERS.items()}
-            _take(rule, Runner(), engine, ["x"], x, slots, grads, h, {})
+            _take(rule, Engines(), engine, ["x"], x, slots, grads, h, {})
         results.append((x["x"], slot))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
     assert torch.equal(results[0][0][[0, 2, 3, 5]], torch.from_numpy(start)[[0, 2, 3, 5]])
-
-
-def test_lars_is_refused_where_nobody_measures() -> None:
-    w = Variable([1.0], name="w")
-    with pytest.raises(RuleError, match="asks for trust_ratio"):
-        RuleOptimizer(LARS).apply_gradients([(torch.ones(1), w)])
-    assert w.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -261,6 +252,12 @@ def test_lars_is_refused_where_nobody_measures() -> None:
 )
 def test_trust_ratio(variable: float, gradient: float, ratio: float) -> None:
     with np.errstate(all="ignore"):
-        got = trust_ratio(*map(np.float64, (variable, gradient, 0.01, 0.5, 0.25)))
+        scalars = dict(zip(("eeta", "weight_decay", "epsilon"), map(np.float64, (0.01, 0.5, 0.25))))
+        (got,) = per_variable(
+            variable_squares=np.square([variable]),
+            gradient_squares=np.square([gradient]),
+            adaptive=np.float64(1),
+            **scalars,
+        )["trust_ratio"]
     assert got == ratio
     assert type(got) is np.float64

@@ -20,6 +20,7 @@ from rulebook import (
     FLUSH,
     KEEP,
     LENGTHS,
+    Engines,
     Problem,
     assert_same,
     by_dtype,
@@ -29,7 +30,6 @@ from rulebook import (
     take,
 )
 from thalweg import sign, where
-from thalweg.engines import Runner
 from thalweg.engines.cpu import launch, plan, store
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
@@ -420,12 +420,12 @@ def test_a_steady_step_compiles_and_allocates_nothing(case, monkeypatch, tmp_pat
     import tracemalloc
 
     problem = Problem.make(case.row, [100] * 50, [torch.float32] * 50, 8)
-    runner = Runner()
-    take(case, problem, FLUSH, runner=runner, steps=3)
+    engines = Engines()
+    take(case, problem, FLUSH, engines=engines, steps=3)
     kernels = set(store._loaded)
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     tracemalloc.start()
-    take(case.with_hypers(learning_rate=0.5), problem, FLUSH, runner=runner, steps=2)
+    take(case.with_hypers(learning_rate=0.5), problem, FLUSH, engines=engines, steps=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 65536

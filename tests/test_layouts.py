@@ -15,9 +15,9 @@ import torch
 import layout_cases
 import rulebook
 from layout_cases import LAYOUTS, ROLES, possible, refused
-from rulebook import FIRST, FLUSH, KEEP, ROWS, Problem, assert_same, reference, take
+from rulebook import FIRST, FLUSH, KEEP, ROWS, Engines, Problem, assert_same, reference, take
 from thalweg import LayoutError, PerformanceWarning
-from thalweg.engines import Runner, layout
+from thalweg.engines import layout
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
@@ -145,13 +145,13 @@ def test_a_large_strided_pair_is_refused_rather_than_compared(monkeypatch):
 def test_a_slow_layout_warns_once():
     var = torch.zeros(48)[::2]
     problem = Problem([var], [[]], [torch.ones(24)])
-    runner = Runner()
+    engines = Engines()
     with pytest.warns(
         PerformanceWarning, match=r"'w0' has strides \(2,\) for shape \(24,\)"
     ) as seen:
-        take(FIRST[0], problem, runner=runner)
+        take(FIRST[0], problem, engines=engines)
     assert len(seen) == 1
-    take(FIRST[0], problem, runner=runner)
+    take(FIRST[0], problem, engines=engines)
 
 
 # Slots that do not belong to their variable

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from thalweg.errors import RuleError
 
 Formula = Callable[..., Any]
 
+STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what slots may be
 FORMULAS = ("update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 
@@ -49,13 +51,29 @@ def _several(rule: str, field_name: str, given: Any, kind: type) -> tuple[Any, .
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of state per variable, of the variable's shape and dtype, filled with `initial`."""
+    """A tensor of state per variable, filled with `initial`.
+
+    Attributes:
+        name: Its name.
+        initial: What it is filled with.
+        dtype: Its dtype; the variable's if None. A `scalar` has the one of the arithmetic.
+        scalar: Whether it is one number per variable, of shape (), and not one per element. It is
+            read and written by `per_variable` of the rule.
+    """
 
     name: str
     initial: float = 0.0
+    dtype: torch.dtype | None = None
+    scalar: bool = False
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
+        if self.dtype not in (None, *STORED):
+            expected = ", ".join(str(each).removeprefix("torch.") for each in STORED)
+            raise RuleError(
+                f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
+                f" {self.dtype!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -85,13 +103,22 @@ class Rule:
         hypers: Hyperparameters with defaults, in the order of a constructor.
         slots: State per variable, in the order in which `update` takes and returns it.
         prepare: Optional. Called once a step on the host with the hypers and powers it names, as
-            scalars of the compute dtype; returns a dict of further scalars for `update`.
+            scalars of the compute dtype; returns a dict of further scalars for `update`. A
+            parameter with a default is filled where there is such a scalar.
         powers: Scalars that are a hyper raised to the step's number: `{"beta1_power": "beta1"}`.
         update_sparse: The formula for rows that a sparse gradient names; `update` when None.
         update_single: The same for rows of one element, where TensorFlow orders those differently;
             `update_sparse` when None.
         update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
             gradient. None leaves those rows alone.
+        measures: Optional. Sums over a variable's elements, taken before any write, by name:
+            functions of (var, grad, *slots) in float64. `gradient_squares` and `variable_squares`
+            of this module cost no sweep of their own beside a norm that is measured anyway.
+        per_variable: Optional. Called once a step with the measures it names, as float64 arrays
+            over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
+            returns a dict of arrays: further scalars of each variable for `update`, and the scalar
+            slots as they are after the step.
+        whole: Whether a sparse gradient is made dense first, rows that repeat added up.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
         source: The paper, or the API and kernel that the formula transcribes.
@@ -111,6 +138,9 @@ class Rule:
     update_sparse: Formula | None = None
     update_single: Formula | None = None
     update_untouched: Formula | None = None
+    measures: Mapping[str, Formula] = field(default_factory=dict)
+    per_variable: Formula | None = None
+    whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
     source: str = ""
     differs: str = ""
@@ -120,7 +150,7 @@ class Rule:
             raise RuleError(f"The name of a rule must be a text, not {self.name!r}.")
         object.__setattr__(self, "hypers", _several(self.name, "hypers", self.hypers, Hyper))
         object.__setattr__(self, "slots", _several(self.name, "slots", self.slots, Slot))
-        for part in (*FORMULAS, "prepare"):
+        for part in (*FORMULAS, "prepare", "per_variable"):
             given = getattr(self, part)
             if not callable(given) and (given is not None or part == "update"):
                 raise RuleError(f"{part} of rule {self.name!r} must be a function, not {given!r}.")
@@ -140,14 +170,44 @@ class Rule:
                     f"Rule {self.name!r} has the power {power!r} of {hyper!r}, which is none of"
                     f" its hyperparameters: {', '.join(sorted(known))}."
                 )
+        if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
+            raise RuleError(
+                f"measures of rule {self.name!r} must be a dict of functions, not"
+                f" {self.measures!r}."
+            )
+        if self.per_variable is None and (self.measures or self.scalar_slots):
+            raise RuleError(
+                f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
+                " them."
+            )
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
                 f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
                 f" {self.duplicates!r}."
             )
 
+    @cached_property
+    def element_slots(self) -> tuple[Slot, ...]:
+        """The slots of the variable's shape, which formulas take and return."""
+        return tuple(slot for slot in self.slots if not slot.scalar)
+
+    @cached_property
+    def scalar_slots(self) -> tuple[Slot, ...]:
+        """The slots of shape ()."""
+        return tuple(slot for slot in self.slots if slot.scalar)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
         return self  # as a function is its own copy; plans know a rule by its identity
+
+
+def gradient_squares(var: Any, grad: Any) -> Any:
+    """A measure: its root is the norm of the gradient."""
+    return grad * grad
+
+
+def variable_squares(var: Any, grad: Any) -> Any:
+    """A measure: its root is the norm of the variable."""
+    return var * var
 
 
 def _namespace(*values: Any) -> Any:

@@ -1,18 +1,48 @@
-"""All or nothing: saying of an exception what has happened, and undoing what must not have."""
+"""What becomes of a step: all of it or nothing, and words on the exceptions that say which."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import length_hint
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from thalweg.core.section import Call, calls, consume
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 _TAKEN = "The step was taken"
+
+
+class Outcome(NamedTuple):
+    """What has become of a step.
+
+    Attributes:
+        taken: Whether it was taken.
+        errors: What was raised after its writes.
+    """
+
+    taken: bool
+    errors: list[BaseException]
+
+
+class After(NamedTuple):
+    """A function of the user's that follows the writes of a step.
+
+    Attributes:
+        call: The function.
+        missing: What is to be said if it fails: "without the constraint of 'w'".
+        write: Optional. What writes its result, as a function in C.
+    """
+
+    call: Call
+    missing: str
+    write: Call | None = None
 
 
 @contextlib.contextmanager
@@ -26,51 +56,104 @@ def not_taken() -> Iterator[None]:
         raise
 
 
-def add_taken(error: BaseException) -> None:
+def add_taken(error: BaseException, missing: str = "") -> None:
     """Say of an exception that it came after the step, unless it says so."""
     if not any(note.startswith(_TAKEN) for note in getattr(error, "__notes__", ())):
-        error.add_note(f"{_TAKEN}.")
+        error.add_note(f"{_TAKEN}, but {missing}." if missing else f"{_TAKEN}.")
+
+
+def written(
+    writes: Sequence[Call], then: Sequence[After] = (), counts: Sequence[Call] = ()
+) -> list[BaseException]:
+    """Write a step in one section, and do what follows to its end.
+
+    An interruption comes before all writes, and is raised, or after them. What follows is done
+    then, too, but for the one function that was interrupted or failed; the counters are counted.
+
+    Args:
+        writes: Functions in C.
+        then: The user's functions that come between the writes and the counters.
+        counts: Functions in C.
+
+    Returns:
+        What was raised after the writes, with notes that say what is missing.
+    """
+    begun: list[bool] = []
+    errors: list[BaseException] = []
+    every: list[tuple[Call, str]] = [(each, "") for each in writes]
+    every.append((partial(begun.append, True), ""))
+    for after in then:
+        every.append((after.call, after.missing))
+        if after.write is not None:
+            every.append((after.write, ""))
+    every += [(each, "") for each in counts]
+    functions = iter([call for call, _ in every])
+    remaining = calls(functions)
+    while True:
+        try:
+            consume(remaining)
+            return errors
+        except BaseException as error:
+            if not begun:
+                raise
+            _, missing = every[len(every) - length_hint(functions) - 1]
+            add_taken(error, missing)
+            errors.append(error)
+
+
+def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
+    """What sets tensors to the values that they have now, as functions in C."""
+    plain = [tensor.detach() for tensor in tensors]
+    return [partial(tensor.copy_, tensor.clone()) for tensor in plain]
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put these tensors back from copies if the block fails."""
-    kept = [tensor.detach().clone() for tensor in tensors]
+def restored(tensors: Sequence[Tensor], unless: Sequence[bool] = ()) -> Iterator[None]:
+    """Put these tensors back from copies if the block fails, unless a list has become true."""
+    with torch.no_grad():
+        undo = calls(putting_back(tensors))
     try:
         yield
     except BaseException:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, kept, strict=True):
-                tensor.copy_(value)
+        if not unless:
+            consume(undo)
         raise
 
 
-def constrain(var: Tensor, title: str) -> list[BaseException]:
-    """Replace a variable's value by what its constraint, if it has one, makes of it.
+def constraint_of(var: Tensor, title: str) -> After:
+    """What replaces a variable's value by what its constraint makes of it."""
+    made: list[Tensor] = []
+    return After(
+        partial(made.extend, map(partial(_constrained, title=title), (var,))),
+        f"without the constraint of '{title}'",
+        # Nothing is copied if the constraint made nothing.
+        partial(consume, map(var.detach().copy_, made)),
+    )
 
-    Args:
-        var: The variable.
-        title: Its name for messages.
+
+def constrained(var: Tensor, title: str) -> list[BaseException]:
+    """Do so now, if the variable has a constraint.
 
     Returns:
         What the constraint raised: the update is done by now, and the step goes on.
     """
+    if variable_constraint(var) is None:
+        return []
+    return written([], [constraint_of(var, title)])
+
+
+def _constrained(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
-        return []
-    try:
+        return var.detach()
+    with torch.inference_mode(False), torch.no_grad():
         value = constraint(var)
         if value.shape != var.shape or value.dtype != var.dtype:
             raise InvalidArgumentError(
                 f"The constraint of '{title}' returned {value.dtype} of shape"
                 f" {tuple(value.shape)}, expected {var.dtype} of shape {tuple(var.shape)}."
             )
-        with torch.no_grad():
-            var.copy_(value)
-    except BaseException as error:
-        error.add_note(f"The step was taken, but without the constraint of '{title}'.")
-        return [error]
-    return []
+        return value.detach()
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:

@@ -1,39 +1,360 @@
-"""One step of a rule: gradients are clipped, scalars prepared, and all variables updated."""
+"""One step, told once.
+
+    check > state > prepare > transform > repeat or plan > measure > decide > write >
+    constrain > finish > count
+
+A face says what it has to by `Hooks`, and `take` does the rest. Whatever may fail does so before
+the first write. The writes are one section that no interruption can split; what follows them is
+done to its end, too, but for the one function of the user's that failed or was interrupted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from thalweg import scalars
-from thalweg.core.hyperparameters import as_number
-from thalweg.core.outcome import not_taken
-from thalweg.core.pairs import Gradient, Pair
-from thalweg.core.pipeline import SCALARS, Dtype, Pipeline, Separate
-from thalweg.engines import (
-    Runner,
-    Selection,
-    check_gradients,
-    check_scalars,
-    compute_dtype,
-    prepared,
+from thalweg.core.columns import Groups, columns_of, per_variable, processed
+from thalweg.core.outcome import (
+    After,
+    Outcome,
+    constrained,
+    constraint_of,
+    not_taken,
+    putting_back,
+    written,
 )
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
+from thalweg.core.pairs import Gradient, Pair, distinct
+from thalweg.core.processing import NOTHING, Decision, Processing, materialised, whole
+from thalweg.core.section import Call, calls, consume
+from thalweg.engines import Gate, Selection, check_gradients, check_scalars, saturate
+from thalweg.engines.engine import Copies, Dtype, Ready, Request, Round
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.graph import current_session
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import variable_constraint
 
-Copies = Sequence[Tensor | None] | None
-Shared = dict[Dtype, dict[str, Any]]  # a step's scalars, for each compute dtype
-ScalarsOf = Callable[[Dtype], dict[str, Any]]
+Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
-_SPARE = 16  # variables of earlier steps whose plans may be kept
-_GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
+
+class Hooks:
+    """What a face has to say about one step: names, state, scalars and hooks, no arithmetic.
+
+    Attributes:
+        selection: The engine.
+        calls: Whether `prepare` calls users' functions, which may move a variable's memory.
+        repeats: Whether a step like the one before needs no more than its scalars: nothing of the
+            user's wants to see it.
+    """
+
+    selection: Selection
+    calls: bool = False
+    repeats: bool = True
+
+    def rule(self) -> Rule | None:
+        """The rule of this step; None if `apply_one` is all there is."""
+        return None
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        """The variables' names for messages."""
+        raise NotImplementedError
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Refuse a step that cannot be taken as a whole."""
+        raise NotImplementedError
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        """Make the state that these variables, each given once, lack."""
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        """Read the hyperparameters of the step, once."""
+
+    def transform(self, pairs: list[Pair]) -> list[Pair]:
+        """The pairs as the user's own functions change them; checked."""
+        return pairs
+
+    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+        """For each variable what tells its hyperparameters from those of others; None for none."""
+        return None
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """All scalars that the rule may ask for, of a compute dtype, for a group."""
+        raise NotImplementedError
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        """The slots of a variable in the order of the rule."""
+        raise NotImplementedError
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        """Whether the user's own functions update the variables, by `apply_one`."""
+        return self.rule() is None
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        """Update a variable in place."""
+        raise NotImplementedError
+
+    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """What `apply_one` may write to."""
+        raise NotImplementedError
+
+    def finish(self) -> list[After]:
+        """What is called after the updates and before the counters."""
+        return []
+
+    def counts(self, shared: Shared) -> list[Call]:
+        """What counts the step, as functions in C; given the scalars of the first group."""
+        return []
+
+
+class _Planned(NamedTuple):
+    """A step that is ready.
+
+    Attributes:
+        request: What is asked of the engines.
+        ready: Their answer.
+        scalar_slots: For each variable its slots of shape ().
+    """
+
+    request: Request
+    ready: Ready
+    scalar_slots: Sequence[Sequence[Tensor]]
+
+
+class Kept:
+    """What is kept from one step to the next.
+
+    Plans hold addresses, so a copy begins anew.
+    """
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.last: _Planned | None = None  # the step that may be repeated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kept, ()
+
+
+def take(
+    hooks: Hooks,
+    kept: Kept,
+    pairs: Sequence[tuple[Any, Any]],
+    how: Processing = NOTHING,
+    copies: Copies = None,
+    *,
+    is_last: bool = True,
+) -> Outcome:
+    """Take a step, or what comes of one variable in it.
+
+    Args:
+        hooks: The face.
+        kept: From the steps before.
+        pairs: Gradients, tensors or `IndexedSlices`, and variables.
+        how: What happens to the gradients before the rule.
+        copies: For each variable a tensor of a 16-bit type that is set to it, or None.
+        is_last: Whether the step ends here, with `finish` and counters.
+
+    Returns:
+        Whether it was taken, and what was raised after that.
+
+    Raises:
+        Whatever a check or a function of the user's raises, with a note that nothing has changed.
+    """
+    with not_taken():
+        planned = _again(hooks, kept, pairs, how, copies)
+        if planned is None:
+            with torch.inference_mode(False), torch.no_grad():
+                return _anew(hooks, kept, list(pairs), how, copies, is_last)
+        return _taken(hooks, planned, how, is_last)
+
+
+def _again(
+    hooks: Hooks, kept: Kept, pairs: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
+) -> _Planned | None:
+    """The step, if it is the one before with other gradients."""
+    rule = hooks.rule()
+    if kept.last is None or rule is None or not hooks.repeats:
+        return None
+    last, ready, scalar_slots = kept.last
+    try:
+        gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    except (TypeError, ValueError):
+        return None
+    asked = last._replace(
+        rule=rule,
+        stages=how.stages,
+        variables=variables,
+        gradients=gradients,
+        selection=hooks.selection,
+        copies=copies,
+    )
+    if not ready.again(asked):
+        return None
+    hooks.prepare(variables)
+    if hooks.calls and not ready.again(asked):
+        return None
+    return _Planned(asked, ready, scalar_slots)
+
+
+def _anew(
+    hooks: Hooks, kept: Kept, pairs: list[Pair], how: Processing, copies: Copies, is_last: bool
+) -> Outcome:
+    kept.last = None
+    hooks.check(pairs, how.narrow)
+    hooks.create(distinct([var for _, var in pairs]))
+    hooks.prepare([var for _, var in pairs])
+    pairs = hooks.transform(pairs)
+    rule = hooks.rule()
+    if rule is None or hooks.one_by_one(pairs):
+        return _by_hooks(hooks, pairs, how, copies, is_last)
+    if rule.whole or how.trust is not None:
+        pairs = whole(pairs)
+    variables = [var for _, var in pairs]
+    slots = [hooks.slots(var) for var in variables]
+    own, scalar_slots = _divided(rule, slots)
+    titles = hooks.titles(variables)
+    _check_shapes(variables, own, titles)
+    gradients = [grad for grad, _ in pairs]
+    asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
+    if hooks.calls:
+        hooks.check(pairs, how.narrow)
+    ready = kept.gate.ready(asked)
+    outcome = _taken(hooks, _Planned(asked, ready, scalar_slots), how, is_last, check=True)
+    if ready.is_single:
+        kept.last = _Planned(asked._replace(gradients=()), ready, scalar_slots)
+    return outcome
+
+
+def _taken(
+    hooks: Hooks, planned: _Planned, how: Processing, is_last: bool, check: bool = False
+) -> Outcome:
+    """Measure, decide, write, constrain, finish, count."""
+    asked, ready, scalar_slots = planned
+    rule = asked.rule
+    try:
+        groups = hooks.groups(asked.variables, asked.gradients)
+        columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
+        if check:
+            for values in columns.shared.values():
+                check_scalars(rule, values)
+        decision, moved = Decision(True, []), []
+        if how or rule.measures:
+            known = how.known(ready, ready.dtypes, tuple(rule.measures.values()))
+            columns = processed(columns, known, how, ready.dtypes)
+            decision = known.decision()
+            if not decision.taken:
+                return Outcome(False, written(decision.calls))
+            if rule.per_variable is not None:
+                columns, moved = per_variable(asked, scalar_slots, columns, known)
+        counts = [*moved, *decision.calls]
+        then: list[After] = []
+        if is_last:
+            counts += hooks.counts(columns.shared)
+            then += hooks.finish()
+        write = _at_once if ready.is_single else _in_rounds
+        return Outcome(True, write(asked, ready.rounds(columns), then, counts))
+    finally:
+        ready.let_go()
+
+
+def _at_once(
+    asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+) -> list[BaseException]:
+    """Write a step in which no variable comes twice."""
+    (own,) = rounds
+    constraints = [
+        constraint_of(var, title)
+        for var, title in zip(asked.variables, asked.titles, strict=True)
+        if getattr(var, "constraint", None) is not None
+    ]
+    return written(own.calls, [*constraints, *then], counts)
+
+
+def _in_rounds(
+    asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+) -> list[BaseException]:
+    """Write a step in which variables come twice; what interrupts it has it put back."""
+    tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
+    tensors += [copy for copy in asked.copies or () if copy is not None]
+    errors: list[BaseException] = []
+    taken: list[bool] = []
+    undo = calls(putting_back(distinct(tensors)))
+    try:
+        for own in rounds:
+            consume(calls(own.calls))
+            for index in own.members:
+                errors += constrained(asked.variables[index], asked.titles[index])
+        return errors + written([partial(taken.append, True)], then, counts)
+    except BaseException:
+        if not taken:
+            consume(undo)
+        raise
+
+
+def _by_hooks(
+    hooks: Hooks, pairs: list[Pair], how: Processing, copies: Copies, is_last: bool
+) -> Outcome:
+    """Have the user's own functions update each variable; what they write is put back if one fails.
+
+    A constraint follows its variable's update.
+    """
+    flush = hooks.selection.denormals == "flush"
+    pairs, decision = materialised(pairs, how, flush)
+    if not decision.taken:
+        return Outcome(False, written(decision.calls))
+    variables = [var for _, var in pairs]
+    titles = hooks.titles(variables)
+    errors: list[BaseException] = []
+    taken: list[bool] = []
+    followers = [copy for copy in copies or () if copy is not None]
+    undo = calls(putting_back([*hooks.written(distinct(variables)), *followers]))
+    try:
+        for (grad, var), title in zip(pairs, titles, strict=True):
+            hooks.apply_one(grad, var)
+            if not isinstance(grad, IndexedSlices):
+                errors += constrained(var, title)
+        for var, copy in zip(variables, copies or (), strict=False):
+            if copy is not None:
+                saturate(var, copy)
+        counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
+        then = hooks.finish() if is_last else []
+        return Outcome(True, errors + written([partial(taken.append, True)], then, counts))
+    except BaseException:
+        if not taken:
+            consume(undo)
+        raise
+
+
+def _divided(
+    rule: Rule, slots: Sequence[Sequence[Tensor]]
+) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
+    """Slots of elements and slots of shape ()."""
+    if not rule.scalar_slots:
+        return slots, ()
+    kinds = [slot.scalar for slot in rule.slots]
+    parts = [
+        [[slot for slot, kind in zip(own, kinds, strict=True) if kind is scalar] for own in slots]
+        for scalar in (False, True)
+    ]
+    return parts[0], parts[1]
+
+
+def _check_shapes(
+    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
+) -> None:
+    """Refuse a variable that was given another shape since its slots were made."""
+    for var, own, title in zip(variables, slots, titles, strict=True):
+        for slot in own:
+            if slot.shape != var.shape:
+                raise InvalidArgumentError(
+                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
+                    f" {tuple(slot.shape)}. Make a new optimizer for it."
+                )
 
 
 def check_pairs(
@@ -46,7 +367,7 @@ def check_pairs(
         titles: The variables' names for messages.
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
-        narrow: Whether a dense gradient of a float32 variable may be of a 16-bit type.
+        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
@@ -59,256 +380,3 @@ def check_pairs(
     for grad, var, title in zip(gradients, variables, titles, strict=True):
         if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
             raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
-
-
-def scatters(rule: Rule) -> bool:
-    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
-    return rule.update_untouched is not None or rule.duplicates == "successive"
-
-
-def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict[str, Any]:
-    """All that a rule's formulas may ask for.
-
-    Args:
-        rule: The rule.
-        values: Its hyperparameters as scalars of `dtype`; powers that are given are kept.
-        dtype: The compute dtype.
-        step: The number of this step, from 1.
-
-    Raises:
-        RuleError: The rule's `prepare` asks for what there is not, or makes what it must not.
-    """
-    for power, hyper in rule.powers.items():
-        if power not in values:
-            values[power] = scalars.power(values[hyper], dtype(step))
-    values.setdefault("t", dtype(step))
-    found = prepared(rule, values)
-    if not SCALARS.isdisjoint(found):
-        raise _taken(rule, "makes scalars", SCALARS & found.keys())
-    for name, value in found.items():
-        if type(value) is not dtype:
-            found[name] = _converted(rule, name, value, dtype)
-    return found
-
-
-def check_names(rule: Rule) -> None:
-    """Refuse a rule in which one name would stand for two scalars.
-
-    Raises:
-        RuleError: Names them.
-    """
-    given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
-    if not _GIVEN.isdisjoint(given):
-        raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))
-    twice = sorted({name for name in given if given.count(name) > 1})
-    if twice:
-        raise RuleError(
-            f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(twice)}."
-            " Rename one."
-        )
-
-
-def _taken(rule: Rule, what: str, names: Iterable[str]) -> RuleError:
-    return RuleError(
-        f"Rule {rule.name!r} {what} named {', '.join(sorted(names))}, which every step gives its"
-        " own meaning. Rename them."
-    )
-
-
-def _converted(rule: Rule, name: str, value: Any, dtype: Dtype) -> Any:
-    """What `prepare` made of the scalar `name`, in the compute dtype."""
-    try:
-        with np.errstate(over="ignore"):
-            return dtype(as_number(name, value))
-    except InvalidTypeError:
-        raise RuleError(
-            f"prepare of rule {rule.name!r} made {name} of type {type(value).__name__}, which is"
-            " no number."
-        ) from None
-    except InvalidArgumentError:
-        return dtype(np.nan)
-
-
-class Stepper:
-    """Takes the steps of one optimizer, and keeps what the next one can use again.
-
-    A step is all or nothing: whatever may fail does so before the first write.
-    """
-
-    def __init__(self) -> None:
-        self._runner = Runner()
-
-    def repeat(
-        self,
-        rule: Rule,
-        pipeline: Pipeline,
-        variables: Sequence[Tensor],
-        gradients: Sequence[Any],
-        scalars_of: ScalarsOf,
-        selection: Selection,
-        *,
-        calls: bool,
-        copies: Copies = None,
-    ) -> Shared | None:
-        """Take the step if it is the one before with other gradients.
-
-        Args:
-            rule: The rule.
-            pipeline: What happens to the gradients first.
-            variables: As in the step before.
-            gradients: Theirs; they are not converted.
-            scalars_of: Gives the rule's scalars of a compute dtype.
-            selection: The engine.
-            calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
-            copies: For each variable a tensor of a 16-bit type that is set to it, or None.
-
-        Returns:
-            The step's scalars, or None if the step is left to `take`.
-        """
-        # A `Variable` that is given a constraint has its plans made anew; others do not tell. This
-        # is `variable_constraint` of each, without a call for each.
-        constraints = [getattr(var, "constraint", None) for var in variables]
-        if constraints.count(None) < len(constraints):
-            return None
-        runner = self._runner
-        if not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):
-            return None
-        with not_taken():
-            shared = {dtype: scalars_of(dtype) for dtype in runner.dtypes}
-        if calls and not runner.aim(rule, pipeline.stages, variables, gradients, selection, copies):
-            return None
-        self._run(shared, variables, gradients, pipeline, selection)
-        return shared
-
-    def take(
-        self,
-        rule: Rule,
-        pipeline: Pipeline,
-        pairs: Sequence[Pair],
-        titles: Sequence[str],
-        slots: Sequence[Sequence[Tensor]],
-        scalars_of: ScalarsOf,
-        selection: Selection,
-        *,
-        calls: bool,
-        copies: Copies = None,
-    ) -> Shared:
-        """Take a step that `check_pairs` accepted.
-
-        Args:
-            rule: The rule.
-            pipeline: What happens to the gradients first.
-            pairs: Gradients and variables. A variable may come twice: it is updated twice.
-            titles: The variables' names for messages.
-            slots: For each pair the variable's slots, in the rule's order.
-            scalars_of: Gives the rule's scalars of a compute dtype.
-            selection: The engine.
-            calls: Whether `scalars_of` calls users' functions, which may move a variable's memory.
-            copies: For each variable a tensor of a 16-bit type that is set to it, or None.
-
-        Returns:
-            The step's scalars for each compute dtype.
-
-        Raises:
-            InvalidArgumentError, InvalidTypeError, LayoutError: Slots do not fit their variable.
-            RuleError: A formula asks for a scalar that nobody gives.
-        """
-        variables = [var for _, var in pairs]
-        gradients = [grad for grad, _ in pairs]
-        with not_taken():
-            shared = {d: scalars_of(d) for d in dict.fromkeys(map(_compute, variables))}
-            for values in shared.values():
-                check_scalars(rule, values)
-            if calls:
-                check_pairs(pairs, titles, scatter=scatters(rule))
-            _check_shapes(variables, slots, titles)
-            self._runner.plan(
-                rule, pipeline.stages, variables, gradients, slots, titles, selection, copies
-            )
-        self._run(shared, variables, gradients, pipeline, selection)
-        return shared
-
-    def _run(
-        self,
-        shared: Shared,
-        variables: Sequence[Tensor],
-        gradients: Sequence[Gradient],
-        pipeline: Pipeline,
-        selection: Selection,
-    ) -> None:
-        runner = self._runner
-        separate: Separate = {}
-        if pipeline:
-            for dtype, values in shared.items():
-                values.update(pipeline.scalars(dtype))
-            try:
-                separate = pipeline.separate(runner.measure(variables, gradients), runner.dtypes[0])
-            except BaseException:
-                runner.let_go()
-                raise
-        runner.run(shared, separate, selection.denormals == "flush")
-
-
-class Steppers:
-    """What is kept between steps.
-
-    Attributes:
-        together: For steps over all variables at once.
-        repeatable: Whether the last of those may be repeated with other gradients.
-    """
-
-    def __init__(self) -> None:
-        self.together = Stepper()
-        self.repeatable = False
-        self._alone: dict[int, Stepper] = {}
-
-    def alone(self, var: Tensor) -> Stepper:
-        """For steps over this variable only."""
-        return self._alone.setdefault(id(var), Stepper())
-
-    def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Let go of variables that were updated on their own in earlier steps, if they are many."""
-        if len(self._alone) > 2 * len(variables) + _SPARE:
-            kept = {id(var) for var in variables}
-            self._alone = {key: each for key, each in self._alone.items() if key in kept}
-
-
-class Plans:
-    """What an optimizer keeps between steps, for eager mode and for each session.
-
-    Plans hold addresses, so a copy of an optimizer makes its own.
-    """
-
-    def __init__(self) -> None:
-        self._eager = Steppers()
-        self._sessions: WeakKeyDictionary[Any, Steppers] = WeakKeyDictionary()
-
-    def now(self) -> Steppers:
-        """Those of the session that is running in this thread, or of eager mode."""
-        session = current_session()
-        if session is None:
-            return self._eager
-        return self._sessions.setdefault(session, Steppers())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
-        return Plans()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Plans, ()
-
-
-def _compute(var: Tensor) -> Dtype:
-    return compute_dtype(var.dtype)
-
-
-def _check_shapes(
-    variables: Iterable[Tensor], slots: Iterable[Sequence[Tensor]], titles: Iterable[str]
-) -> None:
-    """Refuse a variable that was given another shape since its slots were made."""
-    for var, own, title in zip(variables, slots, titles, strict=True):
-        for slot in own:
-            if slot.shape != var.shape:
-                raise InvalidArgumentError(
-                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
-                    f" {tuple(slot.shape)}. Make a new optimizer for it."
-                )

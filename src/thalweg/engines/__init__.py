@@ -1,14 +1,14 @@
 """The engines: they update memory by formulas, and know no algorithm's name."""
 
 from thalweg.engines.check import check_rule
-from thalweg.engines.cpu.measure import Tensors
+from thalweg.engines.gate import Gate, check_gradients
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.reference import check_scalars, prepared, saturate, transform
-from thalweg.engines.run import Runner, check_gradients
 from thalweg.engines.selection import Selection, check_name, current, engine
+from thalweg.engines.tensors import Tensors
 
 __all__ = [
-    "Runner",
+    "Gate",
     "Selection",
     "Tensors",
     "check_gradients",

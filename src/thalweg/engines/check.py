@@ -52,26 +52,37 @@ def _scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     for power, hyper in rule.powers.items():
         known[power] = scalars.power(known[hyper], _FIRST_STEP)
     known.setdefault("t", _FIRST_STEP)
-    return known if rule.prepare is None else {**known, **_prepared(rule, known)}
+    if rule.prepare is not None:
+        known |= _made(rule, rule.prepare, "prepare", known)
+    if rule.per_variable is not None:
+        one = np.ones(1, np.float32)
+        beside = dict.fromkeys(rule.measures, np.ones(1)) | {
+            slot.name: one * np.float32(slot.initial) for slot in rule.scalar_slots
+        }
+        made = _made(rule, rule.per_variable, "per_variable", {**known, **beside})
+        known |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}
+    return known
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, Real)
 
 
-def _prepared(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
-    prepare: Any = rule.prepare
-    where = place(prepare)
-    if not where.startswith("prepare"):
-        where = f"prepare, {where},"
+def _made(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a host's function of the rule makes of what is known."""
+    where = place(function)
+    if not where.startswith(role):
+        where = f"{role}, {where},"
     try:
-        wanted = list(inspect.signature(prepare).parameters)
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RuleError(f"{where} has no signature: {error}") from error
-    _check_given(where, wanted, known, rule)
+    needed = [each.name for each in parameters if each.default is each.empty]
+    _check_given(where, needed, known, rule)
+    given = {each.name: known[each.name] for each in parameters if each.name in known}
     try:
         with np.errstate(all="ignore"):
-            made = prepare(**{name: known[name] for name in wanted})
+            made = function(**given)
     except Exception as error:
         raise RuleError(
             f"{where} fails at the first step: {type(error).__name__}: {error}"
@@ -84,7 +95,7 @@ def _prepared(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
 def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any]) -> None:
     transcript = transcribe(formula)
     _check_sides(rule, formula, transcript, 1 + grad, known)
-    check_counts(formula, transcript, grad, len(rule.slots))
+    check_counts(formula, transcript, grad, len(rule.element_slots))
     _check_given(place(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:
@@ -100,7 +111,7 @@ def _check_sides(
     rule: Rule, formula: Any, transcript: Transcript, first: int, known: Mapping[str, Any]
 ) -> None:
     """Refuse a scalar before the `*` and a slot after it."""
-    slots = [slot.name for slot in rule.slots]
+    slots = [slot.name for slot in rule.element_slots]
     if len(transcript.positional) > first + len(slots):
         early = [name for name in transcript.positional[first:] if name in known.keys() - {*slots}]
         if early:

@@ -277,14 +277,21 @@ def _check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) ->
     check_memory(values, f"The gradient of '{name}'")
 
 
-def check_slices(grad: IndexedSlices, var: Tensor, name: str, scatter: bool) -> None:
+def check_slices(
+    grad: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
+) -> None:
     """Refuse a sparse gradient that does not belong to its variable.
+
+    Args:
+        grad, var, name: Gradient and variable.
+        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do.
+        narrow: Whether the values for a float32 variable may be of a 16-bit type.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ, or an index is out of range.
     """
-    _check_kind(grad.values, var, name)
+    _check_kind(grad.values, var, name, narrow)
     shape = tuple(var.shape)
     if not shape or tuple(grad.values.shape[1:]) != shape[1:]:
         raise InvalidArgumentError(

@@ -7,22 +7,23 @@ Tensors elsewhere are computed with torch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import libm
+from thalweg.engines import layout, libm
 from thalweg.engines.denormals import denormals
+from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scalars, Stages
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Rule, narrow, wide
+from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
+from thalweg.indexed_slices import IndexedSlices
 
-Scalars = Mapping[str, Any]
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -109,8 +110,26 @@ def torch_formula(formula: Formula) -> Formula:
 
 
 @cache
-def _wanted(rule: Rule) -> tuple[str, ...]:
-    return () if rule.prepare is None else tuple(inspect.signature(rule.prepare).parameters)
+def _wanted(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a formula's parameters, those without a default and those with one."""
+    found = inspect.signature(formula).parameters.values()
+    needed = tuple(each.name for each in found if each.default is each.empty)
+    return needed, tuple(each.name for each in found if each.default is not each.empty)
+
+
+def given_to(rule: Rule, role: str, known: Scalars) -> dict[str, Any]:
+    """The arguments of the rule's function of this role, out of what is known.
+
+    Raises:
+        RuleError: It asks for what there is not.
+    """
+    needed, optional = _wanted(getattr(rule, role))
+    try:
+        arguments = {name: known[name] for name in needed}
+    except KeyError:
+        _check_given(rule, role, needed, known)
+        raise
+    return arguments | {name: known[name] for name in optional if name in known}
 
 
 def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
@@ -121,11 +140,7 @@ def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     """
     if rule.prepare is None:
         return dict(hypers)
-    try:
-        arguments = {name: hypers[name] for name in _wanted(rule)}
-    except KeyError:
-        _check_given(rule, "prepare", _wanted(rule), hypers)
-        raise
+    arguments = given_to(rule, "prepare", hypers)
     with np.errstate(all="ignore"):
         made = rule.prepare(**arguments)
     if not isinstance(made, dict):
@@ -165,21 +180,19 @@ def _numpy(tensor: Tensor) -> np.ndarray:
     return tensor.numpy() if tensor.dtype in _WIDE else tensor.float().numpy()
 
 
-def _store(tensor: Tensor, array: np.ndarray, rows: np.ndarray | None) -> None:
-    target = tensor.detach()
-    values = torch.from_numpy(np.array(array, order="C")).to(tensor.dtype)
-    if rows is None:
-        target.copy_(values)
-    else:
-        target[torch.from_numpy(rows)] = values
-
-
 def evaluate(
-    formula: Formula, tensors: list[Tensor], scalars: Scalars, rows: np.ndarray | None = None
+    formula: Formula,
+    tensors: list[Tensor],
+    scalars: Scalars,
+    dtype: Dtype | None = None,
+    rows: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """A formula over NumPy copies of tensors, or of `rows` of them, in the compute dtype."""
-    dtype = compute_dtype(tensors[0].dtype)
-    arrays = [_numpy(tensor) for tensor in tensors]
+    """A formula over NumPy copies of tensors, or of `rows` of them.
+
+    It is computed in `dtype`, by default the one that the first tensor is computed in.
+    """
+    dtype = dtype or compute_dtype(tensors[0].dtype)
+    arrays = [_numpy(tensor).astype(dtype, copy=False) for tensor in tensors]
     # Copies, because a result may be a parameter into which another result is stored first.
     arrays = [array.copy() if rows is None else array[rows] for array in arrays]
     function = numpy_formula(formula, dtype)
@@ -201,17 +214,33 @@ def _flushed(
     return arrays
 
 
-def transform(stages: tuple[Formula, ...], grad: Tensor, scalars: Scalars, flush: bool) -> Tensor:
-    """The gradient after the stages, a new tensor; the gradient itself if there are none."""
-    with denormals(flush):
+def transform(
+    stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
+) -> Tensor:
+    """The gradient after the stages, a new tensor; the gradient itself if there are none.
+
+    Args:
+        stages: The stages; in between, numbers have the type of the arithmetic.
+        grad: A gradient, or the values of a sparse one.
+        scalars: What the stages read.
+        flush: Whether denormals are treated as zero.
+        kind: The variable's dtype, which the result has; that of the gradient if None.
+    """
+    if not stages:
+        return grad
+    kind = kind or grad.dtype
+    if grad.device.type != "cpu":
+        plain = {name: float(value) for name, value in scalars.items()}
+        changed = grad.detach().to(torch.float64 if kind == torch.float64 else torch.float32)
         for stage in stages:
-            if grad.device.type == "cpu":
-                result = evaluate(stage, [grad], scalars)[0]
-                grad = torch.from_numpy(np.array(result, order="C")).to(grad.dtype)
-            else:
-                result = torch_formula(stage)(_wide(grad), **_pick(stage, scalars, float))[0]
-                grad = result.to(grad.dtype)
-    return grad
+            changed = torch_formula(stage)(changed, **_pick(stage, plain, float))[0]
+        return changed.to(kind)
+    with denormals(flush):
+        array, dtype = grad.detach(), compute_dtype(kind)
+        for stage in stages:
+            result = evaluate(stage, [array], scalars, dtype)[0]
+            array = torch.from_numpy(np.array(result, order="C"))
+        return array.to(kind)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -244,98 +273,176 @@ def _grouped(values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return total, rows[first]
 
 
-def update_dense(
-    rule: Rule,
-    stages: tuple[Formula, ...],
-    var: Tensor,
-    grad: Tensor,
-    slots: list[Tensor],
-    scalars: Scalars,
-    flush: bool,
-) -> None:
-    """One variable, one dense gradient, in place."""
-    tensors = [var, *slots]
-    if var.device.type != "cpu":
-        return _update_torch(rule, stages, var, grad, slots, scalars)
-    with denormals(flush):
-        for stage in stages:
-            array = evaluate(stage, [grad], scalars)[0]
-            grad = torch.from_numpy(np.array(array, order="C"))
-        results = evaluate(rule.update, [var, grad, *slots], scalars)
-        for tensor, array in zip(tensors, results, strict=True):
-            _store(tensor, array, None)
+class ReferencePart:
+    """The update of one variable; a `Part` of a step.
+
+    It computes new values beside the old ones, with NumPy on the CPU's memory and torch elsewhere,
+    and then copies them.
+
+    Args:
+        asked: The step, of one variable.
+    """
+
+    def __init__(self, asked: Request) -> None:
+        (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
+        self._rule, self._stages = asked.rule, asked.stages
+        self._tensors = [var, *slots]
+        self._copy = asked.copies[0] if asked.copies else None
+        self._grad: Gradient | None = grad
+        self._dtype = compute_dtype(var.dtype)
+        self._flush = asked.selection.denormals == "flush"
+
+    @property
+    def written(self) -> list[Tensor]:
+        """See `Part`."""
+        return self._tensors if self._copy is None else [*self._tensors, self._copy]
+
+    @property
+    def _gradient(self) -> Gradient:
+        if self._grad is None:
+            raise RuntimeError("the part is not aimed at a gradient")
+        return self._grad
+
+    @property
+    def _values(self) -> Tensor:
+        """What is measured: the elements of the gradient, the values of a sparse one as they are.
+
+        Elements count in the order of the variable's memory, where they fill one run of it.
+        """
+        grad, var = self._gradient, self._tensors[0]
+        if isinstance(grad, IndexedSlices):
+            return layout.packed(grad.values)
+        return layout.like(grad, var) if layout.dense(var) else layout.packed(grad)
+
+    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+        """See `Part`: each step is looked at anew."""
+        return False
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]:
+        """See `Ready`."""
+        from thalweg.engines.cpu.measure import sums_of_squares
+
+        return [
+            sums_of_squares([self._values if f is gradient_squares else self._tensors[0]])
+            for f in formulas
+        ]
+
+    def peaks(self) -> np.ndarray:
+        """See `Ready`."""
+        values = self._values
+        if not values.numel():
+            return np.zeros(1)
+        return values.detach().abs().max().double().reshape(1).cpu().numpy()
+
+    def calls(self, columns: Columns) -> list[Call]:
+        """What copies the new values; they are computed now."""
+        scalars = columns.of(0, self._dtype)
+        grad = self._gradient
+        with torch.no_grad(), denormals(self._flush):
+            if isinstance(grad, IndexedSlices):
+                made = self._rows(grad, scalars)
+            else:
+                made = self._whole(grad, scalars)
+            return made if self._copy is None else [*made, *self._copied(self._copy)]
+
+    def let_go(self) -> None:
+        """See `Ready`."""
+        self._grad = None
+
+    def _whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
+        compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
+        results = compute(self._rule, self._stages, self._tensors, grad, scalars)
+        pairs = zip(self._tensors, results, strict=True)
+        return [partial(each.detach().copy_, value.to(each.dtype)) for each, value in pairs]
+
+    def _rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+        values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
+        made: list[Call] = []
+        for rows, results in _row_results(self._rule, self._tensors, values, grad.indices, scalars):
+            for each, value in zip(self._tensors, results, strict=True):
+                index = torch.from_numpy(rows).to(each.device)
+                value = torch.from_numpy(value).to(each.dtype).to(each.device)
+                made.append(partial(each.detach().index_copy_, 0, index, value))
+        return made
+
+    def _copied(self, copy: Tensor) -> list[Call]:
+        """What sets a copy to its variable, once that is written."""
+        var, largest = self._tensors[0].detach(), torch.finfo(copy.dtype).max
+        wide = torch.empty_like(var)
+        return [
+            partial(torch.clamp, var, -largest, largest, out=wide),
+            partial(copy.detach().copy_, wide),
+        ]
 
 
-def _update_torch(
-    rule: Rule,
-    stages: tuple[Formula, ...],
-    var: Tensor,
-    grad: Tensor,
-    slots: list[Tensor],
-    scalars: Scalars,
-) -> None:
-    plain = {name: float(value) for name, value in scalars.items()}
-    grad = _wide(grad)
+def _numpy_results(
+    rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
+) -> list[Tensor]:
+    """The variable and its slots after a step, in the type of the arithmetic."""
+    grad = grad.detach()
     for stage in stages:
-        grad = torch_formula(stage)(grad, **_pick(stage, plain, float))[0]
-    wide = [_wide(tensor) for tensor in (var, *slots)]
+        array = evaluate(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
+        grad = torch.from_numpy(np.array(array, order="C"))
+    results = evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
+    return [torch.from_numpy(np.array(each, order="C")) for each in results]
+
+
+def _torch_results(
+    rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
+) -> list[Tensor]:
+    """The same on any device."""
+    plain = {name: float(value) for name, value in scalars.items()}
+    wide = [_wide(tensor) for tensor in tensors]
+    changed = grad.detach().to(wide[0].dtype)
+    for stage in stages:
+        changed = torch_formula(stage)(changed, **_pick(stage, plain, float))[0]
     results = torch_formula(rule.update)(
-        wide[0], grad, *wide[1:], **_pick(rule.update, plain, float)
+        wide[0], changed, *wide[1:], **_pick(rule.update, plain, float)
     )
-    for tensor, result in zip((var, *slots), results, strict=True):
-        tensor.detach().copy_(result)
+    return list(results)
+
+
+def _row_results(
+    rule: Rule, tensors: Sequence[Tensor], values: Tensor, indices: Tensor, scalars: Scalars
+) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """Rows, each once, and what the variable and its slots are there after a step."""
+    var = tensors[0]
+    formula = rule.update_sparse or rule.update
+    if rule.update_single is not None and var.shape[1:].numel() == 1:
+        formula = rule.update_single
+    dtype = compute_dtype(var.dtype)
+    rows = indices.detach().cpu().numpy().astype(np.int64)
+    array = _numpy(values.cpu()).astype(dtype, copy=False)
+    touched, places = np.unique(rows, return_inverse=True)
+    kept = [_numpy(tensor.cpu())[touched] for tensor in tensors]
+    if rule.duplicates == "sum":
+        array, places = _grouped(array, places)
+        # TensorFlow adds the rows onto zeros, which takes the sign from -0.
+        array = _numpy(torch.from_numpy(array).to(var.dtype)) + dtype(0)
+        steps = [np.arange(len(places))]
+    else:
+        steps = _waves(places)
+    function, picked = numpy_formula(formula, dtype), _pick(formula, scalars, dtype)
+    with np.errstate(all="ignore"):
+        for step in steps:
+            own = places[step]
+            arrays = [each[own] for each in kept]
+            results = function(arrays[0], array[step], *arrays[1:], **picked)
+            results = _flushed(formula, results, arrays[0], 1)
+            for each, tensor, result in zip(kept, tensors, results, strict=True):
+                stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
+                each[own] = _numpy(stored)
+    yield touched, kept
+    if rule.update_untouched is not None:
+        others = np.setdiff1d(np.arange(var.shape[0]), touched)
+        cpu = [tensor.cpu() for tensor in tensors]
+        results = evaluate(rule.update_untouched, cpu, scalars, rows=others)
+        yield others, [np.array(each, order="C") for each in results]
 
 
 def saturate(var: Tensor, copy: Tensor) -> None:
     """Set a copy in a narrower type to its variable; numbers too large become the largest."""
     largest = torch.finfo(copy.dtype).max
     copy.detach().copy_(var.detach().clamp(-largest, largest))
-
-
-def update_sparse(
-    rule: Rule,
-    var: Tensor,
-    values: Tensor,
-    indices: Tensor,
-    slots: list[Tensor],
-    scalars: Scalars,
-    flush: bool,
-) -> None:
-    """One variable, one sparse gradient (rows of dimension 0), in place."""
-    if var.device.type != "cpu":
-        var_cpu, slots_cpu = var.detach().cpu(), [slot.detach().cpu() for slot in slots]
-        update_sparse(
-            rule, var_cpu, values.detach().cpu(), indices.cpu(), slots_cpu, scalars, flush
-        )
-        for tensor, result in zip((var, *slots), (var_cpu, *slots_cpu), strict=True):
-            tensor.detach().copy_(result)
-        return
-    formula = rule.update_sparse or rule.update
-    if rule.update_single is not None and var.shape[1:].numel() == 1:
-        formula = rule.update_single
-    tensors = [var, *slots]
-    dtype = compute_dtype(var.dtype)
-    rows = indices.numpy().astype(np.int64)
-    array = _numpy(values)
-    touched = np.unique(rows)
-    with denormals(flush), np.errstate(all="ignore"):
-        if rule.duplicates == "sum":
-            array, rows = _grouped(array, rows)
-            # TensorFlow adds the rows onto zeros, which takes the sign from -0.
-            array = _numpy(torch.from_numpy(array).to(values.dtype)) + dtype(0)
-            steps = [np.arange(len(rows))]
-        else:
-            steps = _waves(rows)
-        function = numpy_formula(formula, dtype)
-        picked = _pick(formula, scalars, dtype)
-        for step in steps:
-            arrays = [_numpy(tensor)[rows[step]] for tensor in tensors]
-            results = function(arrays[0], array[step], *arrays[1:], **picked)
-            results = _flushed(formula, results, arrays[0], 1)
-            for tensor, result in zip(tensors, results, strict=True):
-                _store(tensor, result, rows[step])
-        if rule.update_untouched is not None:
-            others = np.setdiff1d(np.arange(var.shape[0]), touched)
-            results = evaluate(rule.update_untouched, tensors, scalars, others)
-            for tensor, result in zip(tensors, results, strict=True):
-                _store(tensor, result, others)

@@ -29,7 +29,7 @@ from thalweg.rules.adamax_v1 import ADAMAX_V1
 from thalweg.rules.adam_w import ADAM_W
 from thalweg.rules.momentum_w import MOMENTUM_W, NESTEROV_W
 from thalweg.rules.lars import LARS, NESTEROV_LARS
-from thalweg.rules.novograd import NOVOGRAD
+from thalweg.rules.novograd import NOVOGRAD, NOVOGRAD_AS_SHIPPED as NOVOGRAD_AS_SHIPPED
 
 KERAS_RULES: tuple[Rule, ...] = (
     SGD,

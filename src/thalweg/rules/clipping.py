@@ -1,6 +1,11 @@
-"""What becomes of gradients as formulas, applied inside the update's pass: clipping, scaling."""
+"""What becomes of gradients as formulas, applied inside the update's pass, in this order."""
 
 from thalweg.formula import maximum, minimum
+
+
+def unscale(grad, *, unscaling):
+    """The reciprocal of a loss scale goes first."""
+    return grad * unscaling
 
 
 def clip_by_value(grad, *, clipvalue):
@@ -14,10 +19,10 @@ def clip_by_norm(grad, *, clipnorm, clip_divisor):
 
 
 def clip_by_global_norm(grad, *, clip_scale):
-    """tf.clip_by_global_norm; `clip_scale` is NaN where the global norm is not finite."""
+    """tf.clip_by_global_norm, with the factor that all gradients have."""
     return grad * clip_scale
 
 
-def processed(grad, *, unscaling, clip_scale, trust_factor):
-    """OpenSeq2Seq's order: the loss scale goes, then clipping, then LARC; 1 leaves a part out."""
-    return grad * unscaling * clip_scale * trust_factor
+def scale_by_trust(grad, *, trust_factor):
+    """LARC: each variable has a factor of its own."""
+    return grad * trust_factor

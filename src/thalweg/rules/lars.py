@@ -1,27 +1,32 @@
 """LARS: momentum with a rate for each variable, as tf.contrib.opt of TensorFlow 1.15 computes it.
 
-The caller measures the norms of variables and gradients and hands the ratio of each variable to
-the step as the separate scalar `trust_ratio`. A variable that is left out of the scaling has the
-ratio 1 and, again as a separate scalar, a `weight_decay` of 0. Sparse gradients know neither.
+A variable that is left out of the scaling has `adaptive` and `weight_decay` of 0. Sparse gradients
+know neither ratio nor decay.
 
 The learning rate is inside the velocity for dense gradients and outside of it for sparse ones, so
 a variable should have one kind.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.formula import (
+    Hyper,
+    Rule,
+    Slot,
+    gradient_squares,
+    narrow,
+    sqrt,
+    variable_squares,
+    where,
+)
 
 
-def trust_ratio(variable_norm, gradient_norm, eeta, weight_decay, epsilon):
-    """How much of the learning rate a variable gets; 1 where a norm is 0 or NaN.
-
-    Args:
-        variable_norm, gradient_norm: L2 norms, as scalars of the variable's dtype.
-        eeta, weight_decay, epsilon: Scalars of the same dtype.
-    """
+def per_variable(*, variable_squares, gradient_squares, eeta, weight_decay, epsilon, adaptive):
+    """Once per variable: how much of the learning rate it gets; 1 where a norm is 0 or NaN."""
+    variable_norm = narrow(sqrt(variable_squares), like=eeta)
+    gradient_norm = narrow(sqrt(gradient_squares), like=eeta)
     divisor = gradient_norm + weight_decay * variable_norm + epsilon
     ratio = eeta * variable_norm / divisor
-    one = type(variable_norm)(1)
-    return where(variable_norm > 0, where(gradient_norm > 0, ratio, one), one)
+    has_norms = (variable_norm > 0) & (gradient_norm > 0) & (adaptive > 0)
+    return {"trust_ratio": where(has_norms, ratio, 1.0)}
 
 
 def scaled(var, grad, learning_rate, weight_decay, trust_ratio):
@@ -61,13 +66,17 @@ HYPERS = (
     Hyper("weight_decay", 1e-4, "decay, as a part of the gradient"),
     Hyper("eeta", 0.001, "largest part of the variable's norm that a step may have"),
     Hyper("epsilon", 0.0, "added to the divisor of the ratio"),
+    Hyper("adaptive", 1.0, "0 leaves the variable's rate alone"),
 )
+MEASURES = {"variable_squares": variable_squares, "gradient_squares": gradient_squares}
 
 LARS = Rule(
     name="LARS",
     update=update,
     update_sparse=update_sparse,
     hypers=HYPERS,
+    measures=MEASURES,
+    per_variable=per_variable,
     slots=(Slot("momentum"),),
     source="You et al. 2017; tf.contrib.opt.LARSOptimizer of TensorFlow 1.15; kernel ApplyMomentum",
     differs="Not in torch.optim.",
@@ -78,6 +87,8 @@ NESTEROV_LARS = Rule(
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
     hypers=HYPERS,
+    measures=MEASURES,
+    per_variable=per_variable,
     slots=(Slot("momentum"),),
     source="tf.contrib.opt.LARSOptimizer(use_nesterov=True) of TensorFlow 1.15",
     differs="Not in torch.optim.",

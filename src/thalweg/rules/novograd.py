@@ -1,36 +1,51 @@
-"""NovoGrad: momentum of gradients that are divided by a norm of their variable.
+"""NovoGrad: momentum of gradients that are divided by a moving norm of their variable.
 
-The caller keeps the moving average of each variable's squared norm, and hands the reciprocal of its
-root to the step as the separate scalar `grad_scale`. `share` is the factor of gradient averaging,
-1 without it. A sparse gradient is a dense one: rows that no index names have a gradient of 0.
+`share` is the factor of gradient averaging, 1 without it, and `fresh` is 1 - beta2; a caller that
+has them in another precision than these gives them. A sparse gradient is a dense one: rows that no
+index names have a gradient of 0.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, where
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, gradient_squares, narrow, sqrt, where
 
 
-def moved(var, normalised, velocity, beta1, weight_decay, share):
-    """The velocity after a step."""
-    step = where(weight_decay > 0, normalised + weight_decay * var, normalised)
-    return velocity * beta1 + step * share
+def prepare(*, beta1, beta2, fresh=None, share=None):
+    """Once a step, on the host."""
+    one = type(beta1)(1)
+    return {
+        "fresh": one - beta2 if fresh is None else fresh,
+        "share": one if share is None else share,
+    }
+
+
+def per_variable(*, gradient_squares, grads_ema, beta2, fresh, epsilon):
+    """Once per variable: the average of squared norms moves; it begins with the first of them."""
+    squares = narrow(gradient_squares, like=epsilon)
+    average = where(grads_ema == 0, squares, grads_ema * beta2 + squares * fresh)
+    return {"grads_ema": average, "grad_scale": 1 / sqrt(average + epsilon)}
+
+
+def per_variable_as_shipped(*, gradient_squares, epsilon):
+    """Once per variable; OpenSeq2Seq forgets to store the average, so each is the first."""
+    return {"grad_scale": 1 / sqrt(narrow(gradient_squares, like=epsilon) + epsilon)}
 
 
 def update(var, grad, velocity, *, learning_rate, beta1, weight_decay, grad_scale, share):
     """Once per element; after the gradient has been made, it is ApplyMomentum."""
-    velocity = moved(var, grad * grad_scale, velocity, beta1, weight_decay, share)
-    return var - velocity * learning_rate, velocity
-
-
-def update_untouched(var, velocity, *, learning_rate, beta1, weight_decay, grad_scale, share):
-    """Once per element of a row without a gradient."""
-    zero = grad_scale * 0.0  # NaN where the scale is infinite, as in a dense gradient
-    velocity = moved(var, zero, velocity, beta1, weight_decay, share)
+    normalised = grad * grad_scale
+    step = where(weight_decay > 0, normalised + weight_decay * var, normalised)
+    velocity = velocity * beta1 + step * share
     return var - velocity * learning_rate, velocity
 
 
 NOVOGRAD = Rule(
     name="NovoGrad",
     update=update,
-    update_untouched=update_untouched,
+    prepare=prepare,
+    measures={"gradient_squares": gradient_squares},
+    per_variable=per_variable,
+    whole=True,
     hypers=(
         Hyper("learning_rate", 1.0, "step size"),
         Hyper("beta1", 0.95, "share of the velocity that is kept"),
@@ -38,7 +53,9 @@ NOVOGRAD = Rule(
         Hyper("epsilon", 1e-8, "added to that average, inside the root"),
         Hyper("weight_decay", 0.0, "decay, as a part of the normalised gradient"),
     ),
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum"), Slot("grads_ema", scalar=True)),
     source="Ginsburg et al. 2019; OpenSeq2Seq's optimizers.novograd; kernel ApplyMomentum",
     differs="Not in torch.optim.",
 )
+
+NOVOGRAD_AS_SHIPPED = replace(NOVOGRAD, per_variable=per_variable_as_shipped)

@@ -264,8 +264,16 @@ def _indent(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
 
-def _stage_names(stages: tuple[Formula, ...]) -> list[tuple[str, Transcript]]:
-    return [(f"stage{index}", transcribe(stage)) for index, stage in enumerate(stages)]
+def _stage_names(stages: tuple[Formula, ...], prefix: str) -> list[tuple[str, Transcript]]:
+    return [(f"{prefix}{index}", transcribe(stage)) for index, stage in enumerate(stages)]
+
+
+def _applied(stages: list[tuple[str, Transcript]], position: dict[str, int], value: str) -> str:
+    """An expression for a value after stages."""
+    for name, stage in stages:
+        arguments = ", ".join([value, *(f"s{position[scalar]}" for scalar in stage.scalars)])
+        value = f"{FUNCTION_PREFIX}{name}({arguments})"
+    return value
 
 
 def generate(
@@ -276,6 +284,7 @@ def generate(
     grad: bool,
     duplicates: Literal["sum", "successive"] | None = None,
     copy: bool = False,
+    entries: tuple[Formula, ...] = (),
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
@@ -289,24 +298,28 @@ def generate(
             gradient names: what happens to a row that it names several times.
         copy: Whether the last of `storage` is a copy of the variable in another type, which is
             written and not read. A number that is too large for it becomes the largest it has.
+        entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
+            16-bit variable they are rounded to its type then.
     """
     transcript = transcribe(formula)
     check_counts(formula, transcript, grad, len(storage) - 1 - grad - copy)
-    staged = _stage_names(stages)
-    names = dict.fromkeys(name for _, stage in staged for name in stage.scalars)
+    staged, first = _stage_names(stages, "stage"), _stage_names(entries, "entry")
+    names = dict.fromkeys(name for _, stage in [*first, *staged] for name in stage.scalars)
     scalars = (*names, *(name for name in transcript.scalars if name not in names))
     position = {name: index for index, name in enumerate(scalars)}
 
     definitions: dict[str, str] = {}
     for helper in transcript.helpers:
         definitions[helper.name] = "@njit(**_options)\n" + ast.unparse(helper)
-    for name, stage in staged:
+    for name, stage in [*first, *staged]:
         definitions |= _stage_definition(name, stage)
 
+    # A row's sum lies in scratch: in the variable's type, whatever that of the entries.
+    of_rows = storage[0] if duplicates == "sum" else storage[1] if grad else ""
     pointers, loads, stores = [], [], []
     for index, kind in enumerate(storage):
-        pointer, size, load, save = STORAGE[kind]
         is_gradient = grad and index == 1
+        pointer, size, load, save = STORAGE[of_rows if is_gradient and duplicates else kind]
         if duplicates is None:
             start = "grad_offset" if is_gradient else "offset"
             address = f"base[tensor * {len(storage)} + {index}] + {start} * {size}"
@@ -316,11 +329,13 @@ def generate(
         if copy and index == len(storage) - 1:
             continue
         name = LOCAL_PREFIX + transcript.positional[index]
-        loads.append(f"{name} = {load.format(f'p{index}[i]')}")
-    for name, _ in staged:
-        arguments = ", ".join(f"s{position[scalar]}" for scalar in dict(staged)[name].scalars)
+        value = load.format(f"p{index}[i]")
+        if is_gradient and duplicates == "successive":
+            value = _entry_value(value, storage, compute, first, position)
+        loads.append(f"{name} = {value}")
+    if staged:
         grad_name = LOCAL_PREFIX + transcript.positional[1]
-        loads.append(f"{grad_name} = {FUNCTION_PREFIX}{name}({grad_name}, {arguments})")
+        loads.append(f"{grad_name} = {_applied(staged, position, grad_name)}")
     body = [line for statement in transcript.body for line in ast.unparse(statement).splitlines()]
     body += [f"out{i} = {ast.unparse(result)}" for i, result in enumerate(transcript.results)]
     for index, _ in enumerate(transcript.results):
@@ -356,7 +371,7 @@ def generate(
             **common,
             scalars=_indent(scalar_lines, 1),
             prefetches=_indent(_prefetches(storage), 3),
-            update=_indent([*_rows_gradient(storage[1], compute), *update], 3)
+            update=_indent([*_rows_gradient(storage, compute, first, position), *update], 3)
             if duplicates == "sum"
             else _indent(_one_by_one(storage[1], update), 3),
         )
@@ -378,35 +393,60 @@ def _one_by_one(storage: str, update: list[str]) -> list[str]:
     return ["while entry >= 0:", *("    " + line for line in inner)]
 
 
-def _rows_gradient(storage: str, compute: str) -> list[str]:
+def _entry_value(
+    value: str,
+    storage: tuple[str, ...],
+    compute: str,
+    stages: list[tuple[str, Transcript]],
+    position: dict[str, int],
+) -> str:
+    """An expression for an element of an entry after its stages."""
+    if not stages:
+        return value
+    value = _applied(stages, position, value)
+    _, _, load, save = STORAGE[storage[0]]
+    return value if storage[0] == compute else load.format(save.format(value))
+
+
+def _rows_gradient(
+    storage: tuple[str, ...],
+    compute: str,
+    stages: list[tuple[str, Transcript]],
+    position: dict[str, int],
+) -> list[str]:
     """The gradient of a row: that of its only entry where it lies, or a sum, in scratch.
 
-    The first two entries are added without a copy; a sum in another type is rounded once.
+    The first two entries are added without a copy; a sum in another type is rounded once. Entries
+    that have stages, or are of another type than the variable, are always brought to scratch.
     """
-    pointer, _, load, save = STORAGE[storage]
-    add = [f"more = {pointer}({_entry(storage)})", "for i in range(width):"]
-    lines = [
-        f"gradient = {_entry(storage)}",
-        _NEXT,
-        "if entry >= 0:",
-        f"    values, wide = {pointer}(gradient), {compute}_pointer(scratch)",
+    pointer, _, load, _ = STORAGE[storage[1]]
+
+    def element(values: str) -> str:
+        return _entry_value(load.format(f"{values}[i]"), storage, compute, stages, position)
+
+    add = [f"more = {pointer}({_entry(storage[1])})", "for i in range(width):"]
+    rest = [
+        "while entry >= 0:",
         *("    " + line for line in add),
-        f"        wide[i] = {load.format('values[i]')} + {load.format('more[i]')}",
+        f"        wide[i] = wide[i] + {element('more')}",
         f"    {_NEXT}",
-        "    while entry >= 0:",
-        *("        " + line for line in add),
-        f"            wide[i] = wide[i] + {load.format('more[i]')}",
-        f"        {_NEXT}",
-        "    gradient = scratch",
+        "gradient = scratch",
     ]
-    if storage != compute:
-        lines += [
-            f"    gradient = scratch + width * {STORAGE[compute][1]}",
-            f"    narrow = {pointer}(gradient)",
-            "    for i in range(width):",
-            f"        narrow[i] = {save.format('wide[i]')}",
+    if storage[0] != compute:
+        _, _, _, save = STORAGE[storage[0]]
+        rest += [
+            f"gradient = scratch + width * {STORAGE[compute][1]}",
+            f"narrow = {STORAGE[storage[0]][0]}(gradient)",
+            "for i in range(width):",
+            f"    narrow[i] = {save.format('wide[i]')}",
         ]
-    return lines
+    start = [f"gradient = {_entry(storage[1])}", _NEXT]
+    both = [f"values, wide = {pointer}(gradient), {compute}_pointer(scratch)"]
+    if stages or storage[0] != storage[1]:
+        begin = ["for i in range(width):", f"    wide[i] = {element('values')}"]
+        return [*start, *both, *begin, *rest]
+    begin = [*both, *add, f"    wide[i] = {element('values')} + {element('more')}", _NEXT]
+    return [*start, "if entry >= 0:", *("    " + line for line in [*begin, *rest])]
 
 
 def _prefetches(storage: tuple[str, ...]) -> list[str]:

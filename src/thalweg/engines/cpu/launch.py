@@ -28,17 +28,20 @@ class Compiled:
         self.dtype = compute
         self._address = store.address(kernel.name, kernel.source)
 
-    def run(self, table: Table, scalars: np.ndarray, flush: bool) -> None:
-        """Update everything the table points at.
+    def call(self, table: Table, scalars: np.ndarray, flush: bool) -> Callable[[], object]:
+        """A function in C that updates everything the table points at.
 
         Args:
             table: The work; whoever calls keeps the memory it points at alive.
             scalars: (rows, scalars) contiguous, in the kernel's dtype.
             flush: Whether denormals are treated as zero.
         """
-        if table.elements:
-            argument = table.argument(scalars, flush)
-            self.launch(argument, threads_for(len(table.bounds) - 1, table.elements))
+        argument = table.argument(scalars, flush)
+        return self.at(argument, threads_for(len(table.bounds) - 1, table.elements))
+
+    def at(self, argument: int, threads: int) -> Callable[[], object]:
+        """A function in C that calls the kernel on so many threads at once."""
+        return team.call(self._address, argument, threads)
 
     def launch(self, argument: int, threads: int) -> None:
         """Call the kernel on so many threads at once."""
@@ -59,9 +62,11 @@ def compiled(
     grad: bool = True,
     duplicates: Literal["sum", "successive"] | None = None,
     copy: bool = False,
+    entries: tuple[Formula, ...] = (),
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
-    kernel = generate(formula, stages, storage, np.dtype(compute).name, grad, duplicates, copy)
+    name = np.dtype(compute).name
+    kernel = generate(formula, stages, storage, name, grad, duplicates, copy, entries)
     return Compiled(kernel, compute)
 
 

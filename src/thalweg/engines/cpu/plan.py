@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import eq, is_
 from typing import Any
 
@@ -16,12 +17,11 @@ from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.engines.cpu.measure import table_peaks, table_sums
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
-from thalweg.formula import Formula, Rule
+from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
+from thalweg.formula import Formula, Rule, gradient_squares
 from thalweg.variable import Variable
 
 _CPU = {-1}
-
-Scalars = dict[str, Any]
 
 
 def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
@@ -43,7 +43,7 @@ class Group:
     def __init__(
         self,
         rule: Rule,
-        stages: tuple[Formula, ...],
+        stages: Stages,
         members: list[int],
         variables: Sequence[Tensor],
         slots: Sequence[Sequence[Tensor]],
@@ -76,7 +76,7 @@ class Group:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
-    def set_scalars(self, shared: Scalars, separate: dict[str, np.ndarray]) -> None:
+    def _set_scalars(self, shared: Scalars, separate: Any) -> None:
         """Fill the scalar rows.
 
         Args:
@@ -103,9 +103,10 @@ class Group:
         """Largest magnitude of each member's gradient."""
         return table_peaks(self.table, self._storage[1], 1)
 
-    def run(self, flush: bool) -> None:
-        """Launch the kernel."""
-        self.kernel.run(self.table, self.scalars, flush)
+    def call(self, columns: Columns, flush: bool) -> Call:
+        """What launches the kernel."""
+        self._set_scalars(columns.shared[self.dtype], columns.separate)
+        return self.kernel.call(self.table, self.scalars, flush)
 
 
 def _given(copy: Tensor | None) -> list[Tensor]:
@@ -113,78 +114,111 @@ def _given(copy: Tensor | None) -> list[Tensor]:
 
 
 class DensePlan:
-    """A step of one rule over CPU variables with dense gradients, all fit for raw memory.
+    """A `Ready` for CPU variables with dense gradients, all fit for raw memory.
 
     It owns references to everything its tables point at.
 
     Args:
-        rule, stages: What to run.
-        variables: Distinct variables.
-        slots: Their slots, a list per variable.
-        gradients: Dtypes of their gradients.
-        copies: For each variable a tensor of a 16-bit type that the step sets to it, or None.
+        asked: The step. Its variables are distinct; its gradients have their strides.
+
+    Attributes:
+        written: What it writes.
+        is_aimed: Whether its tables point at a step's gradients.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        stages: tuple[Formula, ...],
-        variables: Sequence[Tensor],
-        slots: Sequence[Sequence[Tensor]],
-        gradients: Sequence[torch.dtype],
-        copies: Sequence[Tensor | None],
-    ) -> None:
-        self.rule = rule
-        self.stages = stages
-        self.variables = list(variables)
-        self.slots = [list(each) for each in slots]
-        self.copies = list(copies)
+    is_single = True
+
+    def __init__(self, asked: Request) -> None:
+        self.rule = rule = asked.rule
+        self.stages = stages = asked.stages
+        self._selection = asked.selection
+        self.variables = variables = list(asked.variables)
+        self.slots = slots = [list(each) for each in asked.slots]
+        self.copies = list(asked.copies or [None] * len(variables))
+        self._grad_dtypes = gradients = [grad.dtype for grad in asked.gradients]
         signatures: dict[Any, list[int]] = {}
-        for index, var in enumerate(self.variables):
+        for index, var in enumerate(variables):
             if var.numel():
                 copy = self.copies[index]
                 key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
-                key += tuple(slot.dtype for slot in self.slots[index])
+                key += tuple(slot.dtype for slot in slots[index])
                 signatures.setdefault(key, []).append(index)
         self.groups = [
-            Group(rule, stages, members, self.variables, self.slots, gradients, self.copies)
+            Group(rule, stages, members, variables, slots, gradients, self.copies)
             for members in signatures.values()
         ]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all.
         blocks: dict[int, Tensor] = {}
-        for each in self.slots:
+        for each in slots:
             for slot in each:
                 blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
-        self._slot_blocks = list(blocks.values())
-        self._storages = [block.untyped_storage() for block in self._slot_blocks]
-        self._storages += [var.untyped_storage() for var in self.variables]
+        slot_blocks = list(blocks.values())
         self._copied = copied = [copy for copy in self.copies if copy is not None]
-        self._storages += [copy.untyped_storage() for copy in copied]
+        self.written = [*variables, *slot_blocks, *copied]
+        self._storages = [tensor.untyped_storage() for tensor in self.written]
         self._copied_shapes = list(map(getters.shape, copied))
         self._copied_strides = list(map(getters.stride, copied))
         self._copied_dtypes = list(map(getters.dtype, copied))
-        self._written = [*self.variables, *self._slot_blocks, *copied]
         self._changes = Variable.changes
-        self._pointers = list(map(getters.address, self._written))
-        self._shapes = list(map(getters.shape, self.variables))
-        self._strides = list(map(getters.stride, self.variables))
-        self._dtypes = list(map(getters.dtype, self.variables))
-        self._grad_dtypes = list(gradients)
-        self._contiguous = all(map(getters.contiguous, self.variables))
-        slots_apart = [slot for each in self.slots for slot in each]
-        self._bounds = layout.bounds([*self.variables, *slots_apart, *copied])
+        self._pointers = list(map(getters.address, self.written))
+        self._shapes = list(map(getters.shape, variables))
+        self._strides = list(map(getters.stride, variables))
+        self._dtypes = list(map(getters.dtype, variables))
+        self._contiguous = all(map(getters.contiguous, variables))
+        slots_apart = [slot for each in slots for slot in each]
+        self.bounds = layout.bounds([*variables, *slots_apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
+        self._mark = partial(torch._C._increment_version, self.written)
+        self._held: Sequence[Any] = ()  # the gradients that the tables point at
+        self.is_aimed = False
+        self.point_at(asked.gradients)
 
-    def applies(self, variables: Sequence[Tensor]) -> bool:
+    def again(self, asked: Request, bounds: np.ndarray | None = None) -> bool:
+        """See `Ready`.
+
+        Args:
+            asked: The step.
+            bounds: Of the memory that the step writes, if that is more than the plan does.
+        """
+        if (
+            asked.rule is not self.rule
+            or asked.stages != self.stages
+            or asked.selection != self._selection
+            or not self._copied_to(asked.copies)
+        ):
+            return False
+        # Else torch looks for an override whenever a `Variable` is asked for something.
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._stands(asked.variables) and self._aim(asked.gradients, bounds)
+
+    def serves(self, asked: Request) -> bool:
+        """Whether a plan made for this step would be this one."""
+        return (
+            asked.rule is self.rule
+            and asked.stages == self.stages
+            and asked.selection == self._selection
+            and self._copied_to(asked.copies)
+            and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
+            and self._stands(asked.variables)
+            and all(all(map(is_, a, b)) for a, b in zip(asked.slots, self.slots, strict=True))
+        )
+
+    def _copied_to(self, copies: Copies) -> bool:
+        """Whether these are the plan's copies; None stands for no copies at all."""
+        if copies is None:
+            return not self._copied
+        return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
+
+    def _stands(self, variables: Sequence[Tensor]) -> bool:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         if Variable.changes != self._changes:
             return False
         try:
-            if list(map(getters.address, self._written)) != self._pointers:
+            if list(map(getters.address, self.written)) != self._pointers:
                 return False
         except RuntimeError:
             return False
@@ -211,39 +245,10 @@ class DensePlan:
             return all(map(getters.contiguous, self.variables))
         return list(map(getters.stride, self.variables)) == self._strides
 
-    def serves(
-        self,
-        rule: Rule,
-        stages: tuple[Formula, ...],
-        variables: Sequence[Tensor],
-        slots: Sequence[Sequence[Tensor]],
-        gradients: Sequence[torch.dtype],
-        copies: Sequence[Tensor | None],
-    ) -> bool:
-        """Whether a plan made of these arguments would be this one."""
-        return (
-            rule is self.rule
-            and stages == self.stages
-            and self.copied_to(copies)
-            and list(gradients) == self._grad_dtypes
-            and self.applies(variables)
-            and all(all(map(is_, a, b)) for a, b in zip(slots, self.slots, strict=True))
-        )
-
-    def copied_to(self, copies: Sequence[Tensor | None] | None) -> bool:
-        """Whether these are the plan's copies; None stands for no copies at all."""
-        if copies is None:
-            return not self._copied
-        return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
-
-    def aim(self, gradients: Sequence[Any], bounds: np.ndarray | None = None) -> bool:
+    def _aim(self, gradients: Sequence[Any], bounds: np.ndarray | None) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.
 
         Nothing is written; a False return leaves the reasons to the careful path.
-
-        Args:
-            gradients: Anything.
-            bounds: Of the memory that the step writes, if that is more than the plan does.
         """
         try:
             if not self._checked_gradients.holds(gradients):
@@ -253,7 +258,15 @@ class DensePlan:
             addresses = _addresses(gradients)
         except RuntimeError:
             return False
-        return self._point(addresses, self._bounds if bounds is None else bounds)
+        bounds = self.bounds if bounds is None else bounds
+        for group in self.groups:
+            own = addresses if group.whole else addresses[group.members]
+            # A gradient inside memory that the step writes must be copied first.
+            if not layout.apart(own, group.bytes, bounds):
+                return False
+            group.point_at(own)
+        self._held, self.is_aimed = gradients, True
+        return True
 
     def _fit(self, gradients: Sequence[Any]) -> bool:
         if (
@@ -275,46 +288,39 @@ class DensePlan:
         addresses = _addresses(gradients)
         for group in self.groups:
             group.point_at(addresses[group.members])
+        self._held, self.is_aimed = gradients, True
 
-    def _point(self, addresses: np.ndarray, bounds: np.ndarray) -> bool:
-        for group in self.groups:
-            own = addresses if group.whole else addresses[group.members]
-            # A gradient inside memory that the step writes must be copied first.
-            if not layout.apart(own, group.bytes, bounds):
-                return False
-            group.point_at(own)
-        return True
-
-    def squares(self, bound: float = np.inf) -> np.ndarray:
-        """Sum of squares of each gradient the tables point at, clipped to [-bound, bound]."""
-        return self._measured(lambda group: group.squares(1, bound))
-
-    def variable_squares(self) -> np.ndarray:
-        """Sum of squares of each variable."""
-        return self._measured(lambda group: group.squares(0))
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]:
+        """See `Ready`."""
+        found = []
+        for formula in formulas:
+            result = np.zeros(len(self.variables), np.float64)
+            bound = (
+                float(columns.shared[self.dtypes[0]].get("clipvalue", np.inf)) if stages else np.inf
+            )
+            for group in self.groups:
+                result[group.members] = group.squares(int(formula is gradient_squares), bound)
+            found.append(result)
+        return found
 
     def peaks(self) -> np.ndarray:
-        """Largest magnitude of each gradient the tables point at."""
-        return self._measured(Group.peaks)
-
-    def _measured(self, measure: Callable[[Group], np.ndarray]) -> np.ndarray:
+        """See `Ready`."""
         result = np.zeros(len(self.variables), np.float64)
         for group in self.groups:
-            result[group.members] = measure(group)
+            result[group.members] = group.peaks()
         return result
 
-    def run(
-        self, scalars: dict[type, Scalars], separate: dict[str, np.ndarray], flush: bool
-    ) -> None:
-        """Update everything; cannot fail once it has begun.
+    def calls(self, columns: Columns) -> list[Call]:
+        """What updates everything, as functions in C."""
+        flush = self._selection.denormals == "flush"
+        return [*(group.call(columns, flush) for group in self.groups), self._mark]
 
-        Args:
-            scalars: The step's scalars for each compute dtype.
-            separate: Scalars that differ by variable.
-            flush: Whether denormals are treated as zero.
-        """
-        for group in self.groups:
-            group.set_scalars(scalars[group.dtype], separate)
-        for group in self.groups:
-            group.run(flush)
-        torch.autograd.graph.increment_version(self._written)
+    def rounds(self, columns: Columns) -> Iterator[Round]:
+        """See `Ready`."""
+        yield Round(range(len(self.variables)), self.calls(columns))
+
+    def let_go(self) -> None:
+        """See `Ready`."""
+        self._held, self.is_aimed = (), False

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import layout, reference
+from thalweg.engines import layout
 from thalweg.engines.cpu import launch, rows
-from thalweg.engines.cpu.work import CHUNK, slices, table
+from thalweg.engines.cpu.measure import peaks, sums_of_squares
+from thalweg.engines.cpu.work import CHUNK, Table, slices, table
+from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
 from thalweg.errors import InvalidArgumentError
-from thalweg.formula import Formula, Rule
+from thalweg.formula import Formula, gradient_squares
 from thalweg.indexed_slices import IndexedSlices
 
 ENTRIES = 2**31 - 1  # more entries than fit this plan's 32-bit numbers are left to the reference
@@ -63,33 +65,52 @@ def _places(count: int) -> int:
 
 
 class SparsePlan:
-    """Updates of one variable by sparse gradients.
+    """Updates of one variable by sparse gradients; a `Part` of a step.
 
-    A step calls `aim` or `point_at`, then `run`. The plan owns references to what it writes.
+    A step calls `again` or `point_at`, then `calls`. The plan owns references to what it writes.
+
+    Args:
+        asked: The step, of a contiguous variable whose gradient is `IndexedSlices`.
     """
 
-    def __init__(self, rule: Rule, var: Tensor, slots: Sequence[Tensor]) -> None:
-        self.rule = rule
+    def __init__(self, asked: Request) -> None:
+        (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
+        self.rule = rule = asked.rule
+        self.stages = stages = asked.stages
         self.var = var
         self.slots = list(slots)
+        self._copy = copy = asked.copies[0] if asked.copies else None
+        self._flush = asked.selection.denormals == "flush"
+        self._selection = asked.selection
         self.compute = layout.compute_dtype(var.dtype)
-        names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in (var, *slots)]
+        self._kind = grad.dtype
+        self.written = [var, *slots] if copy is None else [var, *slots, copy]
+        names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
         width = var.numel() // var.shape[0] if var.shape[0] else 0
         formula: Formula = rule.update_sparse or rule.update
         if width == 1 and rule.update_single is not None:
             formula = rule.update_single
-        stages = (from_zero,) if rule.duplicates == "sum" else ()
         self._touched = launch.compiled(
-            formula, stages, (names[0], *names), self.compute, duplicates=rule.duplicates
+            formula,
+            (from_zero,) if rule.duplicates == "sum" else (),
+            (names[0], layout.STORAGE_NAMES[grad.dtype], *names[1:]),
+            self.compute,
+            duplicates=rule.duplicates,
+            copy=copy is not None,
+            entries=stages,
         )
         self._untouched = None
         if rule.update_untouched is not None:
             self._untouched = launch.compiled(
-                rule.update_untouched, (), tuple(names), self.compute, False
+                rule.update_untouched,
+                (),
+                tuple(names),
+                self.compute,
+                False,
+                copy=copy is not None,
             )
         self._group = launch.jitted(rows.group_rows)
         self._width = width
-        self.written = [var, *slots]
         self._pointers = self._addresses()
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
@@ -113,11 +134,13 @@ class SparsePlan:
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._values: Tensor | None = None
+        self._gaps: tuple[Table, np.ndarray] | None = None  # the rows that no index names
+        self._mark = partial(torch._C._increment_version, self.written)
 
     def _addresses(self) -> list[int]:
         return [tensor.data_ptr() for tensor in self.written]
 
-    def stands(self) -> bool:
+    def _stands(self) -> bool:
         """Whether the written tensors lie where they lay, as they were."""
         try:
             return (
@@ -129,25 +152,31 @@ class SparsePlan:
         except RuntimeError:
             return False
 
-    def serves(self, rule: Rule, var: Tensor, slots: Sequence[Tensor]) -> bool:
-        """Whether a plan made of these arguments would be this one."""
+    def _is_of(self, asked: Request) -> bool:
         return (
-            rule is self.rule
-            and var is self.var
-            and len(slots) == len(self.slots)
-            and all(a is b for a, b in zip(slots, self.slots, strict=True))
-            and self.stands()
+            asked.rule is self.rule
+            and asked.stages == self.stages
+            and asked.variables[0] is self.var
+            and asked.selection == self._selection
+            and (asked.copies[0] if asked.copies else None) is self._copy
+            and self._stands()
         )
 
-    def aim(self, grad: Any, bounds: list[int]) -> bool:
-        """Get ready for this gradient; False if it does not fit as it is.
+    def serves(self, asked: Request) -> bool:
+        """Whether a plan made for this step would be this one."""
+        (slots,) = asked.slots
+        return (
+            asked.gradients[0].dtype == self._kind
+            and len(slots) == len(self.slots)
+            and all(a is b for a, b in zip(slots, self.slots, strict=True))
+            and self._is_of(asked)
+        )
 
-        Nothing is written; a False return leaves the reasons to the careful path.
+    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+        """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
+        return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
 
-        Args:
-            grad: Anything.
-            bounds: Of the memory that the step writes, as `layout.bounds` gives them.
-        """
+    def _aim(self, grad: Any, bounds: np.ndarray) -> bool:
         try:
             found = parts(grad)
             if found is None:
@@ -159,7 +188,7 @@ class SparsePlan:
             size = indices.shape
             if (
                 (shape is not None and shape != self._shape)
-                or values.dtype is not self._dtypes[0]
+                or values.dtype is not self._kind
                 or indices.dtype not in _INDICES
                 or len(size) != 1
                 or values.shape != size + self._row_shape
@@ -171,19 +200,18 @@ class SparsePlan:
             start = values.data_ptr()
         except RuntimeError:
             return False
-        before = bisect_right(bounds, start)
-        if before & 1 or before != bisect_left(bounds, start + values.nbytes):
+        if not layout.apart(start, values.nbytes, bounds):
             return False
         return self._point(values, indices) < 0
 
-    def point_at(self, values: Tensor, indices: Tensor) -> None:
-        """Get ready for a gradient of the variable's dtype and row shape, copied if need be.
+    def point_at(self, grad: IndexedSlices) -> None:
+        """Get ready for a gradient of the variable's row shape, copied if need be.
 
         Raises:
             InvalidArgumentError: An index is out of range.
         """
-        indices = layout.packed(indices)
-        bad = self._point(layout.packed(values), indices)
+        indices = layout.packed(grad.indices)
+        bad = self._point(layout.packed(grad.values), indices)
         if bad >= 0:  # checked before, but a callback may have changed it since
             raise InvalidArgumentError(
                 f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
@@ -211,40 +239,45 @@ class SparsePlan:
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
 
-    def run(self, stages: tuple[Formula, ...], scalars: dict[str, Any], flush: bool) -> None:
-        """Update the rows that the gradient names, and the others where the rule says so.
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]:
+        """See `Ready`; the values count as they come, repeated rows and all."""
+        return [
+            sums_of_squares([self.values if f is gradient_squares else self.var]) for f in formulas
+        ]
 
-        Args:
-            stages: What happens to the values first.
-            scalars: The step's scalars in the variable's compute dtype.
-            flush: Whether denormals are treated as zero.
-        """
-        values, self._values = self.values, None
-        if stages:
-            values = reference.transform(stages, values.detach(), scalars, flush)
-        self._run_touched(values, scalars, flush)
+    def peaks(self) -> np.ndarray:
+        """See `Ready`."""
+        return peaks([self.values])
+
+    def calls(self, columns: Columns) -> list[Call]:
+        """What updates the rows that the gradient names, and the others where the rule says so."""
+        scalars = columns.of(0, self.compute)
+        made = self._touched_calls(scalars)
         if self._untouched is not None:
-            self._run_untouched(self._untouched, scalars, flush)
-        torch.autograd.graph.increment_version(self.written)
+            made.append(self._untouched_call(self._untouched, scalars))
+        return [*made, self._mark]
 
-    def _run_touched(self, values: Tensor, scalars: dict[str, Any], flush: bool) -> None:
+    def _touched_calls(self, scalars: Scalars) -> list[Call]:
         width, groups, kernel = self._width, self._groups, self._touched
-        self._base[1] = values.data_ptr()
+        elements = self.values.numel()
+        if not elements:
+            return []
+        self._base[1] = self.values.data_ptr()
         self._scalars[0] = [scalars[name] for name in kernel.scalars]
         share = max(SHARE // max(width, 1), 1)
         shares = -(-groups // share)
-        elements = values.numel()
         threads = launch.threads_for(shares, elements)
         argument, size = self._argument, threads * self._block + _BLOCK
         if self._sums.size < size:
             self._sums = np.empty(size, np.uint8)
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
-        argument[:5] = 0, shares, flush, groups, share
+        argument[:5] = 0, shares, self._flush, groups, share
         argument[13] = 0
-        if elements:
-            kernel.launch(self._address, threads)
+        return [kernel.at(self._address, threads)]
 
-    def _run_untouched(self, kernel: launch.Compiled, scalars: dict[str, Any], flush: bool) -> None:
+    def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
         ordered = np.sort(self._scratch.row_of[: self._groups])
@@ -252,7 +285,12 @@ class SparsePlan:
         found = chunks[: launch.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        kernel.run(table(base, found, slices(found), np.zeros(1, np.int64)), row, flush)
+        self._gaps = table(base, found, slices(found), np.zeros(1, np.int64)), row
+        return kernel.call(*self._gaps, self._flush)
+
+    def let_go(self) -> None:
+        """Forget the gradient."""
+        self._values = self._gaps = None
 
 
 def _readable(tensor: Tensor) -> bool:

@@ -1,7 +1,8 @@
-"""Threads: run one C function on torch's own OpenMP team, or on what this platform has instead.
+"""Threads: run one C function on torch's own OpenMP team, or on one thread where there is none.
 
 Torch's workers spin after each parallel region, so a second pool of threads would compete with them
-for the cores; joining their team costs one to two microseconds.
+for the cores; joining their team costs one to two microseconds. Threads of Python's own could be
+neither started nor awaited without an interruption.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -55,20 +55,15 @@ def run(address: int, argument: int, threads: int) -> None:
 
     Every call receives the same argument; the function shares out its own work, without the GIL.
     """
-    if threads <= 1:
-        ENTRY(address)(argument)
-        return
-    parallel = None if _forked else gomp_parallel()
-    if parallel is not None:
-        parallel(address, argument, threads, 0)
-        return
-    function = ENTRY(address)
-    others = [threading.Thread(target=function, args=(argument,)) for _ in range(threads - 1)]
-    for thread in others:
-        thread.start()
-    function(argument)
-    for thread in others:
-        thread.join()
+    call(address, argument, threads)()
+
+
+def call(address: int, argument: int, threads: int) -> Callable[[], object]:
+    """The same as a function in C, to be called later."""
+    parallel = None if threads <= 1 or _forked else gomp_parallel()
+    if parallel is None:
+        return partial(ENTRY(address), argument)
+    return partial(parallel, address, argument, threads, 0)
 
 
 def size() -> int:

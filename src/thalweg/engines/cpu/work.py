@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK = 1 << 16  # elements of a dense chunk
+STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
 SERIAL = 50_000  # elements below which a second thread costs more than it brings
 
 Int64 = npt.NDArray[np.int64]
@@ -85,7 +86,7 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
 
 def chunk_of(elements: int) -> int:
     """Elements per chunk of so much work: few chunks per thread cannot be shared out evenly."""
-    return min(CHUNK, max(elements // 32, CHUNK // 8))
+    return min(CHUNK, max(-(-elements // 32 // STEP) * STEP, CHUNK // 8))
 
 
 def slices(chunks: Int64, chunk: int = CHUNK) -> Int64:

@@ -1,0 +1,185 @@
+"""The scalars of a step: of groups of hyperparameters, of stages, and of single variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg import scalars
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.processing import SCALARS, Known, Processing
+from thalweg.core.section import Call
+from thalweg.engines import compute_dtype, prepared
+from thalweg.engines.engine import Columns, Dtype, Request
+from thalweg.engines.reference import given_to
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
+from thalweg.formula import Rule
+
+Groups = Sequence[Hashable] | None
+ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
+
+_GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
+
+
+def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict[str, Any]:
+    """All that a rule's formulas may ask for.
+
+    Args:
+        rule: The rule.
+        values: Its hyperparameters as scalars of `dtype`; powers that are given are kept.
+        dtype: The compute dtype.
+        step: The number of this step, from 1.
+
+    Raises:
+        RuleError: The rule's `prepare` asks for what there is not, or makes what it must not.
+    """
+    for power, hyper in rule.powers.items():
+        if power not in values:
+            values[power] = scalars.power(values[hyper], dtype(step))
+    values.setdefault("t", dtype(step))
+    found = prepared(rule, values)
+    if not SCALARS.isdisjoint(found):
+        raise _taken(rule, "makes scalars", SCALARS & found.keys())
+    for name, value in found.items():
+        if type(value) is not dtype:
+            found[name] = _converted(rule, name, value, dtype)
+    return found
+
+
+def check_names(rule: Rule) -> None:
+    """Refuse a rule in which one name would stand for two scalars.
+
+    Raises:
+        RuleError: Names them.
+    """
+    given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
+    if not _GIVEN.isdisjoint(given):
+        raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if twice:
+        raise RuleError(
+            f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(twice)}."
+            " Rename one."
+        )
+
+
+def _taken(rule: Rule, what: str, names: Any) -> RuleError:
+    return RuleError(
+        f"Rule {rule.name!r} {what} named {', '.join(sorted(names))}, which every step gives its"
+        " own meaning. Rename them."
+    )
+
+
+def _converted(rule: Rule, name: str, value: Any, dtype: Dtype) -> Any:
+    """What `prepare` made of the scalar `name`, in the compute dtype."""
+    try:
+        with np.errstate(over="ignore"):
+            return dtype(as_number(name, value))
+    except InvalidTypeError:
+        raise RuleError(
+            f"prepare of rule {rule.name!r} made {name} of type {type(value).__name__}, which is"
+            " no number."
+        ) from None
+    except InvalidArgumentError:
+        return dtype(np.nan)
+
+
+def columns_of(
+    groups: Groups, scalars_of: ScalarsOf, dtypes: Sequence[Dtype], variables: Sequence[Tensor]
+) -> Columns:
+    """The scalars of a rule: those that all variables share, and those that differ by group.
+
+    Args:
+        groups: For each variable its group; None if there is one.
+        scalars_of: Gives the scalars of a group in a compute dtype; asked once for each.
+        dtypes: The compute dtypes of the step.
+        variables: The variables.
+    """
+    if groups is None:
+        return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})
+    own = [(compute_dtype(var.dtype), group) for var, group in zip(variables, groups, strict=True)]
+    found = {key: scalars_of(*key) for key in dict.fromkeys(own)}
+    shared: dict[Dtype, dict[str, Any]] = {}
+    for (dtype, _), values in found.items():
+        shared.setdefault(dtype, values)
+    differing = {
+        name: None
+        for (dtype, _), values in found.items()
+        for name, value in values.items()
+        if value != shared[dtype][name]
+    }
+    separate = {name: np.array([found[key][name] for key in own], np.float64) for name in differing}
+    return Columns(shared, separate)
+
+
+def processed(columns: Columns, known: Known, how: Processing, dtypes: Sequence[Dtype]) -> Columns:
+    """The same with the scalars of the stages."""
+    shared = {dtype: {**columns.shared[dtype], **how.shared(dtype)} for dtype in dtypes}
+    return Columns(shared, {**columns.separate, **known.separate})
+
+
+def per_variable(
+    asked: Request, scalar_slots: Sequence[Sequence[Tensor]], columns: Columns, known: Known
+) -> tuple[Columns, list[Call]]:
+    """The same with what a rule makes of its measures.
+
+    A variable that comes twice is measured once; its scalar slots move twice.
+
+    Args:
+        asked: The step.
+        scalar_slots: For each variable its slots of shape (), in the rule's order.
+        columns: The scalars of rule and stages.
+        known: Answers what is measured.
+
+    Returns:
+        The columns, and what writes the scalar slots, as functions in C.
+    """
+    rule, variables = asked.rule, asked.variables
+    names = [slot.name for slot in rule.scalar_slots]
+    measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
+    now = {
+        id(slot): slot.item() for own in scalar_slots for slot in own
+    }  # the scalar slots as they are in the course of the step
+    separate = {**columns.separate}
+    dtypes = [compute_dtype(var.dtype) for var in variables]
+    for members in _in_turn(variables, dtypes):
+        dtype = dtypes[members[0]]
+        given: dict[str, Any] = {**columns.shared[dtype]}
+        given |= {name: each[members].astype(dtype) for name, each in columns.separate.items()}
+        given |= {name: each[members] for name, each in measures.items()}
+        for place, name in enumerate(names):
+            given[name] = np.array([now[id(scalar_slots[i][place])] for i in members], dtype)
+        with np.errstate(all="ignore"):
+            made = rule.per_variable(**given_to(rule, "per_variable", given))  # pyright: ignore
+        for name, value in made.items():
+            values = np.broadcast_to(np.asarray(value, dtype), (len(members),))
+            if name in names:
+                place = names.index(name)
+                now |= {
+                    id(scalar_slots[i][place]): each
+                    for i, each in zip(members, values.tolist(), strict=True)
+                }
+            else:
+                separate.setdefault(name, np.zeros(len(variables)))[members] = values
+    slots = {id(slot): slot for own in scalar_slots for slot in own}
+    writes: list[Call] = []
+    if slots:
+        plain = [slot.detach() for slot in slots.values()]
+        values = [torch.tensor(now[key], dtype=slot.dtype) for key, slot in slots.items()]
+        writes.append(partial(torch._foreach_copy_, plain, values))
+    return Columns(columns.shared, separate), writes
+
+
+def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> list[list[int]]:
+    """Positions of variables that are computed alike, each variable once, the first ones first."""
+    seen: dict[int, int] = {}
+    found: dict[tuple[int, Dtype], list[int]] = {}
+    for index, var in enumerate(variables):
+        number = seen[id(var)] = seen.get(id(var), -1) + 1
+        found.setdefault((number, dtypes[index]), []).append(index)
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]

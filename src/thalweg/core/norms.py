@@ -1,0 +1,97 @@
+"""Norms and the factors that follow from them, once for all faces.
+
+Sums of squares arrive in float64. The functions take NumPy arrays, or tensors of one device, and
+compute in their namespace; nothing is brought to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+_HIGHEST = float(np.finfo(np.float32).max)
+
+
+def functions_of(like: Any) -> Any:
+    """The namespace of an array: that of torch or of NumPy."""
+    return torch if isinstance(like, torch.Tensor) else np
+
+
+def norms(squares: Any, overflow: bool) -> Any:
+    """The norm of each tensor.
+
+    Args:
+        squares: Sums of squares, float64 of shape (n,).
+        overflow: Whether a sum that float32 cannot hold is infinite, as where TensorFlow adds
+            squares in float32. Without it norms up to 3.4e38 are finite.
+    """
+    of = functions_of(squares)
+    if overflow:
+        squares = of.where(squares > _HIGHEST, np.inf, squares)
+    return of.sqrt(squares)
+
+
+def global_norm(squares: Any, overflow: bool) -> Any:
+    """The common norm of tensors with these sums of squares, of shape (); see `norms`."""
+    return norms(squares.sum(), overflow)
+
+
+def clip_factor(norm: Any, limit: Any, whole_is_nan: bool) -> Any:
+    """What gradients are multiplied by so that their common norm is at most a limit.
+
+        limit min(1 / norm, 1 / limit)
+
+    A norm of 0 gives 1, and so does a negative limit. An infinite norm gives 0, which makes NaN of
+    infinities and 0 of all else; NaN gives NaN.
+
+    Args:
+        norm: The norm, of the dtype of the result.
+        limit: The limit, likewise.
+        whole_is_nan: Whether a norm that is not finite gives NaN, as in tf.clip_by_global_norm.
+    """
+    of = functions_of(norm)
+    with np.errstate(all="ignore"):
+        factor = limit * of.minimum(1 / norm, 1 / limit)
+        return of.where(of.isfinite(norm), factor, np.nan) if whole_is_nan else factor
+
+
+def larc_ratio(
+    variable_norm: Any,
+    gradient_norm: Any,
+    rate: Any,
+    *,
+    eta: float,
+    clips: bool,
+    min_update: float,
+    epsilon: float,
+    zero_by_zero: bool = False,
+) -> Any:
+    """r of LARC for each variable, before it is capped at 1; float32 of shape (n,).
+
+        clips: r = max(eta |var| / (rate (|g| + epsilon)), min_update)
+        else:  r = max(eta |var| / (|g| + epsilon), min_update)
+
+    Args:
+        variable_norm, gradient_norm: float32 of shape (n,).
+        rate: The learning rate, a float32 number.
+        eta: The wanted size of a step in units of the variable.
+        clips: Whether the rate is part of it.
+        min_update: The smallest r.
+        epsilon: Added to the norm of a gradient.
+        zero_by_zero: Whether 0 / 0 is NaN; it counts as 0 otherwise.
+
+    Reference: OpenSeq2Seq, optimizers.optimizers; https://arxiv.org/abs/1708.03888
+    """
+    of = functions_of(variable_norm)
+    with np.errstate(all="ignore"):
+        bounds = gradient_norm + epsilon
+        if clips:
+            bounds = rate * bounds
+        ratio = eta * variable_norm / bounds
+        if not zero_by_zero:
+            ratio = of.where((variable_norm == 0) & (bounds == 0), 0.0, ratio)
+        return of.maximum(
+            ratio, ratio.dtype.type(min_update) if of is np else ratio.new_tensor(min_update)
+        )

@@ -1,0 +1,335 @@
+"""What happens to gradients before the rule, once for all faces.
+
+    unscale -> clip elements -> clip by a norm -> scale by trust ratios -> look for overflows
+
+Each part is a formula inside the update, with a factor that is measured beforehand: one sweep over
+the gradients, and over the variables where their norms are asked for, then the update. No gradient
+is written. `materialised` does the same to tensors, for optimizers that want to see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.core import norms
+from thalweg.core.pairs import Pair
+from thalweg.core.section import Call
+from thalweg.engines import compute_dtype, transform
+from thalweg.engines.engine import Columns, Dtype, Stages
+from thalweg.engines.tensors import Tensors
+from thalweg.formula import Formula, gradient_squares, variable_squares
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.rules import clipping
+
+_STAGES: dict[str, Formula] = {
+    "unscaling": clipping.unscale,
+    "clipvalue": clipping.clip_by_value,
+    "clipnorm": clipping.clip_by_norm,
+    "global_clipnorm": clipping.clip_by_global_norm,
+    "trust": clipping.scale_by_trust,
+}
+# What stages are given beside the rule's scalars, which must have other names.
+SCALARS = frozenset(
+    name for stage in _STAGES.values() for name in list(signature(stage).parameters)[1:]
+)
+_SAFE = 1e38  # norms below it leave every element finite in float32, rounding included
+
+
+class Measures(Protocol):
+    """What can be known of a step's tensors before it; see `Ready`."""
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]: ...
+
+    def peaks(self) -> np.ndarray: ...
+
+
+class Decision(NamedTuple):
+    """What a loss scaler says of a step.
+
+    Attributes:
+        taken: Whether the step is taken.
+        calls: Functions in C that write what the scaler remembers, in either case.
+    """
+
+    taken: bool
+    calls: list[Call]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Processing:
+    """What happens to the gradients of a step.
+
+    Attributes:
+        unscaling: What each gradient is multiplied by first, float32 of shape (n,).
+        clipvalue: Elements are clipped to [-clipvalue, clipvalue].
+        clipnorm: Each gradient is scaled so that its norm is no higher.
+        global_clipnorm: All gradients are scaled so that their common norm is no higher.
+        overflow: Whether a sum of squares beyond float32 is infinite; see `norms.norms`.
+        whole_is_nan: Whether an infinite common norm makes NaN of everything.
+        trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
+            shape (n,), as float32. Sparse gradients are made dense for it.
+        decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
+            the step is taken. It writes nothing.
+        exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
+            sweep.
+        watch: Is shown what is known, before `decide`.
+        narrow: Whether gradients of float32 variables may be of a 16-bit type.
+    """
+
+    unscaling: np.ndarray | None = None
+    clipvalue: float | None = None
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    overflow: bool = True
+    whole_is_nan: bool = True
+    trust: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    decide: Callable[[bool, float], Decision] | None = None
+    exact: bool = False
+    watch: Callable[[Known], None] | None = None
+    narrow: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything happens."""
+        return bool(self.stages) or self.decide is not None or self.watch is not None
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The formulas that the update applies to each gradient."""
+        return tuple(stage for key, stage in _STAGES.items() if getattr(self, key) is not None)
+
+    @cached_property
+    def measured(self) -> tuple[Formula, ...]:
+        """What is measured in any case."""
+        if self.trust is not None:
+            return gradient_squares, variable_squares
+        by_norm = self.clipnorm is not None or self.global_clipnorm is not None
+        return (gradient_squares,) if by_norm or self.decide is not None else ()
+
+    @cached_property
+    def _first(self) -> Stages:
+        """The stages that come before norms and are no factors."""
+        if self.clipvalue is None:
+            return ()
+        return tuple(stage for stage in self.stages if stage in (_BEFORE_NORMS))
+
+    def shared(self, dtype: Dtype) -> dict[str, Any]:
+        """The scalars that all variables share, of a compute dtype."""
+        found: dict[str, Any] = {}
+        if self.clipvalue is not None:
+            found["clipvalue"] = dtype(self.clipvalue)
+        if self.clipnorm is not None:
+            found["clipnorm"] = dtype(self.clipnorm)
+        return found
+
+    def known(
+        self, measures: Measures, dtypes: Sequence[Dtype], formulas: tuple[Formula, ...] = ()
+    ) -> Known:
+        """What is measured of a step.
+
+        Args:
+            measures: Answers questions about the step's tensors.
+            dtypes: The types it is computed in, that of the first variable first.
+            formulas: What else is to be measured in the same sweep.
+        """
+        return Known(self, measures, dtypes, formulas)
+
+
+NOTHING = Processing()
+_BEFORE_NORMS = (clipping.unscale, clipping.clip_by_value)
+
+
+class Known:
+    """What is known of a step's gradients while they are processed.
+
+    Everything is measured when it is first asked for, what is asked for together in one sweep.
+    """
+
+    def __init__(
+        self,
+        how: Processing,
+        measures: Measures,
+        dtypes: Sequence[Dtype],
+        formulas: tuple[Formula, ...],
+    ) -> None:
+        self._how = how
+        self._measures = measures
+        self._dtypes = dtypes
+        self._wanted = tuple(dict.fromkeys((*how.measured, *formulas)))
+        self._sums: dict[Formula, np.ndarray] = {}
+
+    def _sum(self, formula: Formula) -> np.ndarray:
+        """A sum over raw gradients, or over clipped elements where elements are clipped."""
+        if formula not in self._sums:
+            wanted = tuple(dict.fromkeys((*self._wanted, formula)))
+            how = self._how
+            separate = {} if how.unscaling is None else {"unscaling": how.unscaling}
+            columns = Columns({dtype: how.shared(dtype) for dtype in self._dtypes}, separate)
+            found = self._measures.sums(wanted, how._first, columns)
+            self._sums |= zip(wanted, found, strict=True)
+        return self._sums[formula]
+
+    @cached_property
+    def gradient_norms(self) -> np.ndarray:
+        """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
+        how = self._how
+        with np.errstate(all="ignore"):
+            found = norms.norms(self._sum(gradient_squares), how.overflow)
+            if how.unscaling is None or how.clipvalue is not None:
+                return found
+            return found * how.unscaling
+
+    @cached_property
+    def variable_norms(self) -> np.ndarray:
+        """The norm of each variable before the step; float64 of shape (n,)."""
+        return norms.norms(self._sum(variable_squares), self._how.overflow)
+
+    @cached_property
+    def global_norm(self) -> float:
+        """The common norm of the gradients, unscaled, their elements clipped."""
+        with np.errstate(all="ignore"):
+            if self._how.unscaling is None:
+                squares = self._sum(gradient_squares)
+            else:
+                squares = np.square(self.gradient_norms)
+            return float(norms.global_norm(squares, self._how.overflow))
+
+    @cached_property
+    def clip_scale(self) -> Any:
+        """What clipping by the common norm multiplies all gradients by; 1 without it."""
+        limit, dtype = self._how.global_clipnorm, self._dtypes[0]
+        if limit is None:
+            return dtype(1)
+        with np.errstate(all="ignore"):
+            norm = dtype(self.global_norm)
+        return norms.clip_factor(norm, dtype(limit), self._how.whole_is_nan)
+
+    @cached_property
+    def clipped_norms(self) -> np.ndarray:
+        """The norm of each gradient after clipping."""
+        limit = self._how.clipnorm
+        with np.errstate(all="ignore"):
+            if limit is not None:
+                return self.gradient_norms * limit / np.maximum(self.gradient_norms, limit)
+            return self.gradient_norms * self.clip_scale
+
+    @property
+    def clipped_global_norm(self) -> float:
+        """The common norm of the gradients after clipping."""
+        with np.errstate(all="ignore"):
+            return float(np.sqrt(np.square(self.clipped_norms).sum()))
+
+    @cached_property
+    def trust(self) -> np.ndarray:
+        """What each gradient is multiplied by last, of shape (n,)."""
+        if self._how.trust is None:
+            return np.ones(len(self.clipped_norms), np.float32)
+        return self._how.trust(self.variable_norms, self.clipped_norms)
+
+    @cached_property
+    def separate(self) -> dict[str, np.ndarray]:
+        """The scalars of the stages that differ by variable."""
+        how = self._how
+        found: dict[str, np.ndarray] = {}
+        if how.unscaling is not None:
+            found["unscaling"] = how.unscaling
+        if how.clipnorm is not None:
+            # maximum() keeps NaN, as TensorFlow's does.
+            found["clip_divisor"] = np.maximum(self.gradient_norms, how.clipnorm)
+        if how.global_clipnorm is not None:
+            found["clip_scale"] = np.full(len(self.gradient_norms), self.clip_scale)
+        if how.trust is not None:
+            found["trust_factor"] = self.trust
+        return found
+
+    def measure(self, formula: Formula, columns: Columns) -> np.ndarray:
+        """A rule's measure: of the processed gradients.
+
+        That of a formula of the rule's own costs a sweep where gradients are processed.
+        """
+        if formula is variable_squares or not self._how.stages:
+            return self._sum(formula)
+        if formula is gradient_squares:
+            with np.errstate(all="ignore"):
+                return np.square(self.clipped_norms * self.trust)
+        return self._measures.sums((formula,), self._how.stages, columns)[0]
+
+    def decision(self) -> Decision:
+        """Whether the step is taken."""
+        how = self._how
+        if how.watch is not None:
+            how.watch(self)
+        if how.decide is None:
+            return Decision(True, [])
+        return how.decide(*self._extremes(how.exact))
+
+    def _extremes(self, exact: bool) -> tuple[bool, float]:
+        """Whether a processed gradient holds a NaN, and the largest magnitude among them."""
+        with np.errstate(all="ignore"):
+            # No element is larger than the norm, after none of the multiplications.
+            bounds = self.gradient_norms, self.clipped_norms, self.clipped_norms * self.trust
+            if not exact and all((each < _SAFE).all() for each in bounds):
+                return False, 0.0
+            peaks = self._peaks()
+        return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
+
+    def _peaks(self) -> np.ndarray:
+        """The largest magnitude of each processed gradient, in the arithmetic of the update."""
+        # Rounding keeps the order of numbers, so the largest one stays the largest.
+        how, dtype = self._how, self._dtypes[0]
+        found = self._measures.peaks().astype(dtype)
+        if how.unscaling is not None:
+            found = found * how.unscaling
+        if how.clipvalue is not None:
+            found = np.minimum(found, dtype(how.clipvalue))
+        if how.clipnorm is not None:
+            found = found * dtype(how.clipnorm) / np.maximum(self.gradient_norms, how.clipnorm)
+        if how.global_clipnorm is not None:
+            found = found * self.clip_scale
+        return found * self.trust
+
+
+def whole(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs with dense gradients; the rows of sparse ones added up."""
+    return [
+        (IndexedSlices(grad.values, grad.indices, var.shape).to_dense(), var)
+        if isinstance(grad, IndexedSlices)
+        else (grad, var)
+        for grad, var in pairs
+    ]
+
+
+def materialised(
+    pairs: Sequence[Pair], how: Processing, flush: bool
+) -> tuple[list[Pair], Decision]:
+    """The pairs with processed gradients, in memory of their own; sparse ones keep their indices.
+
+    Gradients get the dtypes of their variables.
+    """
+    if not how or not pairs:
+        return list(pairs), Decision(True, [])
+    if how.trust is not None:
+        pairs = whole(pairs)
+    values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
+    variables: list[Tensor] = [var for _, var in pairs]
+    dtypes = list(dict.fromkeys(compute_dtype(var.dtype) for var in variables))
+    known = how.known(Tensors(values, variables), dtypes)
+    shared: Mapping[Dtype, Any] = {dtype: how.shared(dtype) for dtype in dtypes}
+    columns = Columns(shared, known.separate)
+    found: list[Pair] = []
+    for index, (grad, var) in enumerate(pairs):
+        own = columns.of(index, compute_dtype(var.dtype))
+        changed = transform(how.stages, values[index], own, flush, var.dtype)
+        if isinstance(grad, IndexedSlices):
+            found.append((IndexedSlices(changed, grad.indices, grad.dense_shape), var))
+        else:
+            found.append((changed, var))
+    return found, known.decision()

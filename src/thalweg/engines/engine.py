@@ -1,0 +1,132 @@
+"""What an engine is asked and what it answers: the protocol between a step and memory.
+
+A `Request` travels down, a `Ready` comes back. Between both nothing has been written: `Ready` can
+be asked for measures, and gives the writes as functions that cannot fail or be interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.engines.selection import Selection
+from thalweg.formula import Formula, Rule
+from thalweg.indexed_slices import IndexedSlices
+
+Gradient = Tensor | IndexedSlices
+Dtype = type[np.floating[Any]]
+Stages = tuple[Formula, ...]
+Copies = Sequence[Tensor | None] | None
+Call = Callable[[], Any]
+Scalars = Mapping[str, Any]
+
+
+class Request(NamedTuple):
+    """One step of a rule over any variables.
+
+    Attributes:
+        rule: The rule.
+        stages: What is applied to each gradient first, inside the update.
+        variables: What is updated. A variable may come twice: it is updated twice.
+        gradients: One for each, of its shape, or of its rows' shape.
+        slots: For each variable its slots of its own shape, in the rule's order.
+        titles: The variables' names for messages.
+        selection: Engine and denormals.
+        copies: For each variable a tensor of its shape and of a 16-bit type that is set to it, or
+            None; None stands for no copies at all.
+    """
+
+    rule: Rule
+    stages: Stages
+    variables: Sequence[Tensor]
+    gradients: Sequence[Any]
+    slots: Sequence[Sequence[Tensor]]
+    titles: Sequence[str]
+    selection: Selection
+    copies: Copies = None
+
+
+class Columns(NamedTuple):
+    """The scalars of a step.
+
+    Attributes:
+        shared: For each compute dtype what all its variables have, by name.
+        separate: What differs by variable: arrays over the step's variables, by name.
+    """
+
+    shared: Mapping[Dtype, Scalars]
+    separate: Mapping[str, np.ndarray]
+
+    def only(self, members: Sequence[int]) -> Columns:
+        """Those of some of the variables."""
+        if not self.separate:
+            return self
+        return Columns(self.shared, {name: each[members] for name, each in self.separate.items()})
+
+    def of(self, index: int, dtype: Dtype) -> Scalars:
+        """Those of one variable, which is computed in `dtype`."""
+        shared = self.shared[dtype]
+        if not self.separate:
+            return shared
+        return {**shared, **{name: dtype(each[index]) for name, each in self.separate.items()}}
+
+
+class Round(NamedTuple):
+    """A part of a step in which no variable comes twice.
+
+    Attributes:
+        members: Positions of its variables in the step.
+        calls: What writes it: functions in C.
+    """
+
+    members: Sequence[int]
+    calls: list[Call]
+
+
+class Ready(Protocol):
+    """A step that can be taken.
+
+    Attributes:
+        dtypes: The types it computes in, that of the first variable first.
+        is_single: Whether it is a single round, whose calls cannot be interrupted.
+    """
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]: ...
+
+    @property
+    def is_single(self) -> bool: ...
+
+    def again(self, asked: Request) -> bool:
+        """Whether this is the step asked for, but for its gradients; if so it is ready for them.
+
+        Slots and titles are not looked at: they are those of the step before.
+        """
+        ...
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]:
+        """For each formula its sum over the elements of each variable, in float64.
+
+        Args:
+            formulas: Functions of (variable, gradient, *slots), in float64.
+            stages: What is applied to the gradient first, in the type of the update.
+            columns: The scalars of the stages.
+        """
+        ...
+
+    def peaks(self) -> np.ndarray:
+        """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
+        ...
+
+    def rounds(self, columns: Columns) -> Iterator[Round]:
+        """The writes. A round is asked for when the one before has been written."""
+        ...
+
+    def let_go(self) -> None:
+        """Forget the gradients."""
+        ...

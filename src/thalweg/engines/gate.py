@@ -1,0 +1,212 @@
+"""The gate of the engines: a step is checked as a whole, and each variable gets its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.engines import layout
+from thalweg.engines.cpu.plan import DensePlan
+from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
+from thalweg.engines.engine import Gradient, Ready, Request
+from thalweg.engines.reference import ReferencePart
+from thalweg.engines.together import Parts, Together, share_of
+from thalweg.indexed_slices import IndexedSlices
+
+_SPARE = 16  # plans of variables of earlier steps that are kept
+
+
+def check_gradients(
+    variables: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    names: Sequence[str],
+    *,
+    scatter: bool = True,
+    narrow: bool = False,
+) -> None:
+    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+
+    Args:
+        variables, gradients, names: The step, a gradient and a name for each variable.
+        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
+            fused sparse kernels do.
+        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
+
+    Raises:
+        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
+        InvalidArgumentError: For another shape or device, or an index out of range.
+        LayoutError: For memory that cannot be updated in place.
+    """
+    for var, grad, name in zip(variables, gradients, names, strict=True):
+        layout.check_variable(var, name)
+        if isinstance(grad, IndexedSlices):
+            layout.check_slices(grad, var, name, scatter, narrow)
+        else:
+            layout.check_gradient(grad, var, name, narrow)
+    once: dict[int, int] = {}
+    for index, var in enumerate(variables):
+        once.setdefault(id(var), index)
+    distinct = list(once.values())
+    layout.check_disjoint([variables[i] for i in distinct], [names[i] for i in distinct])
+
+
+class Gate:
+    """Makes steps ready, and keeps of their plans what the next one can use again."""
+
+    def __init__(self) -> None:
+        self._dense: DensePlan | None = None  # the last one, for steps with other gradients, too
+        self._sparse: dict[tuple[int, int], SparsePlan] = {}  # by variable and round
+        self._warned: set[int] = set()
+
+    def ready(self, asked: Request) -> Ready:
+        """A step that `check_gradients` accepted, ready to be measured and taken.
+
+        Raises:
+            InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
+        """
+        variables = asked.variables
+        rounds, seen = _rounds(variables)
+        if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
+            self._sparse = {key: each for key, each in self._sparse.items() if key[0] in seen}
+        copies = asked.copies or [None] * len(variables)
+        _check_memory(variables, asked.slots, asked.titles, copies)
+        asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
+        raw = self._all_raw(asked, [count > 1 for count in map(seen.get, map(id, variables))])
+        made = [self._round(asked, number, own, raw) for number, own in enumerate(rounds)]
+        if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
+            return made[0][0][1]
+        return Together(asked, made)
+
+    def _all_raw(self, asked: Request, repeated: Sequence[bool]) -> list[bool]:
+        """Whether each part of the step is for the CPU engine.
+
+        A variable that comes twice has one engine: the reference engine computes before it writes.
+        """
+        raw = [self._is_raw(asked, index) for index in range(len(asked.variables))]
+        if any(repeated) and not all(raw):
+            slow = {id(var) for var, fits in zip(asked.variables, raw, strict=True) if not fits}
+            raw = [id(var) not in slow for var in asked.variables]
+        return raw
+
+    def _is_raw(self, asked: Request, index: int) -> bool:
+        var, grad = asked.variables[index], asked.gradients[index]
+        if asked.selection.name == "reference" or var.device.type != "cpu":
+            return False
+        copy = None if asked.copies is None else asked.copies[index]
+        beside = asked.slots[index] if copy is None else [*asked.slots[index], copy]
+        fits = (
+            layout.dense(var)
+            and layout.aligned(var)
+            and all(layout.same_strides(other, var) for other in beside)
+        )
+        if not fits and id(var) not in self._warned:
+            self._warned.add(id(var))
+            strides = f"has strides {var.stride()} for shape {tuple(var.shape)}"
+            layout.warn_slow(asked.titles[index], strides)
+        if fits and isinstance(grad, IndexedSlices):
+            return var.is_contiguous() and len(grad.indices) < ENTRIES
+        return fits
+
+    def _round(
+        self, asked: Request, number: int, members: Sequence[int], raw: Sequence[bool]
+    ) -> Parts:
+        """The parts of a round of distinct variables."""
+        dense: list[int] = []
+        parts: list[tuple[Sequence[int], SparsePlan | ReferencePart | DensePlan]] = []
+        for index in members:
+            if not raw[index]:
+                parts.append(([index], ReferencePart(share_of(asked, [index]))))
+            elif isinstance(asked.gradients[index], IndexedSlices):
+                parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
+            else:
+                dense.append(index)
+        if dense:
+            parts.insert(0, (dense, self._dense_plan(share_of(asked, dense))))
+        return parts
+
+    def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:
+        # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
+        key = (id(asked.variables[0]), number)
+        plan = self._sparse.get(key)
+        if plan is None or not plan.serves(asked):
+            plan = self._sparse[key] = SparsePlan(asked)
+        plan.point_at(asked.gradients[0])
+        return plan
+
+    def _dense_plan(self, asked: Request) -> DensePlan:
+        # A plan points at one step's gradients, so repeats of a variable need plans of their own.
+        fitting = map(layout.like, asked.gradients, asked.variables)
+        asked = asked._replace(gradients=list(fitting))
+        plan = self._dense
+        if plan is not None and not plan.is_aimed and plan.serves(asked):
+            plan.point_at(asked.gradients)
+        else:
+            plan = self._dense = DensePlan(asked)
+        return plan
+
+
+def _rounds(variables: Sequence[Tensor]) -> tuple[list[list[int]], dict[int, int]]:
+    """Positions of first, second ... appearances of variables; and how often each appears."""
+    rounds: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for index, var in enumerate(variables):
+        number = seen.get(id(var), 0)
+        seen[id(var)] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(index)
+    return rounds, seen
+
+
+def _check_memory(
+    variables: Sequence[Tensor],
+    slots: Sequence[Sequence[Tensor]],
+    names: Sequence[str],
+    copies: Sequence[Tensor | None],
+) -> None:
+    tensors: list[Tensor] = []
+    titles: list[str] = []
+    seen: set[int] = set()
+    for var, own, name, copy in zip(variables, slots, names, copies, strict=True):
+        layout.check_slots(var, own, name)
+        if id(var) not in seen:
+            seen.add(id(var))
+            tensors += [var, *own]
+            titles += [name, *(f"a slot of {name}" for _ in own)]
+        if copy is not None:
+            layout.check_copy(var, copy, name)
+            tensors.append(copy)
+            titles.append(f"the copy of {name}")
+    layout.check_disjoint(tensors, titles)
+
+
+def _apart(
+    variables: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    slots: Sequence[Sequence[Tensor]],
+    copies: Sequence[Tensor | None],
+) -> list[Gradient]:
+    """The gradients, copied where they lie in memory that the step writes."""
+    written = [*variables, *(slot for each in slots for slot in each)]
+    written += [copy for copy in copies if copy is not None]
+    spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type == "cpu")
+    starts = np.array([start for start, _ in spans], np.int64)
+    ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
+    result: list[Gradient] = []
+    for grad in gradients:
+        memory = grad.values if isinstance(grad, IndexedSlices) else grad
+        if memory.device.type != "cpu":
+            result.append(grad)
+            continue
+        start, end = layout.span(memory)
+        # Runs that begin before the gradient ends; the farthest end among them decides.
+        before = int(np.searchsorted(starts, end, side="left"))
+        if not before or ends[before - 1] <= start:
+            result.append(grad)
+        elif isinstance(grad, IndexedSlices):
+            result.append(IndexedSlices(grad.values.clone(), grad.indices, grad.dense_shape))
+        else:
+            result.append(grad.clone())
+    return result

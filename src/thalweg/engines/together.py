@@ -1,0 +1,118 @@
+"""A step in several parts: dense and sparse, of one engine or of two, in one round or in more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.engines import layout
+from thalweg.engines.engine import Call, Columns, Dtype, Request, Round, Stages
+from thalweg.formula import Formula
+from thalweg.variable import Variable
+
+
+class Part(Protocol):
+    """What updates some of the variables of a step, each once.
+
+    Attributes:
+        written: The tensors it writes.
+    """
+
+    @property
+    def written(self) -> Sequence[Tensor]: ...
+
+    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+        """As `Ready.again`; no gradient may lie in memory with these bounds."""
+        ...
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]: ...
+
+    def peaks(self) -> np.ndarray: ...
+
+    def calls(self, columns: Columns) -> list[Call]: ...
+
+    def let_go(self) -> None: ...
+
+
+Parts = Sequence[tuple[Sequence[int], Part]]
+
+
+class Together:
+    """A `Ready` of parts.
+
+    Args:
+        asked: The step.
+        rounds: For each round the parts, each with the positions of its variables in the step.
+    """
+
+    def __init__(self, asked: Request, rounds: Sequence[Parts]) -> None:
+        self._count = len(asked.variables)
+        self._rounds = rounds
+        self._parts = [part for parts in rounds for part in parts]
+        self._changes = Variable.changes
+        self.is_single = len(rounds) == 1
+        self.dtypes: tuple[Dtype, ...] = tuple(
+            dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
+        )
+        on_cpu = [each for _, part in self._parts for each in part.written if each.is_cpu]
+        self._bounds = layout.bounds(on_cpu)
+
+    def again(self, asked: Request) -> bool:
+        """See `Ready`."""
+        if not self.is_single or len(asked.variables) != self._count:
+            return False
+        if Variable.changes != self._changes:
+            return False
+        return all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts)
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[np.ndarray]:
+        """See `Ready`."""
+        found = [np.zeros(self._count, np.float64) for _ in formulas]
+        for own, part in self._parts:
+            for total, each in zip(
+                found, part.sums(formulas, stages, columns.only(own)), strict=True
+            ):
+                total[own] = each
+        return found
+
+    def peaks(self) -> np.ndarray:
+        """See `Ready`."""
+        found = np.zeros(self._count, np.float64)
+        for own, part in self._parts:
+            found[own] = part.peaks()
+        return found
+
+    def rounds(self, columns: Columns) -> Iterator[Round]:
+        """See `Ready`."""
+        for parts in self._rounds:
+            members = [index for own, _ in parts for index in own]
+            yield Round(
+                members, [call for own, part in parts for call in part.calls(columns.only(own))]
+            )
+
+    def let_go(self) -> None:
+        """See `Ready`."""
+        for _, part in self._parts:
+            part.let_go()
+
+
+def share_of(asked: Request, members: Sequence[int]) -> Request:
+    """The share of some of the variables in a step."""
+
+    def every(each: Sequence[Any]) -> list[Any]:
+        return [each[index] for index in members]
+
+    return asked._replace(
+        variables=every(asked.variables),
+        gradients=every(asked.gradients),
+        slots=every(asked.slots) if asked.slots else (),
+        titles=every(asked.titles) if asked.titles else (),
+        copies=None if asked.copies is None else every(asked.copies),
+    )
