@@ -62,6 +62,10 @@ class Hooks:
         """The variables' names for messages."""
         raise NotImplementedError
 
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        """What a caller gave, as tensors and `IndexedSlices`; pairs without a gradient go."""
+        return list(given)
+
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Refuse a step that cannot be taken as a whole."""
         raise NotImplementedError
@@ -143,7 +147,7 @@ class Kept:
 def take(
     hooks: Hooks,
     kept: Kept,
-    pairs: Sequence[tuple[Any, Any]],
+    given: Sequence[tuple[Any, Any]],
     how: Processing = NOTHING,
     copies: Copies = None,
     *,
@@ -154,7 +158,7 @@ def take(
     Args:
         hooks: The face.
         kept: From the steps before.
-        pairs: Gradients, tensors or `IndexedSlices`, and variables.
+        given: Gradients and variables, as `hooks.convert` takes them.
         how: What happens to the gradients before the rule.
         copies: For each variable a tensor of a 16-bit type that is set to it, or None.
         is_last: Whether the step ends here, with `finish` and counters.
@@ -166,15 +170,16 @@ def take(
         Whatever a check or a function of the user's raises, with a note that nothing has changed.
     """
     with not_taken():
-        planned = _again(hooks, kept, pairs, how, copies)
+        planned = _again(hooks, kept, given, how, copies)
         if planned is None:
+            # Slots made in inference mode could not be updated outside it.
             with torch.inference_mode(False), torch.no_grad():
-                return _anew(hooks, kept, list(pairs), how, copies, is_last)
-        return _taken(hooks, planned, how, is_last)
+                return _anew(hooks, kept, given, how, copies, is_last)
+        return _carried_out(hooks, planned, how, is_last)
 
 
 def _again(
-    hooks: Hooks, kept: Kept, pairs: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
+    hooks: Hooks, kept: Kept, given: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
 ) -> _Planned | None:
     """The step, if it is the one before with other gradients."""
     rule = hooks.rule()
@@ -182,7 +187,7 @@ def _again(
         return None
     last, ready, scalar_slots = kept.last
     try:
-        gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+        gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
         return None
     asked = last._replace(
@@ -202,9 +207,16 @@ def _again(
 
 
 def _anew(
-    hooks: Hooks, kept: Kept, pairs: list[Pair], how: Processing, copies: Copies, is_last: bool
+    hooks: Hooks,
+    kept: Kept,
+    given: Sequence[tuple[Any, Any]],
+    how: Processing,
+    copies: Copies,
+    is_last: bool,
 ) -> Outcome:
+    """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
+    pairs = hooks.convert(given)
     hooks.check(pairs, how.narrow)
     hooks.create(distinct([var for _, var in pairs]))
     hooks.prepare([var for _, var in pairs])
@@ -224,13 +236,13 @@ def _anew(
     if hooks.calls:
         hooks.check(pairs, how.narrow)
     ready = kept.gate.ready(asked)
-    outcome = _taken(hooks, _Planned(asked, ready, scalar_slots), how, is_last, check=True)
+    outcome = _carried_out(hooks, _Planned(asked, ready, scalar_slots), how, is_last, check=True)
     if ready.is_single:
         kept.last = _Planned(asked._replace(gradients=()), ready, scalar_slots)
     return outcome
 
 
-def _taken(
+def _carried_out(
     hooks: Hooks, planned: _Planned, how: Processing, is_last: bool, check: bool = False
 ) -> Outcome:
     """Measure, decide, write, constrain, finish, count."""
