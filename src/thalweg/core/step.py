@@ -48,11 +48,13 @@ class Hooks:
         calls: Whether `prepare` calls users' functions, which may move a variable's memory.
         repeats: Whether a step like the one before needs no more than its scalars: nothing of the
             user's wants to see it.
+        is_prepared: Whether `prepare` has been called.
     """
 
     selection: Selection
     calls: bool = False
     repeats: bool = True
+    is_prepared: bool = False
 
     def rule(self) -> Rule | None:
         """The rule of this step; None if `apply_one` is all there is."""
@@ -178,6 +180,15 @@ def take(
         return _carried_out(hooks, planned, how, is_last)
 
 
+def finish(hooks: Hooks) -> list[BaseException]:
+    """End a step whose variables were updated one after the other, each with `is_last=False`.
+
+    Returns:
+        What was raised.
+    """
+    return written([], hooks.finish(), hooks.counts({}))
+
+
 def _again(
     hooks: Hooks, kept: Kept, given: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
 ) -> _Planned | None:
@@ -200,10 +211,16 @@ def _again(
     )
     if not ready.again(asked):
         return None
-    hooks.prepare(variables)
+    _prepare(hooks, variables)
     if hooks.calls and not ready.again(asked):
         return None
     return _Planned(asked, ready, scalar_slots)
+
+
+def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
+    if not hooks.is_prepared:
+        hooks.prepare(variables)
+        hooks.is_prepared = True
 
 
 def _anew(
@@ -219,7 +236,7 @@ def _anew(
     pairs = hooks.convert(given)
     hooks.check(pairs, how.narrow)
     hooks.create(distinct([var for _, var in pairs]))
-    hooks.prepare([var for _, var in pairs])
+    _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform(pairs)
     rule = hooks.rule()
     if rule is None or hooks.one_by_one(pairs):
