@@ -46,7 +46,7 @@ class BuiltIn(RuleOptimizer):
             if name in self.EXACT:
                 values[name] = dtype(as_number(name, getattr(self, self.EXACT[name])))
             elif name == "learning_rate":
-                values[name] = self._fused_rate(dtype)
+                values[name] = self._rate(dtype)
             else:
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
-from thalweg.core.pipeline import Clipping
 from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
@@ -19,8 +18,6 @@ from thalweg.variable import titles_of
 class Differentiation:
     """The part of `Optimizer` that computes gradients."""
 
-    _clipping: Clipping
-
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Tensor]],
@@ -28,9 +25,6 @@ class Differentiation:
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
         """See `Optimizer`."""
-        raise NotImplementedError
-
-    def _clipped(self, pairs: list[Any]) -> list[Any]:
         raise NotImplementedError
 
     def minimize(
@@ -112,7 +106,7 @@ class Differentiation:
         return self._get_gradients(tape, value, var_list, grad_loss) if var_list else []
 
     def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Gradients of a loss tensor with respect to variables, clipped.
+        """Gradients of a loss tensor with respect to variables; `apply_gradients` clips them.
 
         Raises:
             ValueError: A variable has no gradient.
@@ -123,21 +117,16 @@ class Differentiation:
         """
         variables = flatten(params)
         if in_graph.is_deferred(loss):
-            pairs = in_graph.computed(loss, variables, None)
-            _check_all(pairs)
-            return in_graph.clipped(self, pairs)  # pyright: ignore[reportArgumentType]
-        gradients = gradients_of(loss, variables)
+            gradients = [grad for grad, _ in in_graph.computed(loss, variables, None)]
+        else:
+            gradients = gradients_of(loss, variables)
         _check_all(zip(gradients, variables, strict=True))
-        return [grad for grad, _ in self._clipped(list(zip(gradients, variables, strict=True)))]
+        return gradients
 
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
         """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
         gradients = self.get_gradients(loss, params)
-        clipping, self._clipping = self._clipping, Clipping()  # they are clipped already
-        try:
-            return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
-        finally:
-            self._clipping = clipping
+        return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
 
 
 def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:

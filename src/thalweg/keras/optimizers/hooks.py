@@ -1,11 +1,23 @@
-"""Calling the hooks that subclasses override."""
+"""What an optimizer of Keras has to say about a step: its hooks, in Keras' order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.section import Call
+from thalweg.core.step import Hooks, Shared, check_pairs
+from thalweg.engines import compute_dtype
+from thalweg.engines.engine import Dtype
+from thalweg.errors import warn
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import name_of, titles_of
 
 ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
 
@@ -17,3 +29,185 @@ def call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: ApplyStat
     if code is None or "apply_state" in names or code.co_flags & 0x08:
         return hook(*args, apply_state=apply_state)
     return hook(*args)
+
+
+class KerasHooks(Hooks):
+    """One call of `apply_gradients`.
+
+    Args:
+        optimizer: The optimizer, of Keras' base class or derived from it.
+        aggregates: Whether gradients are aggregated first.
+    """
+
+    def __init__(self, optimizer: Any, aggregates: bool) -> None:
+        self._optimizer = optimizer
+        self._aggregates = aggregates
+        self._names: dict[int, str] = {}
+        self._state: ApplyState = {}
+        self.selection = optimizer._selection()
+
+    def _title(self, var: Tensor) -> str:
+        return self._names.get(id(var)) or name_of(var)
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return list(map(self._title, variables))
+
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        pairs = as_pairs(given)
+        check_variables([var for _, var in pairs])
+        return self._converted(with_gradients(pairs, self._named(pairs)))
+
+    def _named(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
+        variables = [var for _, var in pairs]
+        titles = titles_of(variables)
+        self._names = dict(zip(map(id, variables), titles, strict=True))
+        return titles
+
+    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+        return [
+            (as_gradient(grad, var, self._title(var)), var)
+            for grad, var in pairs
+            if grad is not None
+        ]
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        titles = self.titles([var for _, var in pairs])
+        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        self._optimizer._create_all_weights(list(variables))
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        self._state = self._optimizer._prepare(distinct(variables))
+
+    def transform(self, pairs: list[Pair]) -> list[Pair]:
+        optimizer = self._optimizer
+        if self._aggregates:
+            pairs = self._called("_transform_unaggregated_gradients", pairs)
+            pairs = self._called("_aggregate_gradients", pairs, optimizer._aggregator is not None)
+        return self._called("_transform_gradients", pairs, bool(optimizer._transformers))
+
+    def _called(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
+        """What a hook makes of the pairs, checked; the pairs where it would do nothing."""
+        optimizer = self._optimizer
+        if not (is_needed or optimizer._overrides((hook,))):
+            return pairs
+        listed = as_pairs(getattr(optimizer, hook)(list(pairs)))
+        check_variables([var for _, var in listed])
+        converted = self._converted(listed)
+        if not converted:
+            raise ValueError("The aggregator or transformer returned no gradients.")
+        known = {id(var) for var in optimizer._slots.owners()}
+        new = [var for _, var in converted if id(var) not in known]
+        if known and new:
+            optimizer._create_slots(distinct(new))
+        self.check(converted, False)
+        return converted
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        optimizer = self._optimizer
+        if isinstance(grad, IndexedSlices):
+            optimizer._resource_apply_sparse_duplicate_indices(
+                grad.values, var, grad.indices, apply_state=self._state
+            )
+        else:
+            call(optimizer._resource_apply_dense, (grad, var), self._state)
+
+    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        optimizer = self._optimizer
+        slots = [slot for var in variables for slot in optimizer._slots.all_of(var).values()]
+        return [*variables, *slots, *optimizer._added]
+
+    def counts(self, shared: Shared) -> list[Call]:
+        return [partial(self._optimizer.iterations.detach().add_, 1)]
+
+
+class RuleHooks(KerasHooks):
+    """One call of `apply_gradients` of an optimizer that runs a rule."""
+
+    def __init__(self, optimizer: Any, aggregates: bool) -> None:
+        super().__init__(optimizer, aggregates)
+        self.calls = optimizer._hyper.calls
+        self.repeats = optimizer._repeats()
+        self._rates: dict[Dtype, float] = {}
+        self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
+
+    def rule(self) -> Rule:
+        return self._optimizer._rule()
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        optimizer = self._optimizer
+        return optimizer._slots.of(var, [slot.name for slot in optimizer._rule().slots])
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
+        optimizer = self._optimizer
+        if optimizer._overrides((*UPDATES, "_prepare", "_prepare_local")):
+            super().prepare(variables)
+            self._rates = optimizer._changed_rates(self._state)
+        if self.calls:
+            for dtype in dict.fromkeys(compute_dtype(var.dtype) for var in variables):
+                self._known[dtype] = self.scalars(dtype, None)
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return self._optimizer._overrides(UPDATES)
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if dtype in self._known:
+            return self._known[dtype]
+        return self._optimizer._rule_scalars(dtype, self._rates.get(dtype))
+
+    def counts(self, shared: Shared) -> list[Call]:
+        return [*super().counts(shared), *self._optimizer._counted(shared)]
+
+
+class AloneHooks(RuleHooks):
+    """A user's hook that hands one variable back to the rule, in the course of a step."""
+
+    def __init__(self, optimizer: Any, apply_state: ApplyState | None) -> None:
+        super().__init__(optimizer, False)
+        self._state = apply_state or {}
+        self.repeats = True
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        if not self._state:
+            super().prepare(variables)
+        elif self._optimizer._overrides(("_prepare_local",)):
+            self._rates = self._optimizer._changed_rates(self._state)
+
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        return list(given)
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """It was checked with the step."""
+
+    def transform(self, pairs: list[Pair]) -> list[Pair]:
+        return pairs
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return False
+
+
+# A subclass that overrides one of these wants to be called pair by pair.
+UPDATES = (
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+)
+
+
+def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> list[Any]:
+    """The pairs that have a gradient.
+
+    Raises:
+        ValueError: None has one.
+    """
+    missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
+    if missing and len(missing) == len(pairs):
+        raise ValueError(f"No gradients provided for any variable: {missing}.")
+    if missing:
+        warn(
+            f"Gradients do not exist for variables {missing} when minimizing the loss.",
+            UserWarning,
+        )
+    return [(grad, var) for grad, var in pairs if grad is not None]

@@ -6,8 +6,8 @@ slots are variables of the graph; hyperparameters are the optimizer's own, the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.variable import name_of
-
-if TYPE_CHECKING:
-    from thalweg.keras.optimizers.optimizer import Optimizer
 
 GradsAndVars = list[tuple[Any, Any]]
 
@@ -54,8 +51,22 @@ def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVar
     return list(zip(gradients(loss, own, grad_loss), own, strict=True))
 
 
-def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggregate: bool) -> Any:
-    """The operation that takes a step."""
+def applied(
+    step: Callable[[list[Any], list[Tensor]], None],
+    given: GradsAndVars,
+    create: Callable[[list[Any]], None],
+    captured: Callable[[], list[Any]],
+    name: str,
+) -> Any:
+    """The operation that takes a step.
+
+    Args:
+        step: Takes it, with the gradients and the variables of a session.
+        given: Gradients and variables.
+        create: Makes the state that the variables need, in the graph.
+        captured: Gives the tensors of the graph that the step depends on besides.
+        name: Name of the operation.
+    """
     pairs = [(grad, variable(var)) for grad, var in given]
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
@@ -67,32 +78,10 @@ def applied(optimizer: Optimizer, given: GradsAndVars, name: str | None, aggrega
             raise RuntimeError(
                 f"Cannot use a constraint function on a sparse variable: '{var.name}'."
             )
-    variables = distinct([var for _, var in pairs])
-    optimizer._create_all_weights(variables)
+    create(distinct([var for _, var in pairs]))
 
     def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> None:
-        optimizer.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
+        step(grads, leaves)
 
-    return operation(
-        run,
-        [
-            [grad for grad, _ in pairs],
-            [by_reference(var) for _, var in pairs],
-            optimizer._hyper.symbolic(),
-        ],
-        name or optimizer._name,
-    )
-
-
-def clipped(optimizer: Optimizer, pairs: GradsAndVars) -> list[Any]:
-    """Symbolic clipped gradients."""
-    if not optimizer._clipping:
-        return [grad for grad, _ in pairs]
-
-    def run(grads: list[Any], leaves: list[Tensor]) -> list[Any]:
-        changed = optimizer._clipped(list(zip(grads, leaves, strict=True)))
-        return [grad for grad, _ in changed]
-
-    grads, own = [grad for grad, _ in pairs], [var for _, var in pairs]
-    references = [by_reference(var) for var in own]
-    return operation(run, [grads, references], "clip", kind="pure", outputs=grads)
+    inputs = [[grad for grad, _ in pairs], [by_reference(var) for _, var in pairs], captured()]
+    return operation(run, inputs, name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.section import Call
+from thalweg.core.step import Shared
 from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import resolve
@@ -95,12 +98,11 @@ class Nadam(BuiltIn):
             self._weights.append(self._cache)
         super()._create_slots(var_list)
 
-    def _finish(self, shared: dict[type[np.floating], dict[str, Any]]) -> None:
+    def _counted(self, shared: Shared) -> list[Call]:
         cache = resolve(self._cache)
-        if cache is not None:
-            own = shared.get(compute_dtype(cache.dtype))
-            if own is not None:
-                cache.data.fill_(own["momentum_cache"].item())
+        dtype = compute_dtype(cache.dtype)
+        own = shared.get(dtype) or self._rule_scalars(dtype)
+        return [partial(cache.detach().fill_, own["momentum_cache"].item())]
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}

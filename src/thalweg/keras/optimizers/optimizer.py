@@ -11,27 +11,26 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
-from thalweg.core.outcome import constrain, not_taken, raise_first, restored
-from thalweg.core.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
-from thalweg.core.pipeline import Clipping, clipped
-from thalweg.core.step import check_pairs
+from thalweg.core.outcome import raise_first
+from thalweg.core.pairs import Pair, as_pairs
+from thalweg.core.processing import NOTHING, materialised
+from thalweg.core.step import Plans, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hooks import ApplyState, call
+from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, with_gradients
 from thalweg.keras.optimizers.hypers import Hypers
-from thalweg.keras.optimizers.options import Options, Transformer, as_option
+from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules import deserialize as deserialize_schedule
-from thalweg.variable import name_of, titles_of
+from thalweg.variable import titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
@@ -80,12 +79,14 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
 
-    _NOT_COPIED: tuple[str, ...] = ("_lock",)
+    _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans")
+    _BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks as they are without a subclass
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         # Steps of several threads, and looks at the state, come one after the other.
         object.__setattr__(self, "_lock", threading.RLock())
+        object.__setattr__(self, "_plans", Plans())
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,9 +119,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         StateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
-        clipping = {key: kwargs.get(key) for key in Clipping().options()}
+        clipping = {key: kwargs.get(key) for key in CLIPPING}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
-        self._titles: dict[int, str] = {}
 
     def _near(self, keyword: str) -> str:
         """A hint at the argument that an unknown keyword may stand for."""
@@ -155,66 +155,34 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         not done. A note on the exception says which.
         """
         with self._lock, self._hyper:
-            return self._take(as_pairs(grads_and_vars), name, experimental_aggregate_gradients)
+            given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
+            if not given:
+                return None
+            if in_graph.is_deferred(*(part for pair in given for part in pair)):
+                return self._deferred(as_pairs(given), name, experimental_aggregate_gradients)
+            how = NOTHING if self._overrides(("_transform_gradients",)) else self._clipping
+            hooks = self._hooks(experimental_aggregate_gradients)
+            outcome = take(hooks, self._plans.now(), given, how)
+            raise_first(outcome.errors)
+            return self.iterations
 
-    def _take(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
-        """Take the step, or in graph mode make the operation that takes it."""
-        if in_graph.is_deferred(*(part for pair in given for part in pair)):
-            pairs = self._with_gradients(given)
-            return in_graph.applied(self, pairs, name, aggregate) if pairs else None
-        return self._apply_pairs(given, aggregate)
+    def _deferred(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
+        """The operation that takes the step when a session runs it."""
+        pairs = with_gradients(given, titles_of([var for _, var in given]))
 
-    def _apply_pairs(self, given: list[tuple[Any, Any]], aggregate: bool) -> Any:
-        pairs = self._filtered(given)
-        if not pairs:
-            return None
-        # Slots made in inference mode could not be updated outside it.
-        with torch.inference_mode(False), torch.no_grad():
-            with not_taken():
-                self._check(pairs)
-                variables = distinct([var for _, var in pairs])
-                self._create_all_weights(variables)
-                apply_state = self._prepare(variables)
-                if aggregate:
-                    pairs = list(self._transform_unaggregated_gradients(pairs))
-                    pairs = list(self._aggregate_gradients(pairs))
-                pairs = list(self._transform_gradients(pairs))
-            errors = self._apply(pairs, apply_state)
-            self.iterations.add_(1)
-        raise_first(errors)
-        return self.iterations
+        def step(grads: list[Any], leaves: list[Tensor]) -> None:
+            self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
 
-    def _filtered(self, pairs: list[tuple[Any, Any]]) -> list[Pair]:
-        check_variables([var for _, var in pairs])
-        given = self._with_gradients(pairs)
-        return self._converted(given)
+        return in_graph.applied(
+            step, pairs, self._create_all_weights, self._hyper.symbolic, name or self._name
+        )
 
-    def _with_gradients(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        variables = [var for _, var in pairs]
-        self._titles = dict(zip(map(id, variables), titles_of(variables), strict=True))
-        missing = [self._title(var) for grad, var in pairs if grad is None]
-        if missing and len(missing) == len(pairs):
-            raise ValueError(f"No gradients provided for any variable: {missing}.")
-        if missing:
-            warn(
-                f"Gradients do not exist for variables {missing} when minimizing the loss.",
-                UserWarning,
-            )
-        return [(grad, var) for grad, var in pairs if grad is not None]
+    def _hooks(self, aggregates: bool) -> KerasHooks:
+        return KerasHooks(self, aggregates)
 
-    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
-        return [
-            (as_gradient(grad, var, self._title(var)), var)
-            for grad, var in pairs
-            if grad is not None
-        ]
-
-    def _title(self, var: Tensor) -> str:
-        """The variable's name in messages about this step."""
-        return self._titles.get(id(var)) or name_of(var)
-
-    def _check(self, pairs: list[Pair]) -> None:
-        check_pairs(pairs, [self._title(var) for _, var in pairs], scatter=self._scatters())
+    def _overrides(self, names: Iterable[str]) -> bool:
+        """Whether a subclass has hooks of its own."""
+        return any(getattr(type(self), name) is not self._BUILT_IN[name] for name in names)
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -255,55 +223,15 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _aggregate_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: aggregates gradients over replicas, by `gradient_aggregator`."""
-        if self._aggregator is None:
-            return grads_and_vars
-        return self._checked(self._aggregator(list(grads_and_vars)))
+        return grads_and_vars if self._aggregator is None else self._aggregator(grads_and_vars)
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""
-        pairs = self._clipped(list(grads_and_vars))
+        flush = self._selection().denormals == "flush"
+        pairs, _ = materialised(grads_and_vars, self._clipping, flush)
         for transformer in self._transformers:
             pairs = as_pairs(transformer(pairs))
-        return self._checked(pairs) if self._transformers else pairs
-
-    def _checked(self, pairs: Iterable[Any]) -> list[Pair]:
-        listed = as_pairs(pairs)
-        check_variables([var for _, var in listed])
-        converted = self._converted(listed)
-        if not converted:
-            raise ValueError("The aggregator or transformer returned no gradients.")
-        known = {id(var) for var in self._slots.owners()}
-        new = [var for _, var in converted if id(var) not in known]
-        if known and new:
-            self._create_slots(distinct(new))
-        self._check(converted)
-        return converted
-
-    def _clipped(self, pairs: list[Any]) -> list[Any]:
-        return clipped(pairs, self._clipping, self._selection().denormals == "flush")
-
-    def _apply(self, pairs: list[Pair], apply_state: ApplyState) -> list[BaseException]:
-        """One hook call per pair, in order; a constraint follows its variable's update.
-
-        Returns:
-            What constraints raised.
-        """
-        errors: list[BaseException] = []
-        with not_taken(), restored(self._written(distinct([var for _, var in pairs]))):
-            for grad, var in pairs:
-                if isinstance(grad, IndexedSlices):
-                    self._resource_apply_sparse_duplicate_indices(
-                        grad.values, var, grad.indices, apply_state=apply_state
-                    )
-                else:
-                    call(self._resource_apply_dense, (grad, var), apply_state)
-                    errors += constrain(var, self._title(var))
-        return errors
-
-    def _written(self, variables: Iterable[Tensor]) -> list[Tensor]:
-        """What hooks may write to: variables, their slots, and weights of no variable."""
-        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
-        return [*variables, *slots, *self._added]
+        return pairs
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
@@ -325,7 +253,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def __repr__(self) -> str:
         if "_hyper" not in vars(self):  # a subclass has yet to call __init__
             return object.__repr__(self)
-        clipping = {key: value for key, value in self._clipping.options().items() if value}
+        clipping = {key: value for key, value in self._clipping_options().items() if value}
         options = {"engine": self._engine or "auto", **clipping}
         parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
         slots = [slot for _, _, slot in self._slots.items()]
@@ -338,7 +266,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""
-        given = {key: value for key, value in self._clipping.options().items() if value is not None}
+        given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
 
     @classmethod
@@ -359,3 +287,16 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                 config["learning_rate"], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+Optimizer._BUILT_IN = {
+    name: getattr(Optimizer, name)
+    for name in (
+        *UPDATES,
+        "_transform_unaggregated_gradients",
+        "_aggregate_gradients",
+        "_transform_gradients",
+        "_prepare",
+        "_prepare_local",
+    )
+}

@@ -9,11 +9,12 @@ import numpy as np
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import Pair
-from thalweg.core.pipeline import Clipping
+from thalweg.core.processing import Processing
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 
+CLIPPING = ("clipvalue", "clipnorm", "global_clipnorm")
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
 
@@ -63,17 +64,20 @@ class Options:
         self._engine: EngineName | None = None
         self._aggregator = _checked_aggregator(gradient_aggregator)
         self._transformers = _checked_transformers(gradient_transformers)
-        self._clipping = Clipping()
+        self._clipping = Processing()
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: Any) -> None:
         given = {key: as_option(key, value) for key, value in changes.items()}
-        clipping = Clipping(**{**self._clipping.options(), **given})
+        clipping = Processing(**{**self._clipping_options(), **given})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:
             raise ValueError("Clipping options cannot be combined with `gradient_transformers`.")
         self._clipping = clipping
+
+    def _clipping_options(self) -> dict[str, float | None]:
+        return {key: getattr(self._clipping, key) for key in CLIPPING}
 
     @property
     def clipvalue(self) -> float | None:
