@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import eq, is_
 from typing import Any
 
@@ -14,7 +15,7 @@ from thalweg import getters
 from thalweg.engines import layout
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
-from thalweg.engines.cpu.measure import table_peaks, table_sums
+from thalweg.engines.cpu.measure import Leaves, squares, table_peaks
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
@@ -71,6 +72,11 @@ class Group:
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
+        self._sizes = sizes
+
+    @cached_property
+    def _leaves(self) -> Leaves:
+        return Leaves(self._sizes)
 
     def point_at(self, addresses: np.ndarray) -> None:
         """Set the addresses of this step's gradients, one per member."""
@@ -96,8 +102,8 @@ class Group:
 
     def squares(self, column: int, bound: float = np.inf) -> np.ndarray:
         """Sum of squares of each member's variable (0) or gradient (1), clipped to a bound."""
-        storage = layout.STORAGE_NAMES[self._storage[column]]
-        return table_sums(self.table, storage, column, bound)
+        names = tuple(layout.STORAGE_NAMES[dtype] for dtype in self._storage)
+        return squares(self._leaves, self.table.base, names, self.dtype, column, bound)
 
     def peaks(self) -> np.ndarray:
         """Largest magnitude of each member's gradient."""
