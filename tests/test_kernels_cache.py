@@ -16,7 +16,7 @@ import torch
 
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg.engines.cpu import codegen, machine_code, store
+from thalweg.engines.cpu import codegen, codegen_measure, machine_code, store
 from thalweg.engines.cpu.loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
@@ -379,11 +379,11 @@ def test_the_target_names_processor_features_and_llvm():
 
 
 def test_another_version_of_numba_is_another_kernel(monkeypatch):
-    before = codegen.generate_measure("float32", clipped=False).name
+    before = codegen_measure.generate_peak(4).name
     monkeypatch.setattr(codegen, "version", lambda package: "0.0")
     codegen.versions.cache_clear()
     try:
-        assert codegen.generate_measure("float32", clipped=False).name != before
+        assert codegen_measure.generate_peak(4).name != before
     finally:
         codegen.versions.cache_clear()
 

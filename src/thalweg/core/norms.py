@@ -6,10 +6,13 @@ compute in their namespace; nothing is brought to the host.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+
+from thalweg.engines.measuring import Tree
 
 _HIGHEST = float(np.finfo(np.float32).max)
 
@@ -35,7 +38,18 @@ def norms(squares: Any, overflow: bool) -> Any:
 
 def global_norm(squares: Any, overflow: bool) -> Any:
     """The common norm of tensors with these sums of squares, of shape (); see `norms`."""
-    return norms(squares.sum(), overflow)
+    return norms(total(squares), overflow)
+
+
+def total(squares: Any) -> Any:
+    """The sum of some numbers, in the order in which the leaves of a tensor are added."""
+    device = squares.device if isinstance(squares, torch.Tensor) else None
+    return _tree(len(squares), device).combined(squares).sum()
+
+
+@cache
+def _tree(count: int, device: torch.device | None) -> Tree:
+    return Tree(np.array([count]), device)
 
 
 def clip_factor(norm: Any, limit: Any, whole_is_nan: bool) -> Any:

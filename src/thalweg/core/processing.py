@@ -225,7 +225,7 @@ class Known:
     def clipped_global_norm(self) -> float:
         """The common norm of the gradients after clipping."""
         with np.errstate(all="ignore"):
-            return float(np.sqrt(np.square(self.clipped_norms).sum()))
+            return float(np.sqrt(norms.total(np.square(self.clipped_norms))))
 
     @cached_property
     def trust(self) -> np.ndarray:

@@ -19,6 +19,7 @@ from thalweg.engines import layout, libm
 from thalweg.engines.denormals import denormals
 from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scalars, Stages
 from thalweg.engines.layout import compute_dtype
+from thalweg.engines.measuring import combined, leaf_counts, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
@@ -322,12 +323,16 @@ class ReferencePart:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[np.ndarray]:
         """See `Ready`."""
-        from thalweg.engines.cpu.measure import sums_of_squares
-
-        return [
-            sums_of_squares([self._values if f is gradient_squares else self._tensors[0]])
-            for f in formulas
-        ]
+        grad, var = self._values, self._tensors[0]
+        if stages:
+            grad = transform(
+                stages, grad, columns.of(0, self._dtype), self._flush, _of(self._dtype)
+            )
+        if isinstance(self._gradient, IndexedSlices):
+            beside = [grad if each is gradient_squares else var for each in formulas]
+            return [_sum(each, [one, one]) for each, one in zip(formulas, beside, strict=True)]
+        tensors = [var, grad, *self._tensors[1:]]
+        return [_sum(each, [_flat(tensor, var) for tensor in tensors]) for each in formulas]
 
     def peaks(self) -> np.ndarray:
         """See `Ready`."""
@@ -375,6 +380,29 @@ class ReferencePart:
             partial(torch.clamp, var, -largest, largest, out=wide),
             partial(copy.detach().copy_, wide),
         ]
+
+
+def _of(dtype: Dtype) -> torch.dtype:
+    return torch.float64 if dtype is np.float64 else torch.float32
+
+
+def _flat(tensor: Tensor, var: Tensor) -> Tensor:
+    """The elements in the order of the variable's memory, where they fill one run of it."""
+    if not layout.dense(var):
+        return layout.packed(tensor).reshape(-1)
+    return layout.like(tensor, var).as_strided((var.numel(),), (1,))
+
+
+def _sum(formula: Formula, tensors: Sequence[Tensor]) -> np.ndarray:
+    """The sum of a formula over elements, in the order that all engines have; of shape (1,)."""
+    wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
+    counts = leaf_counts([wide[0].numel()])
+    if wide[0].device.type == "cpu":
+        with np.errstate(all="ignore"):
+            values = numpy_formula(formula, np.float64)(*(each.numpy() for each in wide))[0]
+        return combined(leaves_of(values.reshape(-1)), counts)
+    values = torch_formula(formula)(*wide)[0]
+    return combined(leaves_of(values.reshape(-1)), counts).cpu().numpy()
 
 
 def _numpy_results(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg.engines.cpu import measure
 from thalweg.engines.engine import Columns, Stages
+from thalweg.engines.layout import compute_dtype
 from thalweg.formula import Formula, gradient_squares
 
 
@@ -21,19 +22,28 @@ class Tensors:
     """
 
     def __init__(self, gradients: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
-        self._gradients = gradients
+        self._gradients = list(map(measure.ordered, gradients, variables))
         self._variables = variables
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[np.ndarray]:
         """See `Ready`; formulas are `gradient_squares` and `variable_squares`."""
-        return [
-            measure.sums_of_squares(
-                self._gradients if formula is gradient_squares else self._variables
-            )
-            for formula in formulas
-        ]
+        if not stages:
+            return [
+                measure.sums(each, self._gradients if each is gradient_squares else self._variables)
+                for each in formulas
+            ]
+        found = np.zeros((len(formulas), len(self._variables)))
+        for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
+            dtype = compute_dtype(var.dtype)
+            for row, each in zip(found, formulas, strict=True):
+                if each is gradient_squares:
+                    own = columns.of(index, dtype)
+                    (row[index],) = measure.sums(each, [grad], stages, own, dtype)
+                else:
+                    (row[index],) = measure.sums(each, [var])
+        return list(found)
 
     def peaks(self) -> np.ndarray:
         """See `Ready`."""

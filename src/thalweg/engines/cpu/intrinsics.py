@@ -11,9 +11,11 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from thalweg.engines import libm
+from thalweg.engines.measuring import LANES
 
 FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
 FPCR_FZ = 1 << 24  # flush-to-zero bit of the AArch64 FPCR
@@ -85,6 +87,18 @@ def take_ticket(typingctx: Any, pointer: Any) -> Any:
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(types.CPointer(types.int64)), codegen
+
+
+@intrinsic
+def lanes(typingctx: Any) -> Any:
+    """Memory on the stack for the running sums of a leaf, kept until the function returns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        memory = cgutils.alloca_once(builder, ir.DoubleType(), LANES)
+        memory.align = 64
+        return memory
+
+    return types.CPointer(types.float64)(), codegen
 
 
 @intrinsic

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from thalweg.engines.cpu import store, team
-from thalweg.engines.cpu.codegen import Kernel, generate, generate_measure, generate_peak
+from thalweg.engines.cpu.codegen import Kernel, generate
+from thalweg.engines.cpu.codegen_measure import generate_measure, generate_peak
 from thalweg.engines.cpu.loops import Loop
 from thalweg.engines.cpu.work import SERIAL, Table
 from thalweg.formula import Formula
@@ -21,11 +22,13 @@ class Compiled:
     Attributes:
         scalars: Names of the scalars it reads, in the order of a scalar row.
         dtype: The type of its scalars, which is that of its arithmetic.
+        measures: How many numbers it makes of each leaf, if it measures.
     """
 
     def __init__(self, kernel: Kernel, compute: type[np.floating]) -> None:
         self.scalars = kernel.scalars
         self.dtype = compute
+        self.measures = kernel.measures
         self._address = store.address(kernel.name, kernel.source)
 
     def call(self, table: Table, scalars: np.ndarray, flush: bool) -> Callable[[], object]:
@@ -77,9 +80,15 @@ def jitted(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def measuring(storage: str, clipped: bool) -> Compiled:
-    """The compiled kernel that sums squares, of numbers clipped to a bound or as they are."""
-    return Compiled(generate_measure(storage, clipped), np.float64)
+def measuring(
+    formulas: tuple[Formula, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: type[np.floating],
+) -> Compiled:
+    """The compiled kernel that sums formulas over the leaves of tensors of these storage types."""
+    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name)
+    return Compiled(kernel, np.float64)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import eq, is_
 from typing import Any
 
@@ -15,10 +15,10 @@ from thalweg import getters
 from thalweg.engines import layout
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
-from thalweg.engines.cpu.measure import table_peaks, table_sums
+from thalweg.engines.cpu.measure import Leaves, table_peaks
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
-from thalweg.formula import Formula, Rule, gradient_squares
+from thalweg.formula import Formula, Rule
 from thalweg.variable import Variable
 
 _CPU = {-1}
@@ -59,6 +59,7 @@ class Group:
         self.dtype = layout.compute_dtype(var.dtype)
         self.kernel = launch.compiled(rule.update, stages, names, self.dtype, copy=copied)
         self._storage = storage
+        self._streams = names[: len(names) - copied]  # what can be measured
         self.members = members
         self.whole = len(members) == len(variables)
         sizes = [variables[index].numel() for index in members]
@@ -71,6 +72,11 @@ class Group:
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
+        self._sizes = sizes
+
+    @cached_property
+    def _leaves(self) -> Leaves:
+        return Leaves(self._sizes)
 
     def point_at(self, addresses: np.ndarray) -> None:
         """Set the addresses of this step's gradients, one per member."""
@@ -94,10 +100,17 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
-    def squares(self, column: int, bound: float = np.inf) -> np.ndarray:
-        """Sum of squares of each member's variable (0) or gradient (1), clipped to a bound."""
-        storage = layout.STORAGE_NAMES[self._storage[column]]
-        return table_sums(self.table, storage, column, bound)
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
+    ) -> np.ndarray:
+        """For each member the sums of formulas over its elements: (members, formulas)."""
+        kernel = launch.measuring(formulas, stages, self._streams, self.dtype)
+        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        scalars = {
+            name: separate[name][self.members] if name in separate else shared[name]
+            for name in kernel.scalars
+        }
+        return self._leaves.sums(kernel, self.table.base, scalars, flush and bool(stages))
 
     def peaks(self) -> np.ndarray:
         """Largest magnitude of each member's gradient."""
@@ -294,16 +307,11 @@ class DensePlan:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[np.ndarray]:
         """See `Ready`."""
-        found = []
-        for formula in formulas:
-            result = np.zeros(len(self.variables), np.float64)
-            bound = (
-                float(columns.shared[self.dtypes[0]].get("clipvalue", np.inf)) if stages else np.inf
-            )
-            for group in self.groups:
-                result[group.members] = group.squares(int(formula is gradient_squares), bound)
-            found.append(result)
-        return found
+        found = np.zeros((len(self.variables), len(formulas)), np.float64)
+        flush = self._selection.denormals == "flush"
+        for group in self.groups:
+            found[group.members] = group.sums(formulas, stages, columns, flush)
+        return list(found.T)
 
     def peaks(self) -> np.ndarray:
         """See `Ready`."""

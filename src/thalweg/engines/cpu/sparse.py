@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.cpu import launch, rows
-from thalweg.engines.cpu.measure import peaks, sums_of_squares
+from thalweg.engines.cpu.measure import peaks, sums
 from thalweg.engines.cpu.work import CHUNK, Table, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
 from thalweg.errors import InvalidArgumentError
@@ -244,7 +244,10 @@ class SparsePlan:
     ) -> Sequence[np.ndarray]:
         """See `Ready`; the values count as they come, repeated rows and all."""
         return [
-            sums_of_squares([self.values if f is gradient_squares else self.var]) for f in formulas
+            sums(each, [self.values], stages, columns.of(0, self.compute), self.compute)
+            if each is gradient_squares
+            else sums(each, [self.var])
+            for each in formulas
         ]
 
     def peaks(self) -> np.ndarray:

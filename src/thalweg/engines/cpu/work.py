@@ -57,31 +57,27 @@ class Table:
         block[7] = scalars.__array_interface__["data"][0]  # the cheapest way to an address
         return self._address
 
-    def measuring(
-        self,
-        bound: npt.NDArray[np.float64],
-        partial: npt.NDArray[np.float64] | Int64,
-        column: int,
-    ) -> int:
-        """The argument block of a measuring kernel, which fills one partial result per chunk."""
+    def measuring(self, partial: Int64, column: int) -> int:
+        """The argument block of a kernel for peaks, which fills one partial result per chunk."""
         block = self._argument
+        block[0] = 0
         block[8] = partial.ctypes.data
         block[9] = self.base.shape[1]
         block[10] = column
-        return self.argument(bound, False)
+        return self._address
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     """Cut whole tensors of `sizes` elements into chunks; empty tensors give none."""
-    pieces = []
-    for tensor, size in enumerate(sizes):
-        starts = np.arange(0, size, chunk, dtype=np.int64)
-        piece = np.empty((len(starts), 4), np.int64)
-        piece[:, 0] = tensor
-        piece[:, 1] = piece[:, 2] = starts
-        piece[:, 3] = np.minimum(size - starts, chunk)
-        pieces.append(piece)
-    return np.concatenate(pieces) if pieces else np.empty((0, 4), np.int64)
+    extents = np.asarray(sizes, np.int64)
+    counts = -(-extents // chunk)
+    tensor = np.repeat(np.arange(len(extents)), counts)
+    number = np.arange(len(tensor)) - (np.cumsum(counts) - counts)[tensor]
+    chunks = np.empty((len(tensor), 4), np.int64)
+    chunks[:, 0] = tensor
+    chunks[:, 1] = chunks[:, 2] = number * chunk
+    chunks[:, 3] = np.minimum(extents[tensor] - number * chunk, chunk)
+    return chunks
 
 
 def chunk_of(elements: int) -> int:

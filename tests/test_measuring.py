@@ -1,0 +1,344 @@
+"""Sums have one order: the same bits from NumPy, torch and kernels, whatever else there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import RuleError, sqrt, where
+from thalweg.engines import Tensors
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.measure import Leaves, sums
+from thalweg.engines.denormals import denormals
+from thalweg.engines.engine import Columns
+from thalweg.engines.layout import STORAGE_NAMES, compute_dtype
+from thalweg.engines.measuring import (
+    LANES,
+    LEAF,
+    Tree,
+    combined,
+    leaf_counts,
+    leaves_of,
+)
+from thalweg.engines.reference import numpy_formula
+from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
+from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
+
+NO_COLUMNS = Columns({}, {})
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZES = (0, 1, 7, 1023, 1024, 1025, 8191, 8193, 65535, 65536, 65537, 200003, 3 * 65536 + 5)
+SPECIAL = (np.nan, np.inf, -np.inf, -0.0)
+
+
+def numbers(size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Numbers over many powers of two, whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(size + seed)
+    made = torch.randn(size, generator=generator, dtype=torch.float64)
+    return (made * torch.exp2(torch.randint(-9, 7, (size,), generator=generator))).to(dtype)
+
+
+def bounded(grad, *, bound):
+    return maximum(minimum(grad, bound), -bound)
+
+
+def wide(tensor: Tensor) -> np.ndarray:
+    return tensor.double().numpy()
+
+
+def measured(formulas, tensors, stages=(), scalars=None, flush=False, leaves=False):
+    """What the kernel makes of tensors of several streams each, all of one signature."""
+    first = tensors[0]
+    storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
+    kernel = launch.measuring(formulas, stages, storage, compute_dtype(first[0].dtype))
+    base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
+    table = Leaves([streams[0].numel() for streams in tensors])
+    found = table.measure(kernel, base, scalars, flush)
+    return found if leaves else table.combined(found)
+
+
+def specified(formula, streams, stages=(), scalars=None):
+    """The leaves of one tensor as the specification has them."""
+    given = scalars or {}
+    compute = compute_dtype(streams[0].dtype)
+    arrays = [each.numpy() if each.element_size() > 2 else each.float().numpy() for each in streams]
+
+    def called(function, dtype, *values):
+        code = function.__code__
+        names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        chosen = {name: dtype(given[name]) for name in names}
+        return numpy_formula(function, dtype)(*values, **chosen)[0]
+
+    with np.errstate(all="ignore"):
+        for stage in stages:
+            arrays[1] = called(stage, compute, arrays[1].astype(compute))
+        arrays = [each.astype(np.float64) for each in arrays[: formula.__code__.co_argcount]]
+        return leaves_of(called(formula, np.float64, *arrays))
+
+
+def one_by_one(values: np.ndarray) -> float:
+    """A tensor's sum as the text of the specification says it, in Python's own floats."""
+    leaves = []
+    for start in range(0, len(values), LEAF):
+        lanes = [0.0] * LANES
+        for index, value in enumerate(values[start : start + LEAF].tolist()):
+            lanes[index % LANES] += value
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+        leaves += lanes
+    while len(leaves) > 1:
+        leaves += [0.0] * (len(leaves) % 2)
+        leaves = [a + b for a, b in zip(leaves[::2], leaves[1::2], strict=True)]
+    return leaves[0] if leaves else 0.0
+
+
+def assert_bits(found, wanted) -> None:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(wanted[wanted == 0]))
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(launch, "SERIAL", 0)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# The specification
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_specification_is_what_its_text_says(size):
+    values = wide(numbers(size))
+    (found,) = combined(leaves_of(values), leaf_counts([size]))
+    assert_bits(found, one_by_one(values))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 8, 9, 37])
+def test_leaves_are_added_in_pairs_of_neighbours(count):
+    values = wide(numbers(count))
+    wanted = values
+    while len(wanted) > 1:
+        wanted = np.append(wanted, [0.0] * (len(wanted) % 2))
+        wanted = wanted[::2] + wanted[1::2]
+    assert_bits(combined(values, np.array([count])), wanted)
+
+
+def test_many_tensors_are_combined_like_each_alone():
+    counts = np.array([0, 3, 1, 0, 17, 2, 1, 4, 0])
+    leaves = wide(numbers(int(2 * counts.sum()))).reshape(-1, 2)
+    before = leaves.copy()
+    parts = np.split(leaves, np.cumsum(counts)[:-1])
+    alone = [combined(part, np.array([len(part)]))[0] for part in parts]
+    assert_bits(combined(leaves, counts), alone)
+    in_torch = combined(torch.from_numpy(leaves), counts)
+    assert_bits(in_torch.numpy(), alone)
+    assert_bits(leaves, before)
+    assert combined(np.zeros((0, 2)), np.zeros(3, np.int64)).tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_torch_adds_in_the_same_order(size):
+    values = numbers(size).double().square()
+    assert_bits(leaves_of(values).numpy(), leaves_of(values.numpy()))
+
+
+# The kernels
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("formula", [gradient_squares, variable_squares])
+def test_kernels_add_in_the_same_order(dtype, formula):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
+    found = measured((formula,), tensors, leaves=True)
+    wanted = np.concatenate([specified(formula, streams) for streams in tensors])
+    assert_bits(found[:, 0], wanted)
+    column = int(formula is gradient_squares)
+    found = sums(gradient_squares, [streams[column] for streams in tensors])
+    assert_bits(found, combined(wanted, leaf_counts(SIZES)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("position", [0, 1023, 1024, 65_535, 70_000])
+def test_special_numbers(dtype, special, position):
+    grad = torch.zeros(70_001, dtype=dtype)
+    grad[position] = special
+
+    def plain(var, grad):
+        return grad
+
+    for formula in (plain, gradient_squares):
+        found = measured((formula,), [(grad, grad)], leaves=True)[:, 0]
+        assert_bits(found, specified(formula, (grad, grad)))
+        assert not np.signbit(found[found == 0]).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_denormals_count_whatever_the_thread_does_with_them(dtype):
+    grad = torch.full((3000,), torch.finfo(dtype).smallest_normal, dtype=torch.float64)
+    grad = (grad / 4).to(dtype)
+    assert (grad != 0).all()
+
+    def plain(var, grad):
+        return grad
+
+    wanted = specified(plain, (grad, grad))
+    assert wanted[0] > 0
+    with denormals(flush=True):
+        assert_bits(measured((plain,), [(grad, grad)])[:, 0], wanted)
+
+
+def test_denormals_are_flushed_where_the_update_flushes_them():
+    grad = torch.full((3000,), 1e-38)
+    scalars = {"clipnorm": 0.5, "clip_divisor": 1.0}
+    halved = measured((gradient_squares,), [(grad, grad)], (clip_by_norm,), scalars)
+    flushed = measured((gradient_squares,), [(grad, grad)], (clip_by_norm,), scalars, flush=True)
+    assert halved[0, 0] > 0
+    assert flushed[0, 0] == 0
+
+
+# What a sum does not depend on
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_threads_do_not_change_bits(count, threads):
+    tensors = [(each, each) for each in (numbers(1_000_003), numbers(5), numbers(70_000))]
+    threads(count)
+    found = measured((gradient_squares,), tensors)[:, 0]
+    wanted = [
+        combined(specified(gradient_squares, s), leaf_counts([len(s[0])]))[0] for s in tensors
+    ]
+    assert_bits(found, wanted)
+
+
+def test_the_other_tensors_do_not_change_bits():
+    tensors = [numbers(size) for size in (200_003, 1000, 65_537, 12)]
+    alone = [sums(gradient_squares, [each])[0] for each in tensors]
+    assert_bits(sums(gradient_squares, tensors), alone)
+    assert_bits(sums(gradient_squares, tensors[::-1]), alone[::-1])
+    many = [*tensors, *(numbers(100, seed=seed) for seed in range(500)), numbers(3_000_000)]
+    assert_bits(sums(gradient_squares, many)[: len(tensors)], alone)
+
+
+@pytest.mark.parametrize("cut", [LEAF, 2 * LEAF])
+def test_parts_of_a_tensor_have_its_leaves(cut):
+    grad = numbers(200_003)
+    whole = measured((gradient_squares,), [(grad, grad)], leaves=True)
+    parts = [(grad[:cut], grad[:cut]), (grad[cut:], grad[cut:])]
+    assert_bits(measured((gradient_squares,), parts, leaves=True), whole)
+
+
+def test_memory_is_read_in_the_order_of_the_variable():
+    var = (
+        numbers(8 * 16 * 33 * 35).view(8, 16, 33, 35).contiguous(memory_format=torch.channels_last)
+    )
+    grad = numbers(var.numel(), seed=2).view(var.shape)
+    lying = grad.permute(0, 2, 3, 1).reshape(-1)
+    (wanted,) = sums(gradient_squares, [lying])
+    assert wanted != sums(gradient_squares, [grad])[0]
+    for given in (grad, grad.contiguous(memory_format=torch.channels_last)):
+        assert_bits(Tensors([given], [var]).sums((gradient_squares,), (), NO_COLUMNS)[0], [wanted])
+    (of_variable,) = sums(gradient_squares, [var.permute(0, 2, 3, 1).reshape(-1)])
+    assert_bits(Tensors([grad], [var]).sums((variable_squares,), (), NO_COLUMNS)[0], [of_variable])
+
+
+# Formulas and stages
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_measures_in_one_sweep_equal_each_alone(dtype):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (200_003, 10, 1025)]
+    both = measured((gradient_squares, variable_squares), tensors)
+    for column, formula in enumerate((gradient_squares, variable_squares)):
+        assert_bits(both[:, column], measured((formula,), tensors)[:, 0])
+
+
+STAGES = {
+    "value": ((clip_by_value,), {"clipvalue": 0.1}),
+    "two": (
+        (unscale, scale_by_trust, clip_by_value),
+        {
+            "unscaling": np.array([0.3, 0.7]),
+            "trust_factor": np.array([1.0, 0.9]),
+            "clipvalue": 0.1,
+        },
+    ),
+    "bounded": ((bounded,), {"bound": 0.1}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("stages", "scalars"), STAGES.values(), ids=STAGES)
+def test_stages_come_first_in_the_type_of_the_update(dtype, stages, scalars):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (70_001, 900)]
+    found = measured((gradient_squares, variable_squares), tensors, stages, scalars)
+    for index, streams in enumerate(tensors):
+        own = {name: np.broadcast_to(value, 2)[index] for name, value in scalars.items()}
+        for column, formula in enumerate((gradient_squares, variable_squares)):
+            leaves = specified(formula, streams, stages, own)
+            assert_bits(found[index, column], combined(leaves, np.array([len(leaves)]))[0])
+
+
+def half(x):
+    return x * 0.5
+
+
+def with_slot(value, slope, memory, *, rate):
+    positive = memory > 0
+    mixed = where(positive, memory, -memory) * rate + half(slope)
+    return sqrt(mixed * mixed + 0.1) / (1 + slope * slope)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_formula_of_its_own_with_a_slot_and_a_scalar(dtype):
+    streams = tuple(numbers(70_001, dtype, seed) for seed in (1, 2, 3))
+    stages, scalars = (clip_by_value,), {"rate": 0.3, "clipvalue": 2.0}
+    found = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
+    assert_bits(found[:, 0], specified(with_slot, streams, stages, scalars))
+    assert_bits(found[:, 1], specified(gradient_squares, streams, stages, scalars))
+
+
+def test_streams_of_several_types():
+    streams = (numbers(70_001), numbers(70_001, torch.float16, 1), numbers(70_001, torch.bfloat16))
+    scalars = {"rate": 0.3}
+    found = measured((with_slot,), [streams], (), scalars, leaves=True)
+    assert_bits(found[:, 0], specified(with_slot, streams, (), scalars))
+
+
+def test_what_no_formula_reads_is_not_read():
+    grad = numbers(3000)
+    kernel = launch.measuring((gradient_squares,), (), ("float32", "float32"), np.float32)
+    base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
+    assert_bits(Leaves([3000]).sums(kernel, base), [sums(gradient_squares, [grad])])
+
+
+def test_products_are_rounded_before_they_are_added():
+    grad = numbers(2048, torch.float64)
+    square = wide(grad) * wide(grad)
+    assert_bits(sums(gradient_squares, [grad]), [one_by_one(square)])
+
+
+def too_many(var, grad, first, second):
+    return first * second
+
+
+def two_results(var, grad):
+    return var, grad
+
+
+@pytest.mark.parametrize("formula", [too_many, two_results])
+def test_a_formula_that_does_not_fit_is_refused(formula):
+    with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
+        launch.measuring((formula,), (), ("float32", "float32"), np.float32)
+
+
+def test_a_tree_is_used_again():
+    tree = Tree(np.array([3, 1]))
+    for seed in range(3):
+        leaves = wide(numbers(4, seed=seed))
+        assert_bits(tree.combined(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
