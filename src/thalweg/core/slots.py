@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
-from thalweg.graph import GraphVariable, handle_of, make_variable, resolve
+from thalweg.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
@@ -100,7 +100,7 @@ class SlotStore:
         made: list[Variable] = []
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, var in enumerate(variables):
-            if not isinstance(var, GraphVariable):
+            if not isinstance(var, SymbolicVariable):
                 kinds.setdefault((var.dtype, var.device), []).append(index)
         views: dict[int, Tensor] = {}
         for (dtype, device), members in kinds.items():
@@ -117,8 +117,8 @@ class SlotStore:
                 )
                 start += size
         for index, var in enumerate(variables):
-            if isinstance(var, GraphVariable):
-                slot = make_variable(_filled(var, initial), titles[index], like=var)
+            if isinstance(var, SymbolicVariable):
+                slot = var.beside(_filled(var, initial), titles[index])
             else:
                 slot = over(views[index], titles[index])
             made.append(self.put(var, name, slot))
@@ -140,5 +140,5 @@ class SlotStore:
         return copied
 
 
-def _filled(var: GraphVariable, value: float) -> Callable[[], Tensor]:
+def _filled(var: SymbolicVariable, value: float) -> Callable[[], Tensor]:
     return lambda: torch.full_like(resolve(var), value, requires_grad=False)

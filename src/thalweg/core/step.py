@@ -24,8 +24,8 @@ from thalweg.engines import (
 )
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
-from thalweg.graph import current_session
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import current_session
 from thalweg.variable import variable_constraint
 
 Copies = Sequence[Tensor | None] | None
