@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
 from thalweg.running import SymbolicVariable, handle_of, resolve
-from thalweg.variable import Variable, over
+from thalweg.variable import Moves, Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 
@@ -34,6 +34,7 @@ class SlotStore:
         # A slot belongs to a tensor, not to an address: keeping it alive keeps its id its own.
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
+        self._moves = Moves()
         self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
@@ -120,7 +121,7 @@ class SlotStore:
             if isinstance(var, SymbolicVariable):
                 slot = var.beside(_filled(var, initial), titles[index])
             else:
-                slot = over(views[index], titles[index])
+                slot = over(views[index], titles[index], self._moves)
             made.append(self.put(var, name, slot))
         return made
 
