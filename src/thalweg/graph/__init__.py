@@ -5,9 +5,7 @@ Random numbers are torch's. `==` between symbolic tensors compares identities, a
 """
 
 from thalweg.graph.arguments import by_reference
-from thalweg.graph.collections import (
-    GraphKeys,
-)
+from thalweg.graph.collections import GraphKeys
 from thalweg.graph.control import (
     global_variables,
     global_variables_initializer,
@@ -70,9 +68,9 @@ from thalweg.graph.ops import (
     zeros,
 )
 from thalweg.graph.session import InteractiveSession, Session
-from thalweg.graph.shape import Shape
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
+from thalweg.graph.static_shape import Shape
 from thalweg.graph.variable_scopes import (
     AUTO_REUSE,
     VariableScope,

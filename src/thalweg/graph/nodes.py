@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.collections import Collections
 from thalweg.graph.operators import Operators
 from thalweg.graph.scopes import Scopes
-from thalweg.graph.shape import Shape
+from thalweg.graph.static_shape import Shape
 from thalweg.running import Symbolic, get_default_session
 from thalweg.variable import dtype_name
 

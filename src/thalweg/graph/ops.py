@@ -12,9 +12,9 @@ from thalweg.graph.adding import add
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
-from thalweg.graph.shape import Shape
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.static_shape import Shape
 from thalweg.graph.variables import GraphVariable, aliased, variable_of
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.running import executing_eagerly
