@@ -11,6 +11,7 @@ import torch
 
 import thalweg.v1 as tf
 from thalweg import CheckpointMismatchError, Variable, keras, v1
+from thalweg.engines.cpu.plan import DensePlan
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -23,8 +24,9 @@ each_face = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
 @each_face
-def test_a_constraint_on_a_parameter_holds_from_then_on(make: Any) -> None:
-    var, opt = torch.nn.Parameter(torch.zeros(2)), make()
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
+def test_a_constraint_given_later_holds_from_then_on(make: Any, kind: Any) -> None:
+    var, opt = kind(torch.zeros(2)), make()
     for count in range(6):
         if count == 3:
             var.constraint = lambda value: value.clamp(max=0.35)  # pyright: ignore
@@ -32,8 +34,27 @@ def test_a_constraint_on_a_parameter_holds_from_then_on(make: Any) -> None:
     assert var.tolist() == pytest.approx([0.35] * 2)
 
 
-def test_a_constraint_on_a_parameter_ends_swept_steps() -> None:
-    var = torch.nn.Parameter(torch.zeros(2))
+@each_face
+def test_a_constraint_elsewhere_leaves_plans_in_force(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    var, opt, other = Variable(torch.zeros(2)), make(), Variable(0.0)
+    opt.apply_gradients([(torch.ones(2), var)])
+    found: list[bool] = []
+    applies = DensePlan.applies
+    monkeypatch.setattr(
+        DensePlan, "applies", lambda self, given: found.append(applies(self, given)) or found[-1]
+    )
+    for _ in range(3):
+        other.constraint = torch.relu
+        opt.apply_gradients([(torch.ones(2), var)])
+    assert found
+    assert all(found)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
+def test_a_constraint_given_later_ends_swept_steps(kind: Any) -> None:
+    var = kind(torch.zeros(2))
     step = optimize_loss(
         lambda: -var.sum(),
         "Momentum",

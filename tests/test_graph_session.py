@@ -371,7 +371,8 @@ def test_deep_graphs_need_no_recursion() -> None:
     x = tf.Variable(0.0)
     y = x
     for _ in range(3000):
-        y = y.graph.add("step", lambda v: v + 1, (y,), outputs=[tf.Output(y.dtype, ())]).outputs[0]
+        output = tf.Output(y.dtype, ())
+        y = tf.operation(lambda v: v + 1, [y], "step", kind="pure", outputs=output)
     (slope,) = tf.gradients(y, [x])
     assert initialized().run([y, slope]) == [3000.0, 1.0]
 

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import (
+    Moves,
     Variable,
     as_dtype,
     is_variable,
@@ -339,6 +340,24 @@ def test_a_nameless_tensor_has_the_default_name():
 )
 def test_variable_constraint(tensor, expected):
     assert variable_constraint(tensor) is expected
+
+
+def test_variables_that_share_their_moves_count_them_together():
+    moves = Moves()
+    first, second = (over(torch.zeros(2), name, moves) for name in ("m", "v"))
+    second.assign([1.0, 2.0])
+    assert moves.count == 0
+    second.data = torch.ones(2)
+    first.data = torch.ones(2)
+    assert moves.count == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_counts_its_moves_alone(duplicate):
+    moves = Moves()
+    copied = duplicate(over(torch.zeros(2), "m", moves))
+    copied.data = torch.ones(2)
+    assert (copied.moves.count, moves.count) == (1, 0)
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)

@@ -134,7 +134,7 @@ class Variable(torch.nn.Parameter):
     _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
 
     _created = itertools.count()
-    changes = 0  # of constraints and of slots' memory, in the process: plans are made anew then
+    changes = 0  # of slots' memory, in the process: plans are made anew then
 
     def __new__(
         cls,
@@ -170,7 +170,6 @@ class Variable(torch.nn.Parameter):
     @constraint.setter
     def constraint(self, function: Constraint | None) -> None:
         self._constraint = function
-        Variable.changes += 1
 
     def assign(self, value: Any) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
@@ -279,8 +278,25 @@ def _build(
     return variable
 
 
+class Moves:
+    """How often one of the variables that share it was given other memory.
+
+    A plan that holds addresses asks it instead of each variable.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class StateVariable(Variable):
     """A variable of an optimizer's own, which may share a block of memory with others."""
+
+    @property
+    def moves(self) -> Moves:
+        """Its own, unless it was made with one to share; a copy has one of its own."""
+        return vars(self).setdefault("_moves", Moves())
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -290,15 +306,21 @@ class StateVariable(Variable):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
+        self.moves.count += 1
         Variable.changes += 1
+
+    def _state(self) -> dict[str, Any]:
+        return {key: value for key, value in super()._state().items() if key != "_moves"}
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _build, (type(self), self.detach().clone(), self.requires_grad, self._state())
 
 
-def over(data: torch.Tensor, name: str) -> Variable:
-    """A variable, not trainable, over the memory of `data` itself."""
-    state = {"_name": _full_name(name), "trainable": False, "_constraint": None}
+def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
+    """A variable, not trainable, over the memory of `data` itself; `moves` is to be shared."""
+    state: dict[str, Any] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
+    if moves is not None:
+        state["_moves"] = moves
     return _build(StateVariable, data.detach(), False, state)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import is_symbolic, resolve
+from thalweg.running import is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from thalweg.errors import InvalidTypeError, LayoutError
-from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
+from thalweg.running import is_symbolic
 from thalweg.variable import is_variable, name_of, tensor_of, to_tensor
 
 Gradient = Tensor | IndexedSlices

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
-from thalweg.graph import GraphVariable, handle_of, make_variable, resolve
-from thalweg.variable import Variable, over
+from thalweg.running import SymbolicVariable, handle_of, resolve
+from thalweg.variable import Moves, Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 
@@ -34,6 +34,7 @@ class SlotStore:
         # A slot belongs to a tensor, not to an address: keeping it alive keeps its id its own.
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
+        self._moves = Moves()
         self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
@@ -100,7 +101,7 @@ class SlotStore:
         made: list[Variable] = []
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, var in enumerate(variables):
-            if not isinstance(var, GraphVariable):
+            if not isinstance(var, SymbolicVariable):
                 kinds.setdefault((var.dtype, var.device), []).append(index)
         views: dict[int, Tensor] = {}
         for (dtype, device), members in kinds.items():
@@ -117,10 +118,10 @@ class SlotStore:
                 )
                 start += size
         for index, var in enumerate(variables):
-            if isinstance(var, GraphVariable):
-                slot = make_variable(_filled(var, initial), titles[index], like=var)
+            if isinstance(var, SymbolicVariable):
+                slot = var.beside(_filled(var, initial), titles[index])
             else:
-                slot = over(views[index], titles[index])
+                slot = over(views[index], titles[index], self._moves)
             made.append(self.put(var, name, slot))
         return made
 
@@ -140,5 +141,5 @@ class SlotStore:
         return copied
 
 
-def _filled(var: GraphVariable, value: float) -> Callable[[], Tensor]:
+def _filled(var: SymbolicVariable, value: float) -> Callable[[], Tensor]:
     return lambda: torch.full_like(resolve(var), value, requires_grad=False)

@@ -35,8 +35,8 @@ from thalweg.engines import Gate, Selection, check_gradients, check_scalars, sat
 from thalweg.engines.engine import Copies, Dtype, Ready, Request, Round
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.graph import current_session
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import current_session
 from thalweg.variable import variable_constraint
 
 _MOST = 10_000  # variables that are updated on their own and whose plans are kept

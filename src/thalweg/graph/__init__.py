@@ -5,12 +5,7 @@ Random numbers are torch's. `==` between symbolic tensors compares identities, a
 """
 
 from thalweg.graph.arguments import by_reference
-from thalweg.graph.collections import (
-    GraphKeys,
-    add_to_collection,
-    get_collection,
-    get_collection_ref,
-)
+from thalweg.graph.collections import GraphKeys
 from thalweg.graph.control import (
     global_variables,
     global_variables_initializer,
@@ -26,13 +21,20 @@ from thalweg.graph.control import (
     variables_initializer,
 )
 from thalweg.graph.creation import Variable, make_variable
-from thalweg.graph.gradients import gradients
-from thalweg.graph.graph import (
-    Graph,
+from thalweg.graph.default import (
+    add_to_collection,
+    control_dependencies,
     disable_eager_execution,
     enable_eager_execution,
+    get_collection,
+    get_collection_ref,
+    get_default_graph,
+    graph_variable_of,
+    name_scope,
     reset_default_graph,
 )
+from thalweg.graph.gradients import gradients
+from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import (
     Initializer,
     constant_initializer,
@@ -47,9 +49,8 @@ from thalweg.graph.initializers import (
     truncated_normal_initializer,
     zeros_initializer,
 )
-from thalweg.graph.leaves import SessionVariable, handle_of
-from thalweg.graph.modules import graph_variable_of
-from thalweg.graph.operation import Operation
+from thalweg.graph.nodes import Operation, SymbolicTensor
+from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
     assign,
     assign_add,
@@ -66,19 +67,10 @@ from thalweg.graph.ops import (
     stop_gradient,
     zeros,
 )
-from thalweg.graph.recording import operation
-from thalweg.graph.running import (
-    current_session,
-    executing_eagerly,
-    get_default_graph,
-    get_default_session,
-    resolve,
-)
-from thalweg.graph.scopes import control_dependencies, name_scope
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
-from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices, is_symbolic
-from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
+from thalweg.graph.static_shape import Shape
 from thalweg.graph.variable_scopes import (
     AUTO_REUSE,
     VariableScope,
@@ -87,6 +79,15 @@ from thalweg.graph.variable_scopes import (
     variable_scope,
 )
 from thalweg.graph.variables import GraphVariable
+from thalweg.running import (
+    SessionVariable,
+    current_session,
+    executing_eagerly,
+    get_default_session,
+    handle_of,
+    is_symbolic,
+    resolve,
+)
 
 __all__ = [
     "AUTO_REUSE",

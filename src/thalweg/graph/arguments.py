@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nest import leaves_of, mapped
-from thalweg.graph.running import executing_eagerly
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
-
-if TYPE_CHECKING:
-    from thalweg.graph.frame import Frame
-    from thalweg.graph.graph import Graph
-    from thalweg.graph.variables import GraphVariable
+from thalweg.running import executing_eagerly
 
 
 class Reference:
     """A variable that arrives as the session's own leaf, to be written in place."""
 
-    def __init__(self, variable: GraphVariable) -> None:
+    def __init__(self, variable: SymbolicTensor) -> None:
         self.symbol = variable
 
-    def get(self, frame: Frame) -> Any:
+    def get(self, frame: Any) -> Any:
         return frame.session.leaf(self.symbol)
 
 
@@ -33,7 +28,7 @@ class Dense:
     def __init__(self, tensor: SymbolicTensor) -> None:
         self.symbol = tensor
 
-    def get(self, frame: Frame) -> Any:
+    def get(self, frame: Any) -> Any:
         value = frame[self.symbol]
         return value.to_dense() if isinstance(value, IndexedSlices) else value
 
@@ -43,7 +38,7 @@ def whole(leaf: Any) -> Any:
     return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
-def by_reference(variable: GraphVariable) -> Reference:
+def by_reference(variable: SymbolicTensor) -> Reference:
     """Hand a variable to `operation` as the session's own leaf tensor, which it may write to."""
     return Reference(variable)
 
@@ -54,7 +49,7 @@ IN_EAGER_MODE = (
 )
 
 
-def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
+def inputs_of(arguments: Any, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     """The symbolic tensors whose values the arguments need, each once.
 
     Raises:
@@ -76,8 +71,8 @@ def inputs_of(arguments: Any, graph: Graph) -> tuple[SymbolicTensor, ...]:
     return tuple(inputs)
 
 
-def filler(arguments: Sequence[Any]) -> Callable[[Frame], Sequence[Any]]:
-    """A function that gives the arguments of one run."""
+def filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """A function that gives the arguments of one run, as its `Frame` holds them."""
     if all(isinstance(argument, SymbolicTensor) for argument in arguments):
         return lambda frame: [frame[tensor] for tensor in arguments]
     direct: list[tuple[int, Any]] = []
@@ -89,7 +84,7 @@ def filler(arguments: Sequence[Any]) -> Callable[[Frame], Sequence[Any]]:
             nested.append((place, argument))
     template = list(arguments)
 
-    def fill(frame: Frame) -> list[Any]:
+    def fill(frame: Any) -> list[Any]:
         filled = template.copy()
         for place, tensor in direct:
             filled[place] = frame[tensor]
@@ -103,7 +98,7 @@ def filler(arguments: Sequence[Any]) -> Callable[[Frame], Sequence[Any]]:
 _MOVING = (SymbolicTensor, Reference, Dense)
 
 
-def _value(leaf: Any, frame: Frame) -> Any:
+def _value(leaf: Any, frame: Any) -> Any:
     if isinstance(leaf, SymbolicTensor):
         return frame[leaf]
     return leaf.get(frame) if isinstance(leaf, (Reference, Dense)) else leaf

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from thalweg.graph.running import get_default_graph
-
 
 class GraphKeys:
     """The names of the collections that the library itself fills or reads."""
@@ -74,18 +72,3 @@ class Collections:
     def clear_collection(self, name: Any) -> None:
         """Empty a collection."""
         self._collections.pop(name, None)
-
-
-def add_to_collection(name: Any, value: Any) -> None:
-    """Append a value to a collection of the default graph."""
-    get_default_graph().add_to_collection(name, value)
-
-
-def get_collection(key: Any, scope: str | None = None) -> list[Any]:
-    """A copy of a collection of the default graph; see `Collections.get_collection`."""
-    return get_default_graph().get_collection(key, scope)
-
-
-def get_collection_ref(key: Any) -> list[Any]:
-    """The own list of a collection of the default graph."""
-    return get_default_graph().get_collection_ref(key)

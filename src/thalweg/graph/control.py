@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.graph.adding import add
 from thalweg.graph.collections import GraphKeys
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.nest import leaves_of
-from thalweg.graph.operation import Operation
-from thalweg.graph.running import current_session, get_default_graph
+from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable, aliased
+from thalweg.running import current_session
 
 
 def no_op(name: str = "NoOp") -> Operation:
     """An operation that does nothing, after its control dependencies."""
-    return get_default_graph().add(name, None, type="NoOp")
+    return add(get_default_graph(), name, None, type="NoOp")
 
 
 def group(*inputs: Any, name: str | None = None) -> Operation:
@@ -32,7 +33,7 @@ def group(*inputs: Any, name: str | None = None) -> Operation:
     items = [item for item in leaves_of(inputs) if item is not None]
     graph = next((x.graph for x in items if hasattr(x, "graph")), None) or get_default_graph()
     controls = [graph.as_operation(item) for item in items]
-    return graph.add(name or "group_deps", None, type="NoOp", control_inputs=controls)
+    return add(graph, name or "group_deps", None, type="NoOp", control_inputs=controls)
 
 
 def tuple_(
@@ -98,7 +99,8 @@ def is_variable_initialized(
 ) -> SymbolicTensor:
     """A bool: whether the session has initialized the variable."""
     outputs = [Output(torch.bool, (), ())]
-    return ref.graph.add(name, lambda: torch.tensor(_is_known(ref)), outputs=outputs).outputs[0]
+    op = add(ref.graph, name, lambda: torch.tensor(_is_known(ref)), outputs=outputs)
+    return op.outputs[0]
 
 
 def report_uninitialized_variables(
@@ -113,7 +115,7 @@ def report_uninitialized_variables(
     def names() -> Any:
         return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
 
-    return get_default_graph().add(name, names, outputs=[Output(None, (None,), ())]).outputs[0]
+    return add(get_default_graph(), name, names, outputs=[Output(None, (None,), ())]).outputs[0]
 
 
 def _is_known(variable: GraphVariable) -> bool:

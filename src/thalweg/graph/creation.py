@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thalweg.errors import InvalidTypeError
-from thalweg.graph.collections import GraphKeys
-from thalweg.graph.running import current_session, executing_eagerly, get_default_graph
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.tensor import SymbolicTensor
-from thalweg.graph.variables import GraphVariable
-from thalweg.variable import Constraint, as_dtype, to_tensor
+from thalweg.graph.variables import GraphVariable, create
+from thalweg.running import executing_eagerly
+from thalweg.variable import Constraint, as_dtype
 from thalweg.variable import Variable as EagerVariable
-
-if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
 
 
 def Variable(
@@ -102,77 +99,3 @@ def make_variable(
         deferred=deferred,
         absolute=True,
     )
-
-
-def create(
-    graph: Graph,
-    initial_value: Any,
-    name: str,
-    *,
-    trainable: bool = True,
-    collections: Iterable[str] | None = None,
-    dtype: Any = None,
-    constraint: Constraint | None = None,
-    shape: Sequence[int] | None = None,
-    validate_shape: bool = True,
-    deferred: Output | None = None,
-    absolute: bool = False,
-) -> GraphVariable:
-    """What `Variable` and `make_variable` have in common.
-
-    `deferred` describes the value of a callable that is called in the run that initializes.
-    """
-    wanted = None if dtype is None else as_dtype(dtype)
-    with graph.as_default(), graph.control_dependencies(None):
-        full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
-        if callable(initial_value) and deferred is None:
-            given = () if shape is None else (shape, wanted)
-            with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*given)
-        if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant(initial_value, wanted)
-        elif deferred is None and wanted not in (None, initial_value.dtype):
-            initial_value = initial_value.to(wanted)
-        op = graph.add(
-            full, None, kind="variable", type="VariableV2", outputs=[Output()],
-            make=GraphVariable, absolute=True,
-        )  # fmt: skip
-        variable: Any = op.outputs[0]
-        start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
-        assigning = functools.partial(_initialize, variable)
-        variable.initializer = graph.add(
-            f"{op.name}/Assign", assigning, (start,), kind="update", type="Assign", absolute=True
-        )
-    op.device = start.device
-    variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
-    variable.initial_value = start
-    variable.trainable, variable.constraint = bool(trainable), constraint
-    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
-    if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
-        keys.append(GraphKeys.TRAINABLE_VARIABLES)
-    graph.add_to_collections(keys, variable)
-    return variable
-
-
-def _constant(value: Any, dtype: Any) -> torch.Tensor:
-    tensor = to_tensor(value, dtype).detach()
-    is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-    return tensor.clone() if is_shared else tensor
-
-
-def _initial_tensor(graph: Graph, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
-    if isinstance(value, SymbolicTensor):
-        return value
-    if deferred is not None:
-        op = graph.add(name, value, outputs=[deferred], kind="update", absolute=True)
-        return op.outputs[0]
-    output = Output(value.dtype, tuple(value.shape), ())
-    op = graph.add(name, lambda: value, type="Const", outputs=[output], absolute=True)
-    op.device = value.device
-    return op.outputs[0]
-
-
-def _initialize(variable: GraphVariable, value: Any) -> None:
-    session = current_session()
-    if session is not None:
-        session.initialize(variable, value)

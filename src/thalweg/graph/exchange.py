@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
-from thalweg.graph.operation import Operation
+from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name, to_tensor
 
-if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
 
-
-def fetched_element(graph: Graph, fetch: Any) -> Operation | SymbolicTensor:
+def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
     """What `fetch` asks for.
 
     Raises:
@@ -41,7 +37,7 @@ def fetched_element(graph: Graph, fetch: Any) -> Operation | SymbolicTensor:
         ) from error
 
 
-def converted_feeds(graph: Graph, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
+def converted_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
     """The tensors to feed, and their values as torch tensors of their dtypes.
 
     Raises:
@@ -51,7 +47,7 @@ def converted_feeds(graph: Graph, feeds: Mapping[Any, Any]) -> dict[SymbolicTens
     return dict(_feed(graph, key, value) for key, value in feeds.items())
 
 
-def _feed(graph: Graph, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
+def _feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)
@@ -75,7 +71,7 @@ def _feed(graph: Graph, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
     return tensor, fed
 
 
-def _fed_tensor(graph: Graph, key: Any) -> SymbolicTensor:
+def _fed_tensor(graph: Nodes, key: Any) -> SymbolicTensor:
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.nest import leaves_of
+from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Step
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
+from thalweg.running import SessionVariable
 
-if TYPE_CHECKING:
-    from thalweg.graph.session import Session
+
+class Values(Protocol):
+    """What a run asks of its session."""
+
+    def leaf(self, variable: GraphVariable) -> SessionVariable:
+        """The tensor that holds a variable's value."""
+        ...
+
+    def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
+        """The value of a tensor that the run of `frame` has not computed or has let go."""
+
+    def kept(self, value: Any) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
 
 
 class Frame(dict[SymbolicTensor, Any]):
@@ -23,7 +35,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     __slots__ = ("feeds", "lock", "session")
 
-    def __init__(self, session: Session, feeds: Mapping[SymbolicTensor, Any]) -> None:
+    def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, Any]) -> None:
         super().__init__(feeds)
         self.session = session
         self.feeds = feeds

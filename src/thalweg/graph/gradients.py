@@ -9,14 +9,16 @@ import torch
 
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.adding import add
 from thalweg.graph.arguments import IN_EAGER_MODE, whole
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.nest import leaves_of, mapped
-from thalweg.graph.operation import Operation
-from thalweg.graph.running import executing_eagerly, get_default_graph
+from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.variables import variable_of
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
+from thalweg.running import executing_eagerly
 from thalweg.variable import to_tensor
 
 
@@ -69,8 +71,8 @@ def gradients(
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     by_rows = [_is_looked_up(x, uses[x]) for x in connected]
     if connected:
-        graph = connected[0].graph
-        op = graph.add(
+        op = add(
+            connected[0].graph,
             name,
             Backward([*connected, *stops]),
             mapped(whole, (targets, weights, connected, stops, by_rows, zero)),
@@ -205,7 +207,7 @@ def _symbols(nest: Any) -> list[SymbolicTensor]:
 
 def _symbol(item: Any) -> SymbolicTensor:
     if isinstance(item, torch.nn.Parameter):
-        return get_default_graph().variable_of(item)
+        return variable_of(get_default_graph(), item)
     if not isinstance(item, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
     return item

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.ops import created
-from thalweg.graph.running import current_session, executing_eagerly, get_default_graph
+from thalweg.running import current_session, executing_eagerly
 from thalweg.variable import as_dtype, to_tensor
 
 Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]

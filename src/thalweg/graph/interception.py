@@ -1,45 +1,82 @@
-"""Calls of torch modules on symbolic tensors, caught while some graph is being built."""
+"""Calls of torch modules on symbolic tensors become one operation while a graph is being built.
+
+Why `torch.nn.Module.__call__` is replaced for that time: left alone, the module's own `forward`
+would run while the graph is built. It would settle there and then what each run has to decide
+(training or evaluation, any branch on data), write to the module's buffers, and leave its
+parameters without their names. Nothing of torch's stands between a call and `forward` that an
+argument or one thread could answer instead: `__torch_function__` and its modes see functions only,
+and hooks of modules, which are the whole process's as well, cannot skip `forward`. (torch.fx
+replaces `__call__` for the same reason.)
+
+The replacement acts in a thread that is building a graph, on calls that receive a symbolic tensor.
+Every other call goes straight on to what was there before.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from thalweg.graph.modules import call_module
 from thalweg.graph.nest import leaves_of
-from thalweg.graph.running import executing_eagerly
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.nodes import SymbolicTensor
+from thalweg.running import executing_eagerly
 
-_lock = threading.Lock()
-_builders = 0
-_original: Any = None
+
+class _Interception:
+    """How many graphs are being built, and what stands in for torch's call meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.builders = 0
+        self.original: Any = None
+        self.ours: Any = None
+
+
+_state = _Interception()
 
 
 def start() -> None:
     """Catch calls of modules until as many calls of `stop`."""
-    global _builders, _original
-    with _lock:
-        _builders += 1
-        if _builders == 1:
-            _original = torch.nn.Module.__call__
-            torch.nn.Module.__call__ = _call
+    with _state.lock:
+        _state.builders += 1
+        if _state.builders == 1:
+            _state.original = torch.nn.Module.__call__
+            _state.ours = _catching(_state.original)
+            torch.nn.Module.__call__ = _state.ours
 
 
 def stop() -> None:
     """Undo one `start`."""
-    global _builders
-    with _lock:
-        _builders -= 1
-        # Another tracer may have put its own wrapper on top; it will take that off itself.
-        if _builders == 0 and torch.nn.Module.__call__ is _call:
-            torch.nn.Module.__call__ = _original
+    with _state.lock:
+        _state.builders -= 1
+        # Another tracer may have put its own wrapper on top. When that is taken off, ours comes
+        # back and stays: it passes on all calls until a graph is built again.
+        if _state.builders == 0 and torch.nn.Module.__call__ is _state.ours:
+            torch.nn.Module.__call__ = _state.original
 
 
-def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if not executing_eagerly():
-        symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
-        symbol = next(symbols, None)
-        if symbol is not None:
-            return symbol.graph.call_module(module, args, kwargs)
-    return _original(module, *args, **kwargs)
+@contextlib.contextmanager
+def intercepted() -> Iterator[None]:
+    """Catch calls of modules in the `with` block."""
+    start()
+    try:
+        yield
+    finally:
+        stop()
+
+
+def _catching(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not executing_eagerly():
+            symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
+            symbol = next(symbols, None)
+            if symbol is not None:
+                return call_module(symbol.graph, module, args, kwargs)
+        return original(module, *args, **kwargs)
+
+    return call

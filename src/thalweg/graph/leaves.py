@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import Variable, to_tensor
-
-if TYPE_CHECKING:
-    from thalweg.graph.variables import GraphVariable
-
-
-class SessionVariable(Variable):
-    """The value that one session has of a graph variable."""
-
-    _handle: GraphVariable | None = None
-
-    def _state(self) -> dict[str, Any]:
-        # A copy is a variable of nobody's, and a graph cannot be pickled.
-        return {key: value for key, value in super()._state().items() if key != "_handle"}
-
-
-def handle_of(leaf: Any) -> Any:
-    """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
-    handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
-    return leaf if handle is None else handle
+from thalweg.running import SessionVariable
+from thalweg.variable import to_tensor
 
 
 class Leaves:

@@ -5,38 +5,23 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
-from thalweg.graph.creation import create
 from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
-from thalweg.graph.running import get_default_graph
-from thalweg.graph.variables import GraphVariable
-from thalweg.variable import name_of, variable_constraint
-
-if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
+from thalweg.graph.nodes import Nodes
+from thalweg.graph.variables import GraphVariable, variable_of
 
 # functional_call puts a run's tensors into the module itself, where other threads would see them.
 _calling = threading.RLock()
 
 
-def graph_variable_of(parameter: Any) -> Any:
-    """The variable that stands for `parameter` in the default graph, made when first asked.
-
-    Its initial value is the value that the parameter has when a session initializes it. What is no
-    parameter, such as a variable of a graph, is given back as it is.
-    """
-    is_parameter = isinstance(parameter, torch.nn.Parameter)
-    return get_default_graph().variable_of(parameter) if is_parameter else parameter
-
-
 def call_module(
-    graph: Graph, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    graph: Nodes, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Add one operation that calls `module`, and return its outputs as the module does.
 
@@ -51,11 +36,11 @@ def call_module(
     prefix = graph.unique_name(title, mark_as_used=False)
     with graph.control_dependencies(None):
         weights = {
-            name: graph.variable_of(parameter, f"{prefix}/{_path(name)}")
+            name: variable_of(graph, parameter, f"{prefix}/{_path(name)}")
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
         buffers = {
-            name: Reference(graph.variable_of(buffer, f"{prefix}/{_path(name)}"))
+            name: Reference(variable_of(graph, buffer, f"{prefix}/{_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
     call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
@@ -114,16 +99,3 @@ def _row_gradients(
         own = layer.named_parameters(recurse=False, remove_duplicate=False)
         owner.update(weights[f"{path}.{name}" if path else name] for name, _ in own)
     return sparse - dense
-
-
-def variable_for(graph: Graph, tensor: torch.Tensor, name: str | None) -> GraphVariable:
-    """A new variable that starts as a copy of a parameter or buffer."""
-    known = name_of(tensor, "").removesuffix(":0")
-    return create(
-        graph,
-        tensor,
-        known or name or "Variable",
-        trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
-        constraint=variable_constraint(tensor),
-        absolute=bool(known or name),
-    )

@@ -1,88 +1,85 @@
-"""`Operation`: one node of a graph."""
+"""`operation`: any Python function as an operation of a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.running import get_default_session
+from thalweg.graph.adding import add
+from thalweg.graph.arguments import Reference
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.nest import leaves_of, mapped
+from thalweg.graph.nodes import SymbolicTensor
+from thalweg.graph.recording import prepared
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.graph.variables import GraphVariable
 
-if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
-    from thalweg.graph.tensor import SymbolicTensor
 
+def operation(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    name: str,
+    *,
+    kind: str = "update",
+    outputs: Any = None,
+    control_inputs: Sequence[Any] = (),
+) -> Any:
+    """Add an operation that calls `function` with the values of `inputs` when it runs.
 
-class Operation:
-    """One node of a graph.
+    Args:
+        function: Any Python function.
+        inputs: Nested lists, tuples and dicts. A variable wrapped in `by_reference` arrives as
+            the session's own leaf tensor, any other symbolic input as its value: a tensor,
+            `IndexedSlices`, or None for a gradient that the run does not find. Plain objects
+            arrive as they are.
+        name: Made unique, below the current name scope.
+        kind: "pure" if it has no effect but its value, "update" if it writes to variables,
+            "blocking" if it waits for other threads. In one run all that is pure comes first,
+            unless it needs the others or control dependencies say otherwise.
+        outputs: None if the function returns nothing of use; otherwise what is known of its
+            result, as an `Output` or anything else with `dtype` and `shape`, or a list of these
+            for a function that returns as many.
+        control_inputs: Operations, or what comes from them, that run before it.
 
-    Attributes:
-        name: Unique in its graph.
-        type: What it does, as "add" or "Placeholder".
-        inputs: The symbolic tensors it takes.
-        outputs: The symbolic tensors it gives.
-        control_inputs: Operations that run before it.
-        graph: The graph it belongs to.
+    Returns:
+        The `Operation`, or its output or list of outputs if there are `outputs`.
+
+    Raises:
+        InvalidArgumentError: An input is of another graph, or the kind or name is not valid.
+        FailedPreconditionError: The graph is finalized.
     """
-
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        kind: str,
-        type: str,
-        inputs: tuple[SymbolicTensor, ...],
-        control_inputs: tuple[Operation, ...],
-        device: torch.device,
-    ) -> None:
-        self.graph = graph
-        self.name = name
-        self.kind = kind
-        self.type = type
-        self.inputs = inputs
-        self.control_inputs = control_inputs
-        self.device = device
-        self.outputs: tuple[SymbolicTensor, ...] = ()
-        self.index = -1  # its place in the order of creation
-        self.function: Callable[..., Any] | None = None  # None: it only orders others
-        self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()  # the arguments of a run
-        self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
-        self.stateful = False  # writes buffers while it computes
-        self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
-        self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
-        self.origin = ""
-
-    def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
-        """The inputs that a gradient of `output` reaches."""
-        if self.kind != "pure":
-            return ()
-        if self.flows is not None:
-            return self.flows[output.value_index]
-        return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
-
-    def run(self, feed_dict: Any = None, session: Any = None) -> None:
-        """Run it and what it needs, in `session` or the default one.
-
-        Raises:
-            InvalidArgumentError: There is no session.
-        """
-        session_for(session, f"run operation '{self.name}'").run(self, feed_dict)
-
-    def __repr__(self) -> str:
-        return f"<tf.Operation '{self.name}' type={self.type}>"
-
-    def __deepcopy__(self, memo: Any) -> Operation:
-        return self
+    if kind not in ("pure", "update", "blocking"):
+        raise InvalidArgumentError(f'kind must be "pure", "update" or "blocking", not {kind!r}.')
+    symbols = (_symbol(leaf) for leaf in leaves_of(list(inputs)))
+    graph = next((x.graph for x in symbols if x is not None), None) or get_default_graph()
+    arguments = prepared(graph, tuple(inputs))
+    if kind != "pure":
+        arguments = mapped(_snapshot, arguments)
+    is_several = isinstance(outputs, (list, tuple))
+    wanted = list(outputs) if is_several else [outputs] if outputs is not None else []
+    op = add(
+        graph,
+        name,
+        function,
+        arguments,
+        outputs=[Output(x.dtype, x.shape, getattr(x, "flows", None)) for x in wanted],
+        picks=tuple(range(len(wanted))) if is_several else None,
+        kind=kind,
+        control_inputs=[graph.as_operation(item) for item in control_inputs],
+    )
+    if outputs is None:
+        return op
+    return list(op.outputs) if is_several else op.outputs[0]
 
 
-def session_for(session: Any, purpose: str) -> Any:
-    """`session`, or the default one; InvalidArgumentError if there is none."""
-    found = session or get_default_session()
-    if found is None:
-        raise InvalidArgumentError(
-            f"Cannot {purpose}: no default session is registered. Use `with session.as_default()` "
-            "or pass session=."
-        )
-    return found
+def _symbol(leaf: Any) -> Any:
+    """The symbolic tensor that tells the graph, or None."""
+    leaf = leaf.symbol if isinstance(leaf, Reference) else leaf
+    return leaf if isinstance(leaf, (SymbolicTensor, SymbolicSlices)) else None
+
+
+def _snapshot(leaf: Any) -> Any:
+    """Variables are read before the updates of a run, not when one of those takes its inputs."""
+    return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

@@ -8,13 +8,16 @@ from typing import Any, NoReturn
 import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph.adding import add
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.nest import leaves_of
-from thalweg.graph.running import executing_eagerly, get_default_graph
+from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import Shape, SymbolicTensor
-from thalweg.graph.variables import GraphVariable, aliased
+from thalweg.graph.static_shape import Shape
+from thalweg.graph.variables import GraphVariable, aliased, variable_of
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
+from thalweg.running import executing_eagerly
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 
 
@@ -44,7 +47,9 @@ def placeholder(
             f"{dtype_name(kind)}"
         )
 
-    op = graph.add(name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder")
+    op = add(
+        graph, name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder"
+    )
     op.type = "Placeholder"
     return op.outputs[0]
 
@@ -85,7 +90,7 @@ def constant(
     if executing_eagerly():
         return tensor
     output = Output(tensor.dtype, tuple(tensor.shape), ())
-    op = get_default_graph().add(name, lambda: tensor, outputs=[output], type="Const")
+    op = add(get_default_graph(), name, lambda: tensor, outputs=[output], type="Const")
     op.device = tensor.device
     return op.outputs[0]
 
@@ -105,7 +110,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) ->
     if isinstance(value, SymbolicSlices):
         value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
     elif isinstance(value, torch.nn.Parameter) and not executing_eagerly():
-        value = get_default_graph().variable_of(value)
+        value = variable_of(get_default_graph(), value)
     if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
         value = torch.stack([convert_to_tensor(item, dtype) for item in value])
     if isinstance(value, torch.Tensor) and executing_eagerly():
@@ -205,7 +210,8 @@ def created(
     if executing_eagerly():
         return function(tuple(shape), kind)
     outputs = [Output(kind, tuple(shape), ())]
-    return get_default_graph().add(name, function, (tuple(shape), kind), outputs=outputs).outputs[0]
+    op = add(get_default_graph(), name, function, (tuple(shape), kind), outputs=outputs)
+    return op.outputs[0]
 
 
 def zeros(shape: Sequence[int], dtype: Any = torch.float32, name: str = "zeros") -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 
 from thalweg.graph.gradients import Backward, differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
-from thalweg.graph.operation import Operation
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.variables import GraphVariable
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thalweg.graph.names import Names, checked
-from thalweg.graph.running import get_default_graph
-
-if TYPE_CHECKING:
-    from thalweg.graph.operation import Operation
 
 
 class _Place(threading.local):
@@ -19,7 +15,7 @@ class _Place(threading.local):
 
     def __init__(self) -> None:
         self.scope = ""  # ends with "/", unless it is empty
-        self.control: tuple[Operation, ...] = ()
+        self.control: tuple[Any, ...] = ()  # operations
 
 
 class Scopes:
@@ -31,7 +27,7 @@ class Scopes:
         self._names = Names()
         self.lock = threading.RLock()
 
-    def as_operation(self, item: Any) -> Operation:
+    def as_operation(self, item: Any) -> Any:
         """The operation that `item` is or comes from."""
         raise NotImplementedError
 
@@ -41,8 +37,8 @@ class Scopes:
         return self._place.scope
 
     @property
-    def control(self) -> tuple[Operation, ...]:
-        """What operations made now wait for."""
+    def control(self) -> tuple[Any, ...]:
+        """The operations that those made now wait for."""
         return self._place.control
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
@@ -94,19 +90,3 @@ class Scopes:
             yield
         finally:
             self._place.control = before
-
-
-@contextlib.contextmanager
-def name_scope(
-    name: str | None = None, default_name: str | None = None, values: Any = None
-) -> Iterator[str]:
-    """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
-    with get_default_graph().name_scope(default_name if name is None else name) as scope:
-        yield scope
-
-
-def control_dependencies(
-    control_inputs: Sequence[Any] | None,
-) -> contextlib.AbstractContextManager[None]:
-    """`Graph.control_dependencies` of the default graph."""
-    return get_default_graph().control_dependencies(control_inputs)

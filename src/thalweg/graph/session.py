@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from thalweg.errors import FailedPreconditionError
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.exchange import converted_feeds, exported, fetched_element
 from thalweg.graph.frame import Frame
 from thalweg.graph.gradients import differentiable
-from thalweg.graph.graph import Graph
-from thalweg.graph.leaves import Leaves, SessionVariable
+from thalweg.graph.leaves import Leaves
 from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
 from thalweg.graph.nest import leaves_of, packed
+from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.plan import Plan, make_plan
-from thalweg.graph.running import get_default_graph, thread
-from thalweg.graph.tensor import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
+from thalweg.running import SessionVariable, thread
 
 
 class Session:
@@ -41,7 +41,7 @@ class Session:
         plans_made: How many plans were made; a fetch that was run before needs no new one.
     """
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: Any = None) -> None:
         self.graph = get_default_graph() if graph is None else graph
         self.plans_made = 0
         self._leaves = Leaves()
@@ -241,7 +241,7 @@ class Session:
 class InteractiveSession(Session):
     """A session that is the default one from its construction until it is closed."""
 
-    def __init__(self, target: str = "", graph: Graph | None = None, config: Any = None) -> None:
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: Any = None) -> None:
         super().__init__(target, graph, config)
         self.__enter__()
 

@@ -18,8 +18,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
 from thalweg.graph.mismatch import Failure, misfit
 from thalweg.graph.nest import leaves_of, mapped, packed
-from thalweg.graph.running import eagerly
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.nodes import SymbolicTensor
+from thalweg.running import eagerly
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
 _SIZES = (840, 1320)

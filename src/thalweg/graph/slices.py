@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.operation import Operation
+from thalweg.graph.adding import add
+from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.tensor import Shape, SymbolicTensor
+from thalweg.graph.static_shape import Shape
 from thalweg.indexed_slices import IndexedSlices
-
-if TYPE_CHECKING:
-    from thalweg.graph.graph import Graph
+from thalweg.running import Symbolic
 
 
 class IndexedSlicesValue(NamedTuple):
@@ -25,7 +24,7 @@ class IndexedSlicesValue(NamedTuple):
     dense_shape: Any
 
 
-class SymbolicSlices:
+class SymbolicSlices(Symbolic):
     """`IndexedSlices` of symbolic tensors.
 
     Args:
@@ -49,9 +48,7 @@ class SymbolicSlices:
         self.dense_shape = dense_shape
         dtype = getattr(values, "dtype", None)
         shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
-        op = graph.add(
-            "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)], kind="pure"
-        )
+        op = add(graph, "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)])
         self.source = op.outputs[0]
         self.source.may_be_sparse = True
 
@@ -78,7 +75,7 @@ class SymbolicSlices:
         return self.source.name
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> Nodes:
         """The graph they belong to."""
         return self.source.graph
 
@@ -130,9 +127,4 @@ def _part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
         return torch.tensor(value) if name == "dense_shape" else value
 
     title = f"{source.op.name}_{name}/"
-    return source.graph.add(title, part, (source,), outputs=[output], kind="pure").outputs[0]
-
-
-def is_symbolic(x: Any) -> bool:
-    """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
-    return type(x) is not torch.Tensor and isinstance(x, (SymbolicTensor, SymbolicSlices))
+    return add(source.graph, title, part, (source,), outputs=[output]).outputs[0]

@@ -15,10 +15,10 @@ import torch
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.creation import create
+from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
-from thalweg.graph.running import get_default_graph
-from thalweg.graph.tensor import SymbolicTensor
+from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.variables import GraphVariable
 from thalweg.variable import Constraint, as_dtype, dtype_name
 

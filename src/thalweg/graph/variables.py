@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, whole
-from thalweg.graph.operation import Operation, session_for
-from thalweg.graph.running import current_session
+from thalweg.graph.collections import GraphKeys
+from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.tensor import SymbolicTensor
-from thalweg.variable import Constraint, dtype_name, to_tensor
+from thalweg.running import SymbolicVariable, current_session
+from thalweg.variable import (
+    Constraint,
+    as_dtype,
+    dtype_name,
+    name_of,
+    to_tensor,
+    variable_constraint,
+)
 from thalweg.variable import Variable as EagerVariable
 
-if TYPE_CHECKING:
-    pass
 
-
-class GraphVariable(SymbolicTensor):
+class GraphVariable(SymbolicTensor, SymbolicVariable):
     """A variable of a graph. Each session that initializes it has a value of its own.
 
     Where an operation takes it, it is read when that operation runs. Made by `Variable`,
@@ -56,7 +62,7 @@ class GraphVariable(SymbolicTensor):
 
         output = Output(self.dtype, self.shape, ())
         arguments = (self.initial_value,)
-        return self.graph.add("initialized_value", choose, arguments, outputs=[output]).outputs[0]
+        return add(self.graph, "initialized_value", choose, arguments, outputs=[output]).outputs[0]
 
     def assign(
         self, value: Any, use_locking: Any = None, name: str | None = None
@@ -103,7 +109,12 @@ class GraphVariable(SymbolicTensor):
             raise InvalidArgumentError(f"{what}{shapes}.")
         output = Output(self.dtype, self.shape, ())
         arguments = (Reference(self), whole(value))
-        return self.graph.add(name, method, arguments, outputs=[output], kind="update").outputs[0]
+        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
+        return op.outputs[0]
+
+    def beside(self, initial: Callable[[], torch.Tensor], name: str) -> GraphVariable:
+        deferred = Output(self.dtype, self.shape)
+        return create(self.graph, initial, name, trainable=False, deferred=deferred, absolute=True)
 
     def load(self, value: Any, session: Any = None) -> None:
         """Give the variable a value in `session` or the default one, outside of a run."""
@@ -116,7 +127,7 @@ class GraphVariable(SymbolicTensor):
 def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:
     """A tensor with the value that `tensor` has where control dependencies put this one."""
     output = Output(tensor.dtype, tensor.shape, (tensor,))
-    (alias,) = tensor.graph.add(name, _alias, (tensor,), outputs=[output]).outputs
+    (alias,) = add(tensor.graph, name, _alias, (tensor,), outputs=[output]).outputs
     alias.may_be_sparse = tensor.may_be_sparse
     return alias
 
@@ -124,3 +135,97 @@ def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:
 def _alias(value: Any) -> Any:
     # Not view_as(), through which no sparse gradient flows.
     return value[...] if isinstance(value, torch.Tensor) else value
+
+
+def create(
+    graph: Nodes,
+    initial_value: Any,
+    name: str,
+    *,
+    trainable: bool = True,
+    collections: Iterable[str] | None = None,
+    dtype: Any = None,
+    constraint: Constraint | None = None,
+    shape: Sequence[int] | None = None,
+    validate_shape: bool = True,
+    deferred: Output | None = None,
+    absolute: bool = False,
+) -> GraphVariable:
+    """What `Variable` and `make_variable` have in common.
+
+    `deferred` describes the value of a callable that is called in the run that initializes.
+    """
+    wanted = None if dtype is None else as_dtype(dtype)
+    with graph.as_default(), graph.control_dependencies(None):
+        full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
+        if callable(initial_value) and deferred is None:
+            given = () if shape is None else (shape, wanted)
+            with graph.name_scope(f"{full}/Initializer/"):
+                initial_value = initial_value(*given)
+        if deferred is None and not isinstance(initial_value, SymbolicTensor):
+            initial_value = _constant(initial_value, wanted)
+        elif deferred is None and wanted not in (None, initial_value.dtype):
+            initial_value = initial_value.to(wanted)
+        op = add(
+            graph, full, None, kind="variable", type="VariableV2", outputs=[Output()],
+            make=GraphVariable, absolute=True,
+        )  # fmt: skip
+        variable: Any = op.outputs[0]
+        start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
+        variable.initializer = add(
+            graph, f"{op.name}/Assign", functools.partial(_initialize, variable), (start,),
+            kind="update", type="Assign", absolute=True,
+        )  # fmt: skip
+    op.device = start.device
+    variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
+    variable.initial_value = start
+    variable.trainable, variable.constraint = bool(trainable), constraint
+    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
+    if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
+        keys.append(GraphKeys.TRAINABLE_VARIABLES)
+    graph.add_to_collections(keys, variable)
+    return variable
+
+
+def _constant(value: Any, dtype: Any) -> torch.Tensor:
+    tensor = to_tensor(value, dtype).detach()
+    is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return tensor.clone() if is_shared else tensor
+
+
+def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
+    if isinstance(value, SymbolicTensor):
+        return value
+    if deferred is not None:
+        op = add(graph, name, value, outputs=[deferred], kind="update", absolute=True)
+        return op.outputs[0]
+    output = Output(value.dtype, tuple(value.shape), ())
+    op = add(graph, name, lambda: value, type="Const", outputs=[output], absolute=True)
+    op.device = value.device
+    return op.outputs[0]
+
+
+def _initialize(variable: GraphVariable, value: Any) -> None:
+    session = current_session()
+    if session is not None:
+        session.initialize(variable, value)
+
+
+def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
+    """The variable that stands for a parameter or buffer in `graph`, made when first asked.
+
+    It starts as a copy. `name` is for a tensor that has no name of its own.
+    """
+    with graph.lock:
+        if id(tensor) not in graph.stand_ins:
+            known = name_of(tensor, "").removesuffix(":0")
+            variable = create(
+                graph,
+                tensor,
+                known or name or "Variable",
+                trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
+                constraint=variable_constraint(tensor),
+                absolute=bool(known or name),
+            )
+            graph.stand_ins[id(tensor)] = (tensor, variable)
+        return graph.stand_ins[id(tensor)][1]

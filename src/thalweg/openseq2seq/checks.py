@@ -13,7 +13,6 @@ import torch
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
 from thalweg.graph import is_symbolic
-from thalweg.graph.running import eagerly
 from thalweg.openseq2seq.call import check_call
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.larc import Larc
@@ -21,6 +20,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_s
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.rate import called
 from thalweg.openseq2seq.optimizers.tables import checked_summaries, optimizer_class
+from thalweg.running import eagerly
 from thalweg.scalars import as_scalar
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from thalweg.integrations.keras3.optimizer import FusedOptimizer
+from thalweg.keras.optimizers import Optimizer
+
+
+class Wrapping(Protocol):
+    """An optimizer of Keras around one of thalweg."""
+
+    wrapped: Optimizer
+    add_variable: Any  # declared by Keras to take the names of initializers alone
 
 
 def share(variable: Any, tensor: Tensor) -> None:
@@ -22,7 +28,7 @@ def share(variable: Any, tensor: Tensor) -> None:
 
 
 def slot_variables(
-    optimizer: FusedOptimizer, variables: Sequence[Any], tensors: Sequence[Tensor]
+    optimizer: Wrapping, variables: Sequence[Any], tensors: Sequence[Tensor]
 ) -> list[tuple[Any, Tensor]]:
     """New variables of `optimizer` over the weights that its wrapped optimizer keeps for these.
 
@@ -39,14 +45,13 @@ def slot_variables(
     places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.items()}
     made = []
-    add_variable: Any = optimizer.add_variable  # declared to take the names of initializers alone
     for weight in [*wrapped.weights[1:], *wrapped._added]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
         if owner is not None and id(owner) not in places:
             continue  # the wrapped optimizer trains other variables besides
         if owner is not None:
             name = f"{places[id(owner)].path.replace('/', '_')}_{name}"
-        variable = add_variable(
+        variable = optimizer.add_variable(
             tuple(weight.shape),
             initializer=lambda shape, dtype, weight=weight: weight,
             dtype=keras.backend.standardize_dtype(weight.dtype),

@@ -1,0 +1,77 @@
+"""`add`: a new operation in a graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph.arguments import filler, inputs_of
+from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
+from thalweg.graph.shapes import Output
+
+_LIBRARY = str(Path(__file__).parent.parent)
+_CPU = torch.device("cpu")
+
+
+def add(
+    graph: Nodes,
+    name: str,
+    function: Callable[..., Any] | None,
+    arguments: Sequence[Any] = (),
+    *,
+    outputs: Sequence[Output] = (),
+    picks: tuple[int, ...] | None = None,
+    kind: str = "pure",
+    type: str | None = None,
+    control_inputs: Sequence[Operation] = (),
+    absolute: bool = False,
+    make: Callable[..., SymbolicTensor] = SymbolicTensor,
+) -> Operation:
+    """Add an operation to `graph`.
+
+    Args:
+        graph: The graph.
+        name: Is made unique, below the current name scope unless `absolute`.
+        function: Called with the arguments of the run; None if it only orders others.
+        arguments: Nests of symbolic tensors of this graph, references, and plain objects.
+        outputs: What is known of each output.
+        picks: Which leaves of the nest that the function returns are the outputs; None if it
+            returns the only output itself.
+        kind: "pure", "update", "blocking", "placeholder" or "variable".
+        type: What the operation does; by default as `name`.
+        control_inputs: Run before it, in addition to those of `control_dependencies`.
+        absolute: Whether `name` is the whole name.
+        make: The class of the outputs.
+
+    Raises:
+        FailedPreconditionError: The graph is finalized.
+        InvalidArgumentError: An input is of another graph, or the name is not valid.
+    """
+    if graph.finalized:
+        raise FailedPreconditionError("Graph is finalized and cannot be modified.")
+    inputs = inputs_of(arguments, graph)
+    controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
+    device = next((tensor.device for tensor in inputs), _CPU)
+    with graph.lock:
+        full = graph.unique_name(name, absolute=absolute)
+        op = Operation(graph, full, kind, type or name, inputs, controls, device)
+        op.index = len(graph.operations)
+        graph.operations[full] = op
+    op.function, op.fill, op.picks, op.origin = function, filler(arguments), picks, _origin()
+    op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
+    if outputs and all(out.flows is not None for out in outputs):
+        op.flows = tuple(out.flows or () for out in outputs)
+    return op
+
+
+def _origin() -> str:
+    """The line of the user's code that led here."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

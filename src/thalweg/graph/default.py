@@ -1,0 +1,96 @@
+"""The default graph: where new operations go, and what is asked of it without naming it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph import interception
+from thalweg.graph.graph import Graph
+from thalweg.graph.variables import variable_of
+from thalweg.running import process, thread
+
+
+class _Process:
+    """What all threads share."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+
+_process = _Process()
+
+
+def get_default_graph() -> Graph:
+    """The graph that new operations go to: that of the innermost `as_default`, or a global one."""
+    return thread.graphs[-1] if thread.graphs else _process.graph
+
+
+def reset_default_graph() -> None:
+    """Forget the global graph and begin a new one.
+
+    Raises:
+        FailedPreconditionError: Called inside `Graph.as_default`.
+    """
+    if thread.graphs:
+        raise FailedPreconditionError("reset_default_graph() cannot be called inside as_default().")
+    _process.graph = Graph()
+
+
+def disable_eager_execution() -> None:
+    """Let calls build the default graph from now on, in all threads."""
+    if process.eager:
+        process.eager = False
+        interception.start()
+
+
+def enable_eager_execution() -> None:
+    """Undo `disable_eager_execution`."""
+    if not process.eager:
+        process.eager = True
+        interception.stop()
+
+
+def graph_variable_of(parameter: Any) -> Any:
+    """The variable that stands for `parameter` in the default graph, made when first asked.
+
+    Its initial value is the value that the parameter has when a session initializes it. What is no
+    parameter, such as a variable of a graph, is given back as it is.
+    """
+    is_parameter = isinstance(parameter, torch.nn.Parameter)
+    return variable_of(get_default_graph(), parameter) if is_parameter else parameter
+
+
+@contextlib.contextmanager
+def name_scope(
+    name: str | None = None, default_name: str | None = None, values: Any = None
+) -> Iterator[str]:
+    """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
+    with get_default_graph().name_scope(default_name if name is None else name) as scope:
+        yield scope
+
+
+def control_dependencies(
+    control_inputs: Sequence[Any] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """`Graph.control_dependencies` of the default graph."""
+    return get_default_graph().control_dependencies(control_inputs)
+
+
+def add_to_collection(name: Any, value: Any) -> None:
+    """Append a value to a collection of the default graph."""
+    get_default_graph().add_to_collection(name, value)
+
+
+def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+    """A copy of a collection of the default graph; see `Collections.get_collection`."""
+    return get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: Any) -> list[Any]:
+    """The own list of a collection of the default graph."""
+    return get_default_graph().get_collection_ref(key)

@@ -1,0 +1,137 @@
+"""What a symbolic tensor has in common with `torch.Tensor`: operators, functions, methods.
+
+None computes: the tensor's graph records a call of torch's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph.nest import leaves_of
+from thalweg.running import Symbolic
+from thalweg.variable import to_tensor
+
+# What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
+_REFUSED = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
+_REFUSED |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset", "is_contiguous"}
+_REFUSED |= {"layout", "is_meta", "is_cuda", "is_cpu"}
+_REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rfloordiv", "rmod"}
+_INSTEAD = "Use assign, assign_add or assign_sub on a variable."
+
+
+class Recorder(Protocol):
+    """What a symbolic tensor asks of its graph."""
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Add a node that calls `function`, and return its outputs."""
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """An operator and its reflection."""
+
+    def forward(self: Operators, other: Any) -> Any:
+        return self.graph.call(function, (self, self.operand(other)))
+
+    def reflected(self: Operators, other: Any) -> Any:
+        return self.graph.call(function, (self.operand(other), self))
+
+    return forward, reflected
+
+
+def _unary(function: Callable[[Any], Any]) -> Any:
+    def apply(self: Operators) -> Any:
+        return self.graph.call(function, (self,))
+
+    return apply
+
+
+class Operators(Symbolic):
+    """The part of a symbolic tensor that records."""
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+    name: Any
+    dtype: torch.dtype | None
+
+    @property
+    def graph(self) -> Recorder:
+        """The graph that records."""
+        raise NotImplementedError
+
+    def operand(self, other: Any) -> Any:
+        """The other operand of an operator: arrays and lists take this tensor's dtype."""
+        if isinstance(other, (np.ndarray, np.generic, list)):
+            return to_tensor(other, self.dtype)
+        return other
+
+    __add__, __radd__ = _binary(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod)
+    __pow__, __rpow__ = _binary(operator.pow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul)
+    __and__, __rand__ = _binary(operator.and_)
+    __or__, __ror__ = _binary(operator.or_)
+    __xor__, __rxor__ = _binary(operator.xor)
+    __lt__, __le__ = _binary(operator.lt)[0], _binary(operator.le)[0]
+    __gt__, __ge__ = _binary(operator.gt)[0], _binary(operator.ge)[0]
+    __neg__, __invert__ = _unary(operator.neg), _unary(operator.invert)
+    __abs__ = _unary(operator.abs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.graph.call(operator.getitem, (self, index), name="strided_slice")
+
+    def __getattr__(self, name: str) -> Any:
+        """A method that records, or a node for an attribute such as `T`.
+
+        Raises:
+            AttributeError: `torch.Tensor` has no such attribute, or no node can stand for it.
+        """
+        if name.startswith("_") or name == "op":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _REFUSED:
+            self._lacks(name, "Only a run knows it.")
+        if name.endswith("_"):
+            self._lacks(name, f"No node writes in place. {_INSTEAD}")
+        found = getattr(torch.Tensor, name, None)
+        if found is None:
+            self._lacks(name, "Nor has torch.Tensor.")
+        if not callable(found):
+            return self.graph.call(operator.attrgetter(name), (self,), name=name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self.graph.call(found, (self, *args), kwargs, name)
+
+        return method
+
+    def _lacks(self, name: str, reason: str) -> NoReturn:
+        raise AttributeError(f"Tensor '{self.name}' has no attribute {name!r}. {reason}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        title = getattr(function, "__name__", type(function).__name__)
+        is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
+        if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
+            raise InvalidTypeError(f"{title} writes in place, which no node does. {_INSTEAD}")
+        if kwargs.get("inplace"):
+            kwargs = {**kwargs, "inplace": False}  # the result is the same
+        name = title.strip("_")
+        leaves = leaves_of((args, kwargs))
+        graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
+        return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)

@@ -1,0 +1,124 @@
+"""Who runs: eager mode, the graph being built, or the session whose node runs in this thread.
+
+The core asks here, so that it knows nothing of graphs and sessions; `thalweg.graph` answers by
+what it puts on the stacks and by the classes it derives from those here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from thalweg.variable import Variable
+
+
+class Symbolic:
+    """What has a value in runs of a session only: tensors, variables and slices of a graph."""
+
+    __slots__ = ()
+
+
+class SymbolicVariable(Symbolic):
+    """A variable of a graph, of which each session keeps a value."""
+
+    __slots__ = ()
+
+    def beside(self, initial: Callable[[], torch.Tensor], name: str) -> Any:
+        """A new variable of the same graph, shape and dtype, which is not trained.
+
+        Args:
+            initial: Called when a session initializes the variable, and may then use `resolve`.
+            name: The whole name, outside of all name scopes; made unique.
+        """
+        raise NotImplementedError
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
+    return type(x) is not torch.Tensor and isinstance(x, Symbolic)
+
+
+class SessionVariable(Variable):
+    """The value that one session has of a graph variable."""
+
+    _handle: SymbolicVariable | None = None
+
+    def _state(self) -> dict[str, Any]:
+        # A copy is a variable of nobody's, and a graph cannot be pickled.
+        return {key: value for key, value in super()._state().items() if key != "_handle"}
+
+
+def handle_of(leaf: Any) -> Any:
+    """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
+    handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
+    return leaf if handle is None else handle
+
+
+class _Thread(threading.local):
+    """One thread's stacks, the innermost last."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+        self.sessions: list[Any] = []
+        self.frames: list[Any] = []  # runs of sessions
+        self.eager_blocks = 0
+
+
+thread = _Thread()
+
+
+class _Process:
+    """What all threads share."""
+
+    def __init__(self) -> None:
+        self.eager = True
+
+
+process = _Process()
+
+
+def executing_eagerly() -> bool:
+    """Whether calls compute at once; False where they add nodes to a graph.
+
+    True inside a running node: what a node does, it does eagerly.
+    """
+    if thread.frames or thread.eager_blocks:
+        return True
+    return process.eager and not thread.graphs
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Have calls in the block compute at once, in this thread, also while a graph is built."""
+    thread.eager_blocks += 1
+    try:
+        yield
+    finally:
+        thread.eager_blocks -= 1
+
+
+def current_session() -> Any:
+    """The session whose node runs in this thread, or None."""
+    return thread.frames[-1].session if thread.frames else None
+
+
+def get_default_session() -> Any:
+    """The session that `eval` and `run` of tensors and operations use, or None."""
+    return thread.sessions[-1] if thread.sessions else None
+
+
+def resolve(x: Any) -> Any:
+    """Inside a running node what `x` stands for in this session; otherwise `x` itself.
+
+    A graph variable becomes the session's own leaf tensor, a symbolic tensor its value. A value
+    that the run has not computed, or has let go, is computed now, from the run's feeds.
+
+    Raises:
+        FailedPreconditionError: A variable is not initialized, or computing the value would
+            update variables.
+    """
+    return thread.frames[-1].resolve(x) if thread.frames else x
