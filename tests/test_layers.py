@@ -157,3 +157,7 @@ def test_faces_leave_memory_to_the_step(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((SOURCE / "rules").glob("*.py")), ids=lambda p: p.stem)
 def test_rules_are_mathematics_only(path: Path) -> None:
     assert _imports(path) <= {"formula", "rules"}
+
+
+def test_formulas_of_schedules_are_mathematics_only() -> None:
+    assert _imports(SOURCE / "schedules" / "formulas.py") == {"scalars"}

@@ -73,6 +73,13 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
     raise TypeError(f"Expected a number, received {value!r} ({type(value).__name__}).")
 
 
+def is_floating(value: Any) -> bool:
+    """Whether `value` is a Python float, or of the dtype float32 or float64 of any library."""
+    if hasattr(value, "dtype"):
+        return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
+    return isinstance(value, float)
+
+
 def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
     """The C library's float32 function, which TensorFlow's scalar kernels call."""
     try:
@@ -139,6 +146,28 @@ def cos(x: Scalar) -> Any:
     except ValueError:
         result = math.nan
     return _rounded(result, type(x))
+
+
+# TensorFlow's sessions optimize their graphs: they multiply by the reciprocal of a constant instead
+# of dividing by the constant, and replace powers by simpler functions where they can. The last
+# bits may differ from those of the formula as written; these are the bits that trainings saw.
+
+
+def reciprocal(constant: Any) -> Any:
+    """1 / constant, in the constant's dtype."""
+    return type(constant)(1) / constant
+
+
+def raised(base: Any, exponent: float) -> Any:
+    """`base` to the power of a constant, in the dtype of `base`: float16, float32 or float64."""
+    dtype = type(base)
+    if exponent == 3:
+        return base * (base * base)
+    if exponent == -0.5:
+        return reciprocal(np.sqrt(base))
+    if dtype is np.float16:
+        return dtype(power(np.float32(base), np.float32(exponent)))
+    return power(base, dtype(exponent))
 
 
 def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:

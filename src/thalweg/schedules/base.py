@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidTypeError
-from thalweg.scalars import Number, Scalar, as_operand, scalar_type
+from thalweg.scalars import Number, Scalar, as_operand, as_scalar, is_floating, scalar_type
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,7 +84,7 @@ class FormulaSchedule(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         rate: Any = getattr(self, "initial_learning_rate", 0.0)
-        if not _is_floating(rate):
+        if not is_floating(rate):
             raise TypeError(
                 f"{type(self).__name__}: initial_learning_rate must be a float, or a float32 or "
                 f"float64 scalar; received {rate!r} ({type(rate).__name__}). "
@@ -112,10 +112,10 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _is_floating(value: Any) -> bool:
-    if hasattr(value, "dtype"):
-        return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
-    return isinstance(value, float)
+def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
+    """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
+    dtype = scalar_type(rate)
+    return [as_scalar(number, dtype) for number in (rate, *numbers)]
 
 
 def _as_tensor(step: Step) -> torch.Tensor:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from thalweg.scalars import (
-    Number,
-    Scalar,
-    ScalarType,
-    as_operand,
-    as_scalar,
-    cos,
-    log,
-    power,
-    scalar_type,
-)
-from thalweg.schedules.base import FormulaSchedule, Step
+from thalweg.scalars import Number, Scalar
+from thalweg.schedules import formulas
+from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 
 
 @dataclass(eq=False)
@@ -64,24 +51,12 @@ class CosineDecay(FormulaSchedule):
     warmup_steps: Number = 0
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        start = as_scalar(self.initial_learning_rate, dtype)
-        decay_steps = as_scalar(self.decay_steps, dtype)
-        step = as_scalar(step, dtype)
-        if self.warmup_target is None:
-            return self._decayed(start, min(step, decay_steps), decay_steps, dtype)
-        target = as_scalar(self.warmup_target, dtype)
-        warmup_steps = as_scalar(self.warmup_steps, dtype)
-        step = min(step, decay_steps + warmup_steps)
-        if step < warmup_steps:
-            return (target - start) * (step / warmup_steps) + start
-        return self._decayed(target, step - warmup_steps, decay_steps, dtype)
-
-    def _decayed(self, start: Any, step: Any, decay_steps: Any, dtype: ScalarType) -> Scalar:
-        cosine = 0.5 * (1 + cos(dtype(math.pi) * (step / decay_steps)))
+        rate, at, decay_steps = as_scalars(self.initial_learning_rate, step, self.decay_steps)
+        warmup = []
+        if self.warmup_target is not None:
+            _, *warmup = as_scalars(rate, self.warmup_target, self.warmup_steps)
         # Unlike the other numbers, alpha does not pass through float32 on its way to float64.
-        alpha = as_operand(self.alpha, dtype)
-        return start * (as_operand(1 - self.alpha, dtype) * cosine + alpha)
+        return formulas.cosine(rate, at, decay_steps, self.alpha, warmup)
 
 
 @dataclass(eq=False)
@@ -123,17 +98,5 @@ class CosineDecayRestarts(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        alpha = as_scalar(self.alpha, dtype)
-        t_mul = as_scalar(self.t_mul, dtype)
-        fraction = as_scalar(step, dtype) / as_scalar(self.first_decay_steps, dtype)
-        if t_mul == 1:
-            period = np.floor(fraction)
-            fraction = fraction - period
-        else:
-            period = np.floor(log(1 - fraction * (1 - t_mul)) / log(t_mul))
-            length = power(t_mul, period)
-            fraction = (fraction - (1 - length) / (1 - t_mul)) / length
-        height = power(as_scalar(self.m_mul, dtype), period)
-        cosine = 0.5 * height * (1 + cos(dtype(math.pi) * fraction))
-        return as_scalar(self.initial_learning_rate, dtype) * ((1 - alpha) * cosine + alpha)
+        numbers = (self.first_decay_steps, self.t_mul, self.m_mul, self.alpha)
+        return formulas.cosine_restarts(*as_scalars(self.initial_learning_rate, step, *numbers))

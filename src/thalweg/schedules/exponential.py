@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from thalweg.scalars import Number, Scalar, as_scalar, power, scalar_type
-from thalweg.schedules.base import FormulaSchedule, Step
+from thalweg.scalars import Number, Scalar
+from thalweg.schedules import formulas
+from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 
 
 @dataclass(eq=False)
@@ -45,9 +44,5 @@ class ExponentialDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        progress = as_scalar(step, dtype) / as_scalar(self.decay_steps, dtype)
-        if self.staircase:
-            progress = np.floor(progress)
-        factor = power(as_scalar(self.decay_rate, dtype), progress)
-        return as_scalar(self.initial_learning_rate, dtype) * factor
+        own = as_scalars(self.initial_learning_rate, step, self.decay_steps, self.decay_rate)
+        return formulas.exponential(*own, staircase=self.staircase)

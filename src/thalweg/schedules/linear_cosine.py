@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from thalweg.scalars import Number, Scalar, ScalarType, as_scalar, cos, power, scalar_type
-from thalweg.schedules.base import FormulaSchedule, Step
+from thalweg.scalars import Number, Scalar
+from thalweg.schedules import formulas
+from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 
 
 @dataclass(eq=False)
@@ -49,15 +48,8 @@ class LinearCosineDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        decay_steps = as_scalar(self.decay_steps, dtype)
-        k = min(as_scalar(step, dtype), decay_steps)
-        line = (decay_steps - k) / decay_steps
-        cosine = _cosine(k / decay_steps, self.num_periods, dtype)
-        product = (as_scalar(self.alpha, dtype) + line) * cosine
-        return as_scalar(self.initial_learning_rate, dtype) * (
-            product + as_scalar(self.beta, dtype)
-        )
+        numbers = (self.decay_steps, self.num_periods, self.alpha, self.beta)
+        return formulas.linear_cosine(*as_scalars(self.initial_learning_rate, step, *numbers))
 
 
 @dataclass(eq=False)
@@ -113,20 +105,9 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         self._generator = np.random.default_rng(self.seed)
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        decay_steps = as_scalar(self.decay_steps, dtype)
-        k = min(as_scalar(step, dtype), decay_steps)
-        falloff = power(1 + k, as_scalar(self.variance_decay, dtype))
-        deviation = np.sqrt(as_scalar(self.initial_variance, dtype) / falloff)
-        line = (decay_steps - k) / decay_steps
-        line = line + dtype(self._generator.standard_normal()) * deviation
-        cosine = _cosine(k / decay_steps, self.num_periods, dtype)
-        product = (as_scalar(self.alpha, dtype) + line) * cosine
-        return as_scalar(self.initial_learning_rate, dtype) * (
-            product + as_scalar(self.beta, dtype)
-        )
-
-
-def _cosine(fraction: Any, num_periods: Number, dtype: ScalarType) -> Any:
-    angle = dtype(math.pi) * (2 * as_scalar(num_periods, dtype) * fraction)
-    return 0.5 * (1 + cos(angle))
+        numbers = (self.num_periods, self.alpha, self.beta)
+        rate, *own = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
+        _, *spread = as_scalars(rate, self.initial_variance, self.variance_decay)
+        draw = type(rate)(self._generator.standard_normal())
+        noise = draw * formulas.deviation(*own[:2], *spread)
+        return formulas.linear_cosine(rate, *own, noise=noise)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thalweg.scalars import Number, Scalar, ScalarType, as_scalar, scalar_type
+from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step
 
 
@@ -68,13 +69,10 @@ class PiecewiseConstantDecay(FormulaSchedule):
         dtype: ScalarType = np.float32
         if any(scalar_type(value) is np.float64 for value in self.values):
             dtype = np.float64
-        return as_scalar(self.values[self._interval(_comparable(step))], dtype)
-
-    def _interval(self, step: Any) -> int:
-        for index, boundary in enumerate(self.boundaries):
-            if step <= _cast_like(step, boundary):
-                return index
-        return len(self.boundaries) if step == step else 0  # NaN is in no interval
+        at = _comparable(step)
+        boundaries = [_cast_like(at, boundary) for boundary in self.boundaries]
+        value = formulas.piecewise_constant(at, boundaries, self.values)
+        return as_scalar(value, dtype)
 
 
 def _comparable(step: Step) -> Any:

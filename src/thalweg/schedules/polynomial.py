@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from thalweg.scalars import Number, Scalar, as_operand, as_scalar, power, scalar_type
-from thalweg.schedules.base import FormulaSchedule, Step
+from thalweg.scalars import Number, Scalar, as_operand
+from thalweg.schedules import formulas
+from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 
 
 @dataclass(eq=False)
@@ -49,13 +48,8 @@ class PolynomialDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        dtype = scalar_type(self.initial_learning_rate)
-        end = as_scalar(self.end_learning_rate, dtype)
-        step = as_scalar(step, dtype)
-        decay_steps = as_scalar(self.decay_steps, dtype)
-        if not self.cycle:
-            step = min(step, decay_steps)
-        elif step != 0:
-            decay_steps = decay_steps * np.ceil(step / as_operand(self.decay_steps, dtype))
-        remaining = power(1 - step / decay_steps, as_scalar(self.power, dtype))
-        return (as_scalar(self.initial_learning_rate, dtype) - end) * remaining + end
+        rate, *own = as_scalars(
+            self.initial_learning_rate, step, self.decay_steps, self.end_learning_rate, self.power
+        )
+        cycle = as_operand(self.decay_steps, type(rate)) if self.cycle else None
+        return formulas.polynomial(rate, *own, cycle=cycle)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.openseq2seq.optimizers.folded import reciprocal
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
+from thalweg.scalars import reciprocal
 
 
 class BackoffScaler(LossScaler):

@@ -1,7 +1,6 @@
 """Loss scaling by the distribution of the largest gradient.
 
-As in `folded.py` the order of operations is that of a session, whose optimizer of graphs moves
-constants.
+The order of operations is that of a session, whose optimizer of graphs moves constants.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.openseq2seq.optimizers.folded import reciprocal
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
-from thalweg.scalars import log, power
+from thalweg.scalars import log, power, reciprocal
 
 _SHIPPED_CEILING = 16.0
 

@@ -4,27 +4,28 @@ A policy takes the global step, the variable that counts updates, before its own
 mode it returns a callable without arguments that reads the step anew, to be given to an optimizer
 as its learning rate; in graph mode it returns a tensor. `fixed_lr` returns its number in both.
 Arithmetic is in the dtype of the learning rate: float32 for a Python float, float64 for
-`numpy.float64`; its last bits are those of a session, see `folded.py`.
+`numpy.float64`; its last bits are those of a session, the `folded` ones of the formulas.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.openseq2seq.optimizers.clock import check_rate, follow
-from thalweg.openseq2seq.optimizers.folded import raised, reciprocal
-from thalweg.scalars import as_operand, as_scalar, cos, scalar_type
-from thalweg.scalars import power as power_of
+from thalweg.graph import is_symbolic
+from thalweg.scalars import ScalarType, as_scalar, is_floating, scalar_type
+from thalweg.schedules import formulas
 from thalweg.v1 import train
+from thalweg.v1.train.decay import follow
 from thalweg.variable import as_dtype, dtype_name
 
-_SMALLEST = 1e-8  # below this no end of `inv_poly_decay` is reached
+_DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
 def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
@@ -111,19 +112,12 @@ def exp_decay(
         >>> exp_decay(15, 1.0, 10, 0.5, use_staircase_decay=True)()
         tensor(0.5000)
     """
-    check_rate(learning_rate)
-    dtype = scalar_type(learning_rate)
 
-    def at(step: Any) -> Any:
-        rate = as_scalar(learning_rate, dtype)
-        if not step < begin_decay_at:
-            share = as_scalar(step - begin_decay_at, dtype) * reciprocal(dtype(decay_steps))
-            if use_staircase_decay:
-                share = np.floor(share)
-            rate = rate * power_of(as_scalar(decay_rate, dtype), share)
-        return np.maximum(as_scalar(min_lr, dtype), rate)
+    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+        own = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
+        return formulas.exponential(rate, step, *own, folded=True)
 
-    return follow(at, global_step, dtype, "exp_decay")
+    return _decayed("exp_decay", global_step, learning_rate, decay, begin_decay_at, lowest=min_lr)
 
 
 def poly_decay(
@@ -163,18 +157,12 @@ def poly_decay(
         >>> rate[0](), rate[1](), rate[2]()
         (tensor(0.2500), tensor(1.), tensor(0.5000))
     """
-    check_rate(learning_rate)
-    dtype = scalar_type(learning_rate)
 
-    def at(step: Any) -> Any:
-        base = _warmed(step, learning_rate, warmup_steps, dtype)
-        if step < begin_decay_at:
-            return base
-        end, whole = as_scalar(min_lr, dtype), dtype(decay_steps)
-        done = np.minimum(as_scalar(step - begin_decay_at, dtype), whole) * reciprocal(whole)
-        return (base - end) * raised(dtype(1) - done, power) + end
+    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+        own = (dtype(decay_steps), as_scalar(min_lr, dtype), power)
+        return formulas.polynomial(rate, step, *own, folded=True)
 
-    return follow(at, global_step, dtype, "poly_decay")
+    return _decayed("poly_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
 def cosine_decay(
@@ -202,30 +190,11 @@ def cosine_decay(
     Raises:
         TypeError: `learning_rate` is no float.
     """
-    check_rate(learning_rate)
-    dtype = scalar_type(learning_rate)
 
-    def at(step: Any) -> Any:
-        base = _warmed(step, learning_rate, warmup_steps, dtype)
-        if step < begin_decay_at:
-            return base
-        whole = dtype(decay_steps)
-        done = np.minimum(as_scalar(step - begin_decay_at, dtype), whole)
-        angle = done * (dtype(math.pi) * reciprocal(whole))
-        half = dtype(0.5) * (dtype(1) + cos(angle))
-        return base * (dtype(1 - min_lr) * half + as_operand(min_lr, dtype))
+    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+        return formulas.cosine(rate, step, dtype(decay_steps), min_lr, folded=True)
 
-    return follow(at, global_step, dtype, "cosine_decay")
-
-
-def _warmed(step: Any, learning_rate: Any, warmup_steps: Any, dtype: Any) -> Any:
-    rate = as_scalar(learning_rate, dtype)
-    if warmup_steps > 0 and step < warmup_steps:
-        return as_scalar(step, dtype) * (rate * reciprocal(dtype(warmup_steps)))
-    return rate
-
-
-_DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
+    return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
 def transformer_policy(
@@ -265,13 +234,11 @@ def transformer_policy(
     kind = _DTYPES[title]
 
     def at(step: Any) -> Any:
-        count = kind(step) + kind(1)
-        rising = count * raised(kind(warmup_steps), -1.5)
-        decay = kind(coefficient * d_model**-0.5) * np.minimum(rising, raised(count, -0.5))
-        rate = decay * kind(learning_rate)
+        scale = kind(coefficient * d_model**-0.5)
+        rate = formulas.transformer(kind(learning_rate), kind(step), kind(warmup_steps), scale)
         return rate if max_lr is None else np.minimum(kind(max_lr), rate)
 
-    return follow(at, global_step, kind, "transformer_policy")
+    return _followed("transformer_policy", global_step, at, kind)
 
 
 def inv_poly_decay(
@@ -306,15 +273,57 @@ def inv_poly_decay(
         ZeroDivisionError: `decay_steps` or `learning_rate` is 0.
         OverflowError: `power` is so small that c is infinite.
     """
-    check_rate(learning_rate)
+    dtype = _dtype_of(learning_rate)
     if not power > 0:
         raise InvalidArgumentError(f"inv_poly_decay requires a power above 0, not {power}.")
-    lowest = min(max(min_lr, _SMALLEST), float(learning_rate))
-    scale = (math.pow(float(learning_rate) / lowest, 1.0 / power) - 1.0) / decay_steps
-    dtype = scalar_type(learning_rate)
+    slope = formulas.inverse_polynomial_slope(float(learning_rate), min_lr, decay_steps, power)
 
     def at(step: Any) -> Any:
-        base = dtype(1) + dtype(scale) * as_scalar(step, dtype)
-        return as_scalar(learning_rate, dtype) / raised(base, power)
+        rate, count = as_scalar(learning_rate, dtype), as_scalar(step, dtype)
+        return formulas.inverse_polynomial(rate, count, dtype(slope), power)
 
-    return follow(at, global_step, dtype, name)
+    return _followed(name, global_step, at, dtype)
+
+
+def _decayed(
+    name: str,
+    global_step: Any,
+    learning_rate: Any,
+    decay: Callable[[Any, Any, ScalarType], Any],
+    begin_decay_at: int,
+    warmup_steps: int = 0,
+    lowest: float = -math.inf,
+) -> Any:
+    """A warm-up to `learning_rate`, and `decay` of that from `begin_decay_at` on."""
+    dtype = _dtype_of(learning_rate)
+
+    def at(step: Any) -> Any:
+        rate = as_scalar(learning_rate, dtype)
+        if warmup_steps > 0 and step < warmup_steps:
+            count = as_scalar(step, dtype)
+            rate = formulas.warm_up(rate, count, dtype(warmup_steps), folded=True)
+        if not step < begin_decay_at:
+            rate = decay(rate, as_scalar(step - begin_decay_at, dtype), dtype)
+        return np.maximum(as_scalar(lowest, dtype), rate)
+
+    return _followed(name, global_step, at, dtype)
+
+
+def _followed(
+    name: str, global_step: Any, formula: Callable[[Any], Any], dtype: type[np.floating[Any]]
+) -> Any:
+    def rate(step: Any) -> Tensor:
+        number = step.detach().item() if isinstance(step, Tensor) else step
+        with np.errstate(all="ignore"):
+            return torch.tensor(formula(number), device="cpu")
+
+    return follow(rate, (global_step,), as_dtype(dtype), name)
+
+
+def _dtype_of(learning_rate: Any) -> ScalarType:
+    if is_symbolic(learning_rate) or not is_floating(learning_rate):
+        raise InvalidTypeError(
+            "learning_rate must be a float, or a float32 or float64 scalar, not"
+            f" {learning_rate!r}. The policy computes in its dtype."
+        )
+    return scalar_type(learning_rate)

@@ -16,7 +16,8 @@ from torch import Tensor
 from thalweg import schedules
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
-from thalweg.scalars import as_scalar, exp, scalar_type
+from thalweg.scalars import as_scalar, scalar_type
+from thalweg.schedules.formulas import natural_base
 from thalweg.variable import dtype_name
 
 
@@ -46,12 +47,8 @@ def exponential_decay(
 
     Reference: tf.compat.v1.train.exponential_decay
     """
-
-    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
-        return schedules.ExponentialDecay(rate, steps, factor, staircase)(step)
-
-    inputs = (learning_rate, decay_steps, decay_rate)
-    return _decayed(at, global_step, inputs, name or "ExponentialDecay")
+    inputs = (learning_rate, decay_steps, decay_rate, staircase)
+    return _decayed(schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay")
 
 
 def natural_exp_decay(
@@ -68,13 +65,8 @@ def natural_exp_decay(
 
     Reference: tf.compat.v1.train.natural_exp_decay
     """
-
-    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
-        base = exp(-as_scalar(factor, scalar_type(factor)))
-        return schedules.ExponentialDecay(rate, steps, base, staircase)(step)
-
-    inputs = (learning_rate, decay_steps, decay_rate)
-    return _decayed(at, global_step, inputs, name or "NaturalExpDecay")
+    inputs = (learning_rate, decay_steps, decay_rate, staircase)
+    return _decayed(_natural, global_step, inputs, name or "NaturalExpDecay")
 
 
 def inverse_time_decay(
@@ -91,12 +83,8 @@ def inverse_time_decay(
 
     Reference: tf.compat.v1.train.inverse_time_decay
     """
-
-    def at(step: Any, rate: Any, steps: Any, factor: Any) -> Tensor:
-        return schedules.InverseTimeDecay(rate, steps, factor, staircase)(step)
-
-    inputs = (learning_rate, decay_steps, decay_rate)
-    return _decayed(at, global_step, inputs, name or "InverseTimeDecay")
+    inputs = (learning_rate, decay_steps, decay_rate, staircase)
+    return _decayed(schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay")
 
 
 def polynomial_decay(
@@ -122,12 +110,8 @@ def polynomial_decay(
 
     Reference: tf.compat.v1.train.polynomial_decay
     """
-
-    def at(step: Any, rate: Any, steps: Any, end: Any, exponent: Any) -> Tensor:
-        return schedules.PolynomialDecay(rate, steps, end, exponent, cycle)(step)
-
-    inputs = (learning_rate, decay_steps, end_learning_rate, power)
-    return _decayed(at, global_step, inputs, name or "PolynomialDecay")
+    inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
+    return _decayed(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
 
 
 def cosine_decay(
@@ -147,11 +131,8 @@ def cosine_decay(
 
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
-
-    def at(step: Any, rate: Any, steps: Any, end: Any) -> Tensor:
-        return schedules.CosineDecay(rate, steps, end)(step)
-
-    return _decayed(at, global_step, (learning_rate, decay_steps, alpha), name or "CosineDecay")
+    inputs = (learning_rate, decay_steps, alpha)
+    return _decayed(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
 
 
 def cosine_decay_restarts(
@@ -175,12 +156,8 @@ def cosine_decay_restarts(
 
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
-
-    def at(step: Any, *own: Any) -> Tensor:
-        return schedules.CosineDecayRestarts(*own)(step)
-
     inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
-    return _decayed(at, global_step, inputs, name or "SGDRDecay")
+    return _decayed(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
 
 
 def linear_cosine_decay(
@@ -204,12 +181,8 @@ def linear_cosine_decay(
 
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
-
-    def at(step: Any, *own: Any) -> Tensor:
-        return schedules.LinearCosineDecay(*own)(step)
-
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _decayed(at, global_step, inputs, name or "LinearCosineDecay")
+    return _decayed(schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay")
 
 
 def noisy_linear_cosine_decay(
@@ -233,13 +206,11 @@ def noisy_linear_cosine_decay(
 
     Reference: tf.compat.v1.train.noisy_linear_cosine_decay; Bello et al. 2017
     """
-
-    def at(step: Any, *own: Any) -> Tensor:
-        return schedules.NoisyLinearCosineDecay(*own)(step)
-
     noise = (initial_variance, variance_decay)
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
-    return _decayed(at, global_step, inputs, name or "NoisyLinearCosineDecay")
+    return _decayed(
+        schedules.NoisyLinearCosineDecay, global_step, inputs, name or "NoisyLinearCosineDecay"
+    )
 
 
 def piecewise_constant(
@@ -267,40 +238,58 @@ def piecewise_constant(
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
-    return _decayed(schedule, x, (), name or "PiecewiseConstant", values)
+    return follow(schedule, (x,), _dtype(values), name or "PiecewiseConstant")
 
 
 piecewise_constant_decay = piecewise_constant
 
 
-def _decayed(
-    at: Callable[..., Any],
-    global_step: Any,
-    inputs: Sequence[Any],
-    name: str,
-    values: Sequence[Any] = (),
+def follow(
+    rate: Callable[..., Tensor], inputs: Sequence[Any], dtype: torch.dtype, name: str
 ) -> Any:
-    if global_step is None:
+    """The learning rate that a function makes of the global step and its own arguments.
+
+    Args:
+        rate: Takes the values of `inputs`; returns a 0-d tensor of `dtype`.
+        inputs: The global step, and what else may be a tensor of a graph.
+        dtype, name: Of the tensor in graph mode.
+
+    Returns:
+        A callable without arguments that reads `inputs` anew (eager) or a tensor (graph).
+
+    Raises:
+        ValueError: There is no global step.
+    """
+    if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
-    given = (global_step, *inputs)
-    if executing_eagerly() and not any(map(is_symbolic, given)):
-        return lambda: at(_step(global_step), *inputs)
-    is_wide = any("float64" in _kind(value) for value in (inputs[:1] or values))
-    output = Output(torch.float64 if is_wide else torch.float32, (), ())
-    return operation(
-        lambda step, *own: at(_step(step), *own), list(given), name, kind="pure", outputs=output
-    )
+    if executing_eagerly() and not any(map(is_symbolic, inputs)):
+        return lambda: rate(*inputs)
+    return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
-def _step(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def _decayed(
+    schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
+) -> Any:
+    def rate(step: Any, *own: Any) -> Tensor:
+        return schedule(*own)(step)
+
+    return follow(rate, (global_step, *arguments), _dtype(arguments[:1]), name)
+
+
+def _natural(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
+    base = natural_base(as_scalar(decay_rate, scalar_type(decay_rate)))
+    return schedules.ExponentialDecay(rate, steps, base, staircase)
+
+
+def _dtype(rates: Sequence[Any]) -> torch.dtype:
+    return torch.float64 if any("float64" in _kind(rate) for rate in rates) else torch.float32
 
 
 def _kind(value: Any) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return "float32" if isinstance(value, float) else "int32"
-    return dtype_name(dtype) if isinstance(dtype, torch.dtype) else str(dtype)
+    return dtype_name(dtype)
 
 
 def _check_boundaries(x: Any, boundaries: Sequence[Any]) -> None:

@@ -1,0 +1,133 @@
+"""The formulas of every learning-rate schedule, on NumPy scalars of one dtype.
+
+Keras' schedules, TensorFlow 1's decays and OpenSeq2Seq's policies are names, defaults and
+conversions over this table. `span` is the `decay_steps` of all three. The order of operations is
+the contract; `folded` ones are those of a session, see `reciprocal` and `raised`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from thalweg.scalars import as_operand, cos, exp, log, power, raised, reciprocal
+
+_SMALLEST = 1e-8  # below this no end of `inverse_polynomial` is reached
+
+
+def exponential(
+    rate: Any, step: Any, span: Any, decay_rate: Any, staircase: bool = False, folded: bool = False
+) -> Any:
+    """rate decay_rate^(step / span), the quotient rounded down for a staircase."""
+    return rate * power(decay_rate, _periods(step, span, staircase, folded))
+
+
+def natural_base(decay_rate: Any) -> Any:
+    """The `decay_rate` of `exponential` for a natural one: e^-decay_rate, rounded by itself."""
+    return exp(-decay_rate)
+
+
+def inverse_time(rate: Any, step: Any, span: Any, decay_rate: Any, staircase: bool) -> Any:
+    """rate / (1 + decay_rate step / span), the quotient rounded down for a staircase."""
+    return rate / (1 + decay_rate * _periods(step, span, staircase))
+
+
+def polynomial(
+    rate: Any, step: Any, span: Any, end: Any, degree: Any, cycle: Any = None, folded: bool = False
+) -> Any:
+    """(rate - end) (1 - step / span)^degree + end, step at most span.
+
+    `cycle` is None, or `span` once more, but in the one rounding in which TensorFlow divides by it;
+    then `span` becomes its first multiple that is not below the step.
+    """
+    if cycle is None:
+        step = min(step, span)
+    elif step != 0:
+        span = span * np.ceil(step / cycle)
+    remaining = 1 - _share(step, span, folded=folded)
+    return (rate - end) * (raised if folded else power)(remaining, degree) + end
+
+
+def inverse_polynomial(rate: Any, step: Any, slope: Any, degree: float) -> Any:
+    """rate / (1 + slope step)^degree, folded."""
+    return rate / raised(1 + slope * step, degree)
+
+
+def inverse_polynomial_slope(rate: float, end: float, span: float, degree: float) -> float:
+    """The slope with which `inverse_polynomial` reaches `end` at `span`, in Python's floats."""
+    end = min(max(end, _SMALLEST), rate)
+    return (math.pow(rate / end, 1.0 / degree) - 1.0) / span
+
+
+def piecewise_constant(step: Any, boundaries: Sequence[Any], values: Sequence[Any]) -> Any:
+    """The value after the last boundary below the step; the first value for NaN."""
+    return values[bisect_left(boundaries, step)]
+
+
+def cosine(
+    rate: Any, step: Any, span: Any, alpha: Any, warmup: Sequence[Any] = (), folded: bool = False
+) -> Any:
+    """rate ((1 - alpha) (1 + cos(pi step / span)) / 2 + alpha), step at most span.
+
+    A `warmup` is a target and steps: the rate goes there along a line, and the cosine begins there.
+    `alpha` comes as it was given: TensorFlow rounds 1 - alpha once.
+    """
+    target, warmup_steps = warmup or (rate, 0)
+    step = min(step, span + warmup_steps)
+    if warmup and step < warmup_steps:
+        return warm_up(target - rate, step, warmup_steps) + rate
+    wave = 0.5 * (1 + cos(_share(step - warmup_steps, span, math.pi, folded)))
+    return target * (as_operand(1 - alpha, type(rate)) * wave + as_operand(alpha, type(rate)))
+
+
+def cosine_restarts(rate: Any, step: Any, span: Any, t_mul: Any, m_mul: Any, alpha: Any) -> Any:
+    """rate ((1 - alpha) m_mul^i (1 + cos(pi x)) / 2 + alpha), x the share done of period i."""
+    share = step / span
+    if t_mul == 1:
+        period = np.floor(share)
+        share = share - period
+    else:
+        period = np.floor(log(1 - share * (1 - t_mul)) / log(t_mul))
+        length = power(t_mul, period)
+        share = (share - (1 - length) / (1 - t_mul)) / length
+    wave = 0.5 * power(m_mul, period) * (1 + cos(math.pi * share))
+    return rate * ((1 - alpha) * wave + alpha)
+
+
+def linear_cosine(
+    rate: Any, step: Any, span: Any, num_periods: Any, alpha: Any, beta: Any, noise: Any = 0
+) -> Any:
+    """rate ((alpha + 1 - s + noise) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done."""
+    step = min(step, span)
+    line = (span - step) / span + noise
+    wave = 0.5 * (1 + cos(math.pi * (2 * num_periods * (step / span))))
+    return rate * ((alpha + line) * wave + beta)
+
+
+def deviation(step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
+    """Standard deviation of the noise: sqrt(initial_variance / (1 + step)^variance_decay)."""
+    return np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
+
+
+def warm_up(rate: Any, step: Any, warmup_steps: Any, folded: bool = False) -> Any:
+    """rate step / warmup_steps."""
+    return _share(step, warmup_steps, rate, folded)
+
+
+def transformer(rate: Any, step: Any, warmup_steps: Any, scale: float) -> Any:
+    """rate scale min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+    rising = (step + 1) * raised(warmup_steps, -1.5)
+    return scale * np.minimum(rising, raised(step + 1, -0.5)) * rate
+
+
+def _share(step: Any, span: Any, of: Any = 1, folded: bool = False) -> Any:
+    return step * (of * reciprocal(span)) if folded else of * (step / span)
+
+
+def _periods(step: Any, span: Any, staircase: bool, folded: bool = False) -> Any:
+    periods = _share(step, span, folded=folded)
+    return np.floor(periods) if staircase else periods
