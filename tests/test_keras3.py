@@ -139,7 +139,9 @@ def test_defaults_are_those_of_thalweg(name: str) -> None:
 def test_signature_and_documentation_are_those_of_thalweg(name: str) -> None:
     inside, outside = getattr(keras3, name), getattr(optimizers, name)
     assert inspect.signature(inside) == inspect.signature(outside)
-    assert inspect.getdoc(inside).startswith(inspect.getdoc(outside).partition("Example:")[0].rstrip())
+    assert inspect.getdoc(inside).startswith(
+        inspect.getdoc(outside).partition("Example:")[0].rstrip()
+    )
     assert "Example:" not in inside.__doc__
     assert "FusedOptimizer" in inside.__doc__
     assert inside.__qualname__ == name
