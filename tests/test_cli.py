@@ -238,16 +238,17 @@ def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
 
 
 def test_every_optimizer_has_a_rate_for_every_problem() -> None:
-    from thalweg.race.contestants import KNOWN, line_up
+    from thalweg.catalogue import names
+    from thalweg.race.contestants import line_up
     from thalweg.race.problems import PROBLEMS
 
     for problem in PROBLEMS:
-        racing = line_up(list(KNOWN.values()), {}, problem)
+        racing = line_up(names(), {}, problem)
         assert [each.name for each in racing if each.learning_rate is None] == []
 
 
 def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
-    from thalweg.race import v1
+    from thalweg.catalogue import by_rule
     from thalweg.race.contestants import line_up
     from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
@@ -255,7 +256,7 @@ def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
         (contestant,) = line_up([rule.name], {}, "digits")
         made: Any = contestant.make(None)
         assert made._rule() is rule
-        assert isinstance(made, v1.classes()[v1.by_rule()[rule.name][0]])
+        assert isinstance(made, by_rule()[rule.name].cls)
 
 
 def test_races_optimizers_of_tensorflow_1_of_the_user() -> None:

@@ -304,6 +304,7 @@ def test_arguments(call: Any, classes: Any, message: str) -> None:
         (InvalidArgumentError, (ValueError, IndexError, RuntimeError)),
         (LayoutError, (ValueError,)),
         (thalweg.FailedPreconditionError, (RuntimeError,)),
+        (thalweg.ReplicaMismatchError, (RuntimeError,)),
         (thalweg.RuleError, (ValueError,)),
         (CheckpointMismatchError, (ValueError,)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -132,6 +133,32 @@ def test_defaults_are_those_of_thalweg(name: str) -> None:
         own["schedule_decay"] = own.pop("decay")
     numbers = {key: np.float32(value) for key, value in own.items() if key != "name"}
     assert {key: np.float32(config[key]) for key in numbers} == numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature_and_documentation_are_those_of_thalweg(name: str) -> None:
+    inside, outside = getattr(keras3, name), getattr(optimizers, name)
+    assert inspect.signature(inside) == inspect.signature(outside)
+    assert inspect.getdoc(inside).startswith(
+        inspect.getdoc(outside).partition("Example:")[0].rstrip()
+    )
+    assert "Example:" not in inside.__doc__
+    assert "FusedOptimizer" in inside.__doc__
+    assert inside.__qualname__ == name
+    assert keras.saving.get_registered_name(inside) == f"thalweg>{name}"
+
+
+def test_arguments_by_place_and_a_class_of_the_users() -> None:
+    class Mine(keras3.SGD):
+        def __init__(self, rate: float = 0.5) -> None:
+            super().__init__(rate, 0.9, True, "mine", clipvalue=2.0, weight_decay=0.25)
+
+    made = Mine()
+    assert (made.name, made.wrapped.nesterov, made.clipvalue) == ("mine", True, 2.0)
+    assert (float(made.learning_rate), float(made.momentum)) == (0.5, np.float32(0.9))
+    assert made.weight_decay == 0.25
+    with pytest.raises(TypeError, match="too many positional"):
+        keras3.SGD(0.1, 0.9, True, "mine", 5)
 
 
 def test_weights_are_iterations_then_slots() -> None:

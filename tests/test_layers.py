@@ -23,6 +23,7 @@ LAYERS = (
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
+    ("catalogue",),
     ("race", "bench"),
     ("cli", "__main__"),
 )

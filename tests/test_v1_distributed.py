@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,152 @@ def test_gradients_are_summed_over_ranks(tmp_path: Path) -> None:
     assert w == pytest.approx([1 - 0.3, 1 - 0.6])
     assert table == pytest.approx([-0.1, -0.1, -0.2])
     assert step == 1
+
+
+MASKS = """
+import json, sys
+from datetime import timedelta
+import torch
+from torch import distributed
+import thalweg
+from thalweg import IndexedSlices, Variable
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss, reduce_gradients
+from thalweg.v1 import train
+from thalweg.v1.train.distribution import summed_over_replicas
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2,
+                               timeout=timedelta(seconds=60))
+told = {}
+
+def only_on(owner, grad):
+    return grad if rank == owner else None
+
+def rows(count, index=torch.int64, dtype=torch.float32):
+    values = torch.full((count, 2), rank + 1.0, dtype=dtype)
+    return IndexedSlices(values, torch.arange(count, dtype=index))
+
+def tell(name, grad, dtype=torch.float32, reduce=summed_over_replicas):
+    var = Variable(torch.zeros(3, 2, dtype=dtype), name=name)
+    try:
+        ((total, _),) = reduce([(grad, var)])
+    except thalweg.ReplicaMismatchError as error:
+        told[name] = str(error)
+        return
+    if isinstance(total, IndexedSlices):
+        kinds = [str(total.values.dtype), str(total.indices.dtype)]
+        told[name] = [total.values.tolist(), total.indices.tolist(), *kinds]
+    else:
+        told[name] = total if total is None else total.tolist()
+
+ones = torch.ones(3, 2)
+told["masks"] = [
+    total if total is None else total.flatten().tolist()
+    for total, _ in summed_over_replicas(
+        [(grad, Variable(ones)) for grad in (only_on(0, 2 * ones), only_on(1, 3 * ones), None)]
+    )
+]
+tell("nowhere", None)
+tell("strided", ones.t().contiguous().t() * (rank + 1))
+tell("counts", rows(1 + rank))
+tell("no_rows", rows(2 * rank))
+tell("no_rows_at_all", rows(0))
+tell("sparse_on_one", only_on(1, rows(2, torch.int32)))
+tell("int32", rows(1, torch.int32))
+tell("both_widths", rows(1, torch.int64 if rank else torch.int32))
+tell("bfloat16", rows(1 + rank, dtype=torch.bfloat16), torch.bfloat16)
+tell("float16_on_one", only_on(0, ones.half()), torch.float16)
+tell("kinds", rows(1) if rank else ones)
+tell("dtypes", ones.double() if rank else ones)
+
+mean = lambda pairs: reduce_gradients(pairs, True)
+tell("mean_on_one", only_on(0, ones), reduce=mean)
+tell("mean_of_rows", only_on(1, rows(1)), reduce=mean)
+tell("mean_of_kinds", rows(1) if rank else ones, reduce=mean)
+
+w, other = Variable([1.0], name="w"), Variable([1.0], name="other")
+train.GradientDescentOptimizer(1.0)._distributed_apply(
+    None, [(only_on(0, torch.ones(1)), w), (only_on(1, torch.ones(1)), other)]
+)
+told["applied"] = [w.item(), other.item()]
+try:
+    train.GradientDescentOptimizer(1.0)._distributed_apply(None, [(None, w)])
+except ValueError as error:
+    told["none"] = str(error)
+
+w, other = Variable([1.0], name="w"), Variable([1.0], name="other")
+step = optimize_loss(lambda: (other if rank else w).sum(), "SGD", {}, lambda s: 1.0, [w, other],
+                     clip_gradients=100.0, summaries=[], on_horovod=True)
+step()
+told["trained"] = [w.item(), other.item()]
+
+with thalweg.v1.Graph().as_default(), thalweg.v1.Session() as session:
+    v1 = thalweg.v1
+    w, other = v1.Variable([1.0], name="w"), v1.Variable([1.0], name="other")
+    loss = (other if rank else w).sum()
+    step = optimize_loss(loss, "SGD", {}, lambda s: 1.0, [w, other], summaries=[], on_horovod=True)
+    grads = train.GradientDescentOptimizer(1.0).compute_gradients(loss, [w, other])
+    means = [grad for grad, _ in reduce_gradients(grads, True)]
+    session.run(v1.global_variables_initializer())
+    told["graph_means"] = [grad.tolist() for grad in session.run(means)]
+    session.run(step)
+    told["graph_trained"] = [each.tolist() for each in session.run([w, other])]
+print(json.dumps(told))
+distributed.destroy_process_group()
+"""
+KINDS = "is dense on one rank and sparse on another."
+ROWS = {
+    "counts": ([[1, 1], [2, 2], [2, 2]], [0, 0, 1], "float32", "int64"),
+    "no_rows": ([[2, 2], [2, 2]], [0, 1], "float32", "int64"),
+    "no_rows_at_all": ([], [], "float32", "int64"),
+    "sparse_on_one": ([[2, 2], [2, 2]], [0, 1], "float32", "int32"),
+    "int32": ([[1, 1], [2, 2]], [0, 0], "float32", "int32"),
+    "both_widths": ([[1, 1], [2, 2]], [0, 0], "float32", "int64"),
+    "bfloat16": ([[1, 1], [2, 2], [2, 2]], [0, 0, 1], "bfloat16", "int64"),
+    "mean_of_rows": ([[1, 1]], [0], "float32", "int64"),
+}
+VALUES: dict[str, Any] = {
+    "masks": [[2] * 6, [3] * 6, None],
+    "nowhere": None,
+    "strided": [[3, 3]] * 3,
+    "float16_on_one": [[1, 1]] * 3,
+    "mean_on_one": [[0.5, 0.5]] * 3,
+    "applied": [0, 0],
+    "none": "No variables provided.",
+    "trained": [0.5, 0.5],
+    "graph_means": [[0.5], [0.5]],
+    "graph_trained": [[0.5], [0.5]],
+}
+REFUSED = {
+    "kinds": f"The gradient of 'kinds:0' {KINDS}",
+    "dtypes": "The gradient of 'dtypes:0' is float32 on one rank and float64 on another.",
+    "mean_of_kinds": f"The gradient of 'mean_of_kinds:0' {KINDS}",
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if not distributed.is_available():
+        pytest.skip("torch without torch.distributed")
+    return told_by_ranks(MASKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_none_on_one_rank_counts_as_zero(told: list[dict[str, Any]], name: str) -> None:
+    assert [each[name] for each in told] == [VALUES[name]] * 2
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_all_ranks_are_brought_together(told: list[dict[str, Any]], name: str) -> None:
+    values, indices, dtype, index = ROWS[name]
+    expected = [values, indices, f"torch.{dtype}", f"torch.{index}"]
+    assert [each[name] for each in told] == [expected] * 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_rank_refuses_what_differs(told: list[dict[str, Any]], name: str) -> None:
+    for each in told:
+        assert each[name].startswith(REFUSED[name])
 
 
 def test_alone_it_is_apply_gradients() -> None:

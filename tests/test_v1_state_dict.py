@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 import thalweg.v1 as tf
 from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables
-from thalweg.race import v1
+from thalweg.catalogue import applied, by_class
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
@@ -36,7 +36,11 @@ class Rows(train.Optimizer):
 
 
 MAKE: dict[str, Callable[[], Any]] = {
-    **{name: lambda name=name: v1.make(name, 0.1) for name in v1.classes()},
+    **{
+        name: lambda named=named: named.make(0.1)
+        for name, named in by_class().items()
+        if ":" in name
+    },
     "subclass": Rows,
 }
 every_optimizer = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -51,7 +55,7 @@ def variables() -> list[Any]:
 
 def step(opt: Any, trained: list[Any], number: int) -> None:
     generator = torch.Generator().manual_seed(number)
-    v1.applied(opt)(
+    applied(opt)(
         [(torch.randn(var.shape, generator=generator, dtype=var.dtype), var) for var in trained]
     )
 

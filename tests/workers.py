@@ -37,4 +37,9 @@ def told_by_ranks(script: str, folder: Path, count: int = 2) -> list[Any]:
         subprocess.Popen([*command, str(rank), store], stdout=subprocess.PIPE, text=True)
         for rank in range(count)
     ]
-    return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    try:
+        return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    finally:
+        for rank in ranks:  # one may wait for another that is no more
+            rank.kill()
+            rank.wait()

@@ -15,6 +15,7 @@ from thalweg.errors import (
     LayoutError,
     NumericsWarning,
     PerformanceWarning,
+    ReplicaMismatchError,
     RuleError,
     ThalwegError,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "LayoutError",
     "NumericsWarning",
     "PerformanceWarning",
+    "ReplicaMismatchError",
     "Rule",
     "RuleError",
     "Slot",

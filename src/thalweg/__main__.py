@@ -1,6 +1,23 @@
-"""`python -m thalweg`, the same as `thalweg`."""
+"""`thalweg` and `python -m thalweg`: the command, which the extra `cli` brings."""
 
-from thalweg.cli.main import main
+from __future__ import annotations
+
+import sys
+
+from thalweg.race.errors import MissingExtraError, need
+
+
+def main() -> None:
+    """Run the command; without the packages it needs, say so and exit with status 2."""
+    try:
+        need("click", "rich", extra="cli")
+    except MissingExtraError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(2)
+    from thalweg.cli.main import main as command
+
+    command(prog_name="thalweg")
+
 
 if __name__ == "__main__":
-    main(prog_name="thalweg")
+    main()

@@ -52,6 +52,10 @@ class CheckpointMismatchError(ThalwegError, ValueError):
     """Names, shapes or dtypes of saved state differ from those it is loaded into."""
 
 
+class ReplicaMismatchError(ThalwegError, RuntimeError):
+    """The ranks of a process group disagree about what they are to bring together."""
+
+
 class PerformanceWarning(UserWarning):
     """The result is right, but a faster way was not available."""
 

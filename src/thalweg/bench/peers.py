@@ -18,7 +18,6 @@ import torch
 from thalweg.bench.catalogue import Entry
 from thalweg.bench.problem import RATE, Problem
 from thalweg.bench.timing import Contender
-from thalweg.race import v1
 from thalweg.v1 import train
 
 Step = Callable[[], object]
@@ -64,12 +63,12 @@ def optax_step(entry: Entry, problem: Problem) -> Step | None:
 
 def keras_step(entry: Entry, problem: Problem) -> Step | None:
     """A step of Keras 3 on the backend it is configured for."""
-    if entry.keras is None:
+    if entry.named is None or entry.keras is None:
         return None
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
         os.environ["KERAS_BACKEND"] = "torch"
     keras = importlib.import_module("keras")
-    optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.options)
+    optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.named.options)
     variables = [keras.Variable(each.detach().float().numpy()) for each in problem.variables]
     grads = [keras.ops.convert_to_tensor(each.float().numpy()) for each in problem.gradients]
     optimizer.build(variables)
@@ -91,11 +90,10 @@ def tensorflow_step(entry: Entry, problem: Problem) -> Step | None:
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
     }  # fmt: skip
     name = names.get(entry.keras or "")
-    options = dict(entry.options)
-    if entry.v1 is not None and hasattr(train, entry.v1.removeprefix(v1.PREFIX)):
-        name = entry.v1.removeprefix(v1.PREFIX)
-        options = {**v1.arguments(entry.v1), **options}
-    elif entry.options:
+    options = {} if entry.named is None else entry.named.options
+    if entry.v1 is not None and hasattr(train, entry.v1):
+        name = entry.v1
+    elif options:
         return None
     if name is None or name == "AdagradDAOptimizer":  # it wants a variable of a graph
         return None

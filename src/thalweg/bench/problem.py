@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thalweg.bench.catalogue import Entry
 from thalweg.bench.shapes import ShapeSet
-from thalweg.race import v1
+from thalweg.catalogue import applied
+from thalweg.keras.optimizers import RuleOptimizer
 
 RATE = 1e-4
 
@@ -38,13 +39,9 @@ def make(shapes: ShapeSet, seed: int = 0) -> Problem:
 
 def optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
     """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
-    from thalweg.keras import optimizers
-
-    if entry.v1 is not None:
-        return v1.make(entry.v1, RATE, **{**entry.options, **(options or {})})
-    if entry.rule is not None:
-        return optimizers.RuleOptimizer(entry.rule, RATE, **(options or {}))
-    return getattr(optimizers, str(entry.keras))(RATE, **{**entry.options, **(options or {})})
+    if entry.named is None:
+        return RuleOptimizer(entry.rule, RATE, **(options or {}))
+    return entry.named.make(RATE, **(options or {}))
 
 
 def thalweg_step(
@@ -52,6 +49,6 @@ def thalweg_step(
 ) -> Callable[[], object]:
     """A step through the public call, as a training loop makes it."""
     made = optimizer(entry, options)
-    apply = v1.applied(made)
+    apply = applied(made)
     variables, gradients = problem.variables, problem.gradients
     return lambda: apply(zip(gradients, variables))

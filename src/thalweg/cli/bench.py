@@ -40,6 +40,8 @@ def _entries(value: str) -> dict[str, Entry]:
     """The rules in `value` by the names the table gives them."""
     from thalweg.bench import catalogue
     from thalweg.bench.roofline import MOST_SLOTS
+    from thalweg.catalogue import spelled
+    from thalweg.errors import NotFoundError
 
     found: dict[str, Entry] = {}
     names = _split(value)
@@ -48,8 +50,8 @@ def _entries(value: str) -> dict[str, Entry]:
     for name in dict.fromkeys(names):
         if not own.is_own(name):
             try:
-                known = catalogue.spelled(name)
-            except ValueError as error:
+                known = spelled(name)
+            except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
             found[known] = catalogue.entry(known)
             continue

@@ -93,6 +93,3 @@ def main(debug: bool) -> None:
 
 for command in (race, rules, show, bench):
     main.add_command(command)
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,7 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
-    from thalweg.race import v1
+    from thalweg.catalogue import by_class
     from thalweg.rules import RULES
 
     if as_json:
@@ -46,8 +46,9 @@ def rules(as_json: bool) -> None:
         table.add_row(rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse(rule))
     console = Console()
     console.print(table)
+    classic = [name for name in by_class() if ":" in name]
     console.print(
-        f"Optimizers of TensorFlow 1, with its arguments: {', '.join(v1.classes())}.",
+        f"Optimizers of TensorFlow 1, with its arguments: {', '.join(classic)}.",
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(
@@ -129,17 +130,13 @@ def _find(name: str) -> Rule:
         return known[name.lower()]
     if own.is_own(name):
         return own.rule(name)
-    from thalweg.race import v1
-    from thalweg.race.names import unknown
+    from thalweg import catalogue
+    from thalweg.errors import NotFoundError
 
-    optimizers = {each.lower(): each for each in v1.classes()}
-    if name.lower() in optimizers:
-        return v1.make(optimizers[name.lower()], 0.1)._rule()
-    refusal = v1.refusal(name)
-    if refusal:
-        raise click.UsageError(refusal)
-    names = [*(rule.name for rule in RULES), *optimizers.values()]
-    raise click.UsageError(f"{unknown('rule', name, names)}.")
+    try:
+        return catalogue.named(catalogue.spelled(name)).rule
+    except NotFoundError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _print(console: Console, rule: Rule) -> None:

@@ -8,22 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thalweg import catalogue
 from thalweg.engines.check import check_rule
+from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
-from thalweg.race import v1
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.names import unknown
 from thalweg.race.rates import DEFAULT_LEARNING_RATE
-from thalweg.rules import KERAS_RULES, OPENSEQ2SEQ_RULES, V1_RULES
+from thalweg.rules import KERAS_RULES
 from thalweg.v1 import train
 
-KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
-# Rules that Keras reaches through arguments of these eight; Keras' own class wins where names meet.
-OTHERS = {rule.name: rule for rule in KERAS_RULES if rule.name not in KERAS}
-CLASSIC = tuple(rule.name for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES))
-KNOWN = {name.lower(): name for name in (*KERAS, *OTHERS, *CLASSIC, *v1.classes())}
+# Rules that Keras reaches through arguments of its eight classes race as rules.
+RULES = {rule.name: rule for rule in KERAS_RULES if rule.name not in catalogue.KERAS}
 Optimizer = optimizers.Optimizer | train.Optimizer
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
@@ -76,7 +73,8 @@ def line_up(
     for name in names:
         contestant = _find(name, problem)
         if any(contestant.name == other.name for other in contestants):
-            if contestant.name.lower() in KNOWN and name.lower() in KNOWN:
+            known = {each.lower() for each in catalogue.names()}
+            if contestant.name.lower() in known and name.lower() in known:
                 raise RaceError(f"'{contestant.name}' is in the race twice.")
             contestant = replace(contestant, name=name)
         keys = dict.fromkeys((contestant.name.lower(), name.rpartition(":")[2].lower()))
@@ -93,11 +91,6 @@ def line_up(
     return contestants
 
 
-def _unknown(name: str) -> RaceError:
-    message = unknown("optimizer", name, KNOWN.values())
-    return RaceError(v1.refusal(name) or f"{message}; yours is given as file.py:NAME.")
-
-
 def _checked(rate: float, name: str) -> float:
     if not (math.isfinite(rate) and rate > 0):
         raise RaceError(f"the learning rate of {name} must be a positive number, not {rate}.")
@@ -105,39 +98,26 @@ def _checked(rate: float, name: str) -> float:
 
 
 def _find(name: str, problem: str) -> Contestant:
-    known = KNOWN.get(name.lower())
-    if known is None:
+    try:
+        known = catalogue.spelled(name, "optimizer")
+    except NotFoundError as error:
         if ".py" not in name:
-            raise _unknown(name)
+            raise RaceError(str(error)) from error
         return _entered(name, load(name))
-    if known not in KERAS and known not in OTHERS:
-        return _of_tensorflow_1(known, problem)
-    arguments = ARGUMENTS.get(known, {})
-    rate = DEFAULT_LEARNING_RATE.get(problem, {}).get(known)
-    if known in OTHERS:
-        rule = OTHERS[known]
+    named, rates = catalogue.named(known), DEFAULT_LEARNING_RATE[problem]
+    rate = rates[known if known in rates else named.of]
+    if known in RULES:
+        arguments, rule = ARGUMENTS.get(known, {}), RULES[known]
         if arguments:
             first = arguments["initial_accumulator_value"]
             rule = replace(rule, slots=(replace(rule.slots[0], initial=first), *rule.slots[1:]))
         return Contestant(known, _by_rule(rule), rate, "thalweg.rules", arguments)
-
-    def make(rate: float | None) -> Optimizer:
-        given = {} if rate is None else {"learning_rate": rate}
-        return getattr(optimizers, known)(**given, **arguments)
-
-    return Contestant(known, make, rate, "thalweg.keras.optimizers", arguments)
-
-
-def _of_tensorflow_1(known: str, problem: str) -> Contestant:
-    """The contestant of a name as `v1:AdamOptimizer`, or of a rule that only those run."""
-    name, options = (known, {}) if known in v1.classes() else v1.by_rule()[known]
-    arguments = {**v1.arguments(name), **ARGUMENTS.get(name, {}), **options}
-    rate = DEFAULT_LEARNING_RATE[problem][name]
+    arguments = {**named.options, **ARGUMENTS.get(named.of, {})}
 
     def make(given: float | None) -> Optimizer:
-        return v1.make(name, rate if given is None else given, **arguments)
+        return named.make(rate if given is None else given, **arguments)
 
-    return Contestant(known, make, rate, v1.classes()[name].__module__, arguments)
+    return Contestant(known, make, rate, named.cls.__module__, arguments)
 
 
 def _by_rule(rule: Rule) -> Callable[[float | None], Optimizer]:
@@ -175,7 +155,7 @@ def _entered(text: str, thing: Any) -> Contestant:
 
 def _rated(optimizer: Any, rate: float | None, text: str) -> Optimizer:
     if rate is not None:
-        attribute = v1.rate_name(optimizer)
+        attribute = catalogue.rate_name(optimizer)
         if attribute is None:
             raise RaceError(
                 f"'{text}' is a {type(optimizer).__name__}, whose learning rate cannot be set from"

@@ -6,7 +6,8 @@ import importlib
 
 from thalweg.errors import ThalwegError
 
-EXTRA = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tensorboard": "tensorboard"}
+PACKAGES = {"sklearn": "scikit-learn"}  # those whose modules have other names
+NEEDED_BY = {"cli": "the command", "race": "the race"}
 
 
 class RaceError(ThalwegError, ValueError):
@@ -18,11 +19,11 @@ class EntryError(ThalwegError, RuntimeError):
 
 
 class MissingExtraError(ThalwegError, ImportError):
-    """A package of the extra `race` is not installed."""
+    """A package of an extra is not installed."""
 
 
-def need(*modules: str) -> None:
-    """Refuse to go on without the modules of the extra `race`.
+def need(*modules: str, extra: str = "race") -> None:
+    """Refuse to go on without modules that an extra of thalweg brings.
 
     Raises:
         MissingExtraError: Names the packages that are missing and how to get them.
@@ -32,10 +33,10 @@ def need(*modules: str) -> None:
         try:
             importlib.import_module(module)
         except ImportError:
-            missing.append(EXTRA.get(module, module))
+            missing.append(PACKAGES.get(module, module))
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f"{' and '.join(missing)} {verb} not installed; the race needs: "
-            "pip install 'thalweg[race]'"
+            f"{' and '.join(missing)} {verb} not installed; {NEEDED_BY[extra]} needs: "
+            f"pip install 'thalweg[{extra}]'"
         )

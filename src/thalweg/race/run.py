@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from thalweg.race import v1
+from thalweg.catalogue import applied, rate_name
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
@@ -55,7 +55,7 @@ class Lane:
         if self.contestant.learning_rate is not None:
             return self.contestant.learning_rate
         try:
-            return float(getattr(self.optimizer, v1.rate_name(self.optimizer) or "learning_rate"))
+            return float(getattr(self.optimizer, rate_name(self.optimizer) or "learning_rate"))
         except (AttributeError, TypeError, ValueError):
             return None
 
@@ -160,7 +160,7 @@ def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
 
 def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
     parameters = list(lane.model.parameters())
-    apply = v1.applied(lane.optimizer)
+    apply = applied(lane.optimizer)
     for rows in order:
         begin = perf_counter()
         loss = problem.loss(lane.model, rows)

@@ -1,41 +1,35 @@
-"""Keras' eight optimizers by their own names, with TensorFlow's numbers."""
+"""Keras' eight optimizers by their own names, with TensorFlow's numbers.
+
+Arguments, defaults and documentation are those of the classes of `thalweg.keras.optimizers`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self, TypedDict, Unpack
+import inspect
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self
 
 import keras
 
-from thalweg.integrations.keras3.optimizer import FusedOptimizer, Options
+from thalweg.integrations.keras3.optimizer import FusedOptimizer
 from thalweg.integrations.keras3.registry import plain
 from thalweg.integrations.keras3.schedules import for_thalweg
 from thalweg.keras import optimizers
 
-_WRAPPED = ("clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay")
+P = ParamSpec("P")
+# What a class of thalweg takes beyond the arguments it names; all else is Keras'.
+_KEYWORDS = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
+_registered = keras.saving.register_keras_serializable(package="thalweg")
 
 
-class Keywords(Options, total=False):
-    """The keywords that all eight optimizers have: those of Keras, and TensorFlow's `decay`."""
-
-    clipnorm: float | None
-    clipvalue: float | None
-    global_clipnorm: float | None
-    decay: float
-
-
-class _Split(TypedDict):
-    wrapped: dict[str, Any]
-    around: Options
-
-
-def _split(keywords: Any) -> _Split:
-    own = {key: value for key, value in keywords.items() if key in _WRAPPED}
-    around: Any = {key: value for key, value in keywords.items() if key not in _WRAPPED}
-    return {"wrapped": own, "around": around}
-
-
-class NamedOptimizer(FusedOptimizer):
+class NamedOptimizer(FusedOptimizer, Generic[P]):
     """What the eight optimizers share: a configuration as that of Keras' classes."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: the arguments of the constructor, by name."""
@@ -53,168 +47,64 @@ class NamedOptimizer(FusedOptimizer):
         return super(FusedOptimizer, cls).from_config(dict(config), custom_objects)
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class SGD(NamedOptimizer):
-    """Gradient descent with momentum; see `thalweg.keras.optimizers.SGD` and `FusedOptimizer`."""
+def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
+    """A class whose constructor takes what the class `wrapped` takes, and Keras' keywords."""
+    arguments = inspect.signature(wrapped)
+    known = _KEYWORDS | arguments.parameters.keys()
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.01,
-        momentum: Any = 0.0,
-        nesterov: bool = False,
-        name: str | None = "SGD",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        own = optimizers.SGD(rate, momentum, nesterov, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+    class Over(NamedOptimizer):
+        @wraps(wrapped.__init__)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            own = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in known})
+            if "learning_rate" in own.arguments:
+                own.arguments["learning_rate"] = for_thalweg(own.arguments["learning_rate"])
+            around: Any = {key: kwargs[key] for key in kwargs if key not in known}
+            FusedOptimizer.__init__(self, wrapped(*own.args, **own.kwargs), **around)
 
-
-@keras.saving.register_keras_serializable(package="thalweg")
-class Adam(NamedOptimizer):
-    """Adam and AMSGrad; see `thalweg.keras.optimizers.Adam` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
-        epsilon: float | None = 1e-7,
-        amsgrad: bool = False,
-        name: str | None = "Adam",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        own = optimizers.Adam(rate, beta_1, beta_2, epsilon, amsgrad, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+    return Over
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class Adamax(NamedOptimizer):
-    """Adamax; see `thalweg.keras.optimizers.Adamax` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
-        epsilon: float | None = 1e-7,
-        name: str | None = "Adamax",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        own = optimizers.Adamax(rate, beta_1, beta_2, epsilon, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+def _documentation(wrapped: type) -> str:
+    """That of the class `wrapped` without its example, which is of another class."""
+    text = re.sub(r"Example:\n(?:(?: .*)?\n)*", "", inspect.getdoc(wrapped) or "")
+    return f"{text}\n\n`**kwargs` also takes the options of `FusedOptimizer`."
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class Nadam(NamedOptimizer):
-    """Nadam; see `thalweg.keras.optimizers.Nadam` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
-        epsilon: float | None = 1e-7,
-        name: str | None = "Nadam",
-        *,
-        schedule_decay: float = 0.004,
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        given = {**parts["wrapped"], "schedule_decay": schedule_decay}
-        own = optimizers.Nadam(rate, beta_1, beta_2, epsilon, name, **given)
-        super().__init__(own, **parts["around"])
+@_registered
+class SGD(_over(optimizers.SGD)):
+    __doc__ = _documentation(optimizers.SGD)
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class Adagrad(NamedOptimizer):
-    """Adagrad; see `thalweg.keras.optimizers.Adagrad` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        initial_accumulator_value: float = 0.1,
-        epsilon: float | None = 1e-7,
-        name: str | None = "Adagrad",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        start = initial_accumulator_value
-        own = optimizers.Adagrad(rate, start, epsilon, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+@_registered
+class Adam(_over(optimizers.Adam)):
+    __doc__ = _documentation(optimizers.Adam)
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class Adadelta(NamedOptimizer):
-    """Adadelta; see `thalweg.keras.optimizers.Adadelta` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.95,
-        epsilon: float | None = 1e-7,
-        name: str | None = "Adadelta",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        own = optimizers.Adadelta(rate, rho, epsilon, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+@_registered
+class Adamax(_over(optimizers.Adamax)):
+    __doc__ = _documentation(optimizers.Adamax)
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class RMSprop(NamedOptimizer):
-    """RMSprop in its four forms; see `thalweg.keras.optimizers.RMSprop` and `FusedOptimizer`."""
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.9,
-        momentum: Any = 0.0,
-        epsilon: float | None = 1e-7,
-        centered: bool = False,
-        name: str | None = "RMSprop",
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        rate = for_thalweg(learning_rate)
-        own = optimizers.RMSprop(rate, rho, momentum, epsilon, centered, name, **parts["wrapped"])
-        super().__init__(own, **parts["around"])
+@_registered
+class Nadam(_over(optimizers.Nadam)):
+    __doc__ = _documentation(optimizers.Nadam)
 
 
-@keras.saving.register_keras_serializable(package="thalweg")
-class Ftrl(NamedOptimizer):
-    """FTRL-proximal; see `thalweg.keras.optimizers.Ftrl` and `FusedOptimizer`."""
+@_registered
+class Adagrad(_over(optimizers.Adagrad)):
+    __doc__ = _documentation(optimizers.Adagrad)
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        name: str | None = "Ftrl",
-        l2_shrinkage_regularization_strength: float = 0.0,
-        beta: float = 0.0,
-        **keywords: Unpack[Keywords],
-    ) -> None:
-        parts = _split(keywords)
-        own = optimizers.Ftrl(
-            for_thalweg(learning_rate),
-            learning_rate_power,
-            initial_accumulator_value,
-            l1_regularization_strength,
-            l2_regularization_strength,
-            name,
-            l2_shrinkage_regularization_strength,
-            beta,
-            **parts["wrapped"],
-        )
-        super().__init__(own, **parts["around"])
+
+@_registered
+class Adadelta(_over(optimizers.Adadelta)):
+    __doc__ = _documentation(optimizers.Adadelta)
+
+
+@_registered
+class RMSprop(_over(optimizers.RMSprop)):
+    __doc__ = _documentation(optimizers.RMSprop)
+
+
+@_registered
+class Ftrl(_over(optimizers.Ftrl)):
+    __doc__ = _documentation(optimizers.Ftrl)

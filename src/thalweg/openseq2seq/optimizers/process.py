@@ -101,8 +101,9 @@ def apply_processed(
     with torch.inference_mode(False), torch.no_grad(), not_taken():
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
-        how.post.check(backward.gradients, backward.targets)
-        check_any(zip(backward.gradients, backward.targets, strict=True))
+        # What this worker has no gradient for another one may have: looked at once they agree.
+        if given.skip or not how.reduces:
+            _check(how, backward)
         if how.iter_size > 1 or how.reduces:
             gradients = unscaled(backward)
             if how.iter_size > 1:
@@ -116,6 +117,8 @@ def apply_processed(
                     gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
                 )
             backward = backward.done(gradients)
+            if how.reduces:
+                _check(how, backward)
         sweeps = InSweeps(how.post, given.rate, scaler, journal)
         taken, error = sweeps.take(inner, backward, global_step) or _step_by_step(
             inner, how, backward, given.rate, scaler, journal, global_step
@@ -123,6 +126,11 @@ def apply_processed(
         zero(given.sums)
     errors = [] if error is None else [error]
     return Outcome(taken, errors + _told(how, journal, step, _TAKEN if taken else _SKIPPED))
+
+
+def _check(how: Processing, backward: Backward) -> None:
+    how.post.check(backward.gradients, backward.targets)
+    check_any(zip(backward.gradients, backward.targets, strict=True))
 
 
 def _step_by_step(

@@ -11,10 +11,11 @@ from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
+    deferred,
     each,
     whole,
 )
-from thalweg.v1.train.distribution import summed_over_replicas
+from thalweg.v1.train.distribution import filled_over_replicas, summed_over_replicas
 
 AllReduce = Callable[[Any], Any]
 
@@ -26,7 +27,10 @@ def reduced(
     model: Any = None,
     as_shipped: bool = False,
 ) -> list[Gradient]:
-    """The mean of each gradient over the workers; None stays None.
+    """The mean of each gradient over the workers.
+
+    None counts as zero where another worker has a gradient, and stays None where none has or
+    `all_reduce` is given.
 
     Args:
         gradients: Those of this worker.
@@ -39,24 +43,19 @@ def reduced(
     if all_reduce is None and _workers() == 1:
         return list(gradients)
     is_shared = shares_embedding(model, gradients, as_shipped)
-    found: list[Gradient] = []
-    for grad, var in zip(gradients, variables, strict=True):
-        if grad is None:
-            found.append(None)
-            continue
-        given = whole(grad, var) if is_shared else grad
-        found.append(_mean(given, var) if all_reduce is None else all_reduce(given))
-    return found
+    pairs = [
+        (whole(grad, var) if is_shared and grad is not None else grad, var)
+        for grad, var in zip(gradients, variables, strict=True)
+    ]
+    if all_reduce is not None:
+        return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
+    count = _workers()
+    return [None if total is None else total / count for total, _ in summed_over_replicas(pairs)]
 
 
 def _workers() -> int:
     is_one = not (distributed.is_available() and distributed.is_initialized())
     return 1 if is_one else distributed.get_world_size()
-
-
-def _mean(grad: Any, var: Tensor) -> Any:
-    ((total, _),) = summed_over_replicas([(grad, var)])
-    return total / _workers()
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:
@@ -96,18 +95,23 @@ def reduce_gradients(
         as_shipped: Whether a sparse gradient needs a model.
 
     Returns:
-        The pairs with the means; a gradient that is None stays None.
+        The pairs with the means. None counts as zero where another worker has a gradient; where
+        none has, or with `all_reduce`, it stays None.
 
     Raises:
         NotImplementedError: `on_horovod` is false.
+        ReplicaMismatchError: A gradient is dense for one worker and sparse for another, or its
+            dtypes differ. Every worker raises it.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
+    is_alone = all_reduce is None and _workers() == 1
+    if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
+        grads_and_vars = filled_over_replicas(grads_and_vars)  # those that build the same graph
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
-    is_alone = all_reduce is None and _workers() == 1
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)
 
     def mean(gradients: Any, variables: Any) -> list[Gradient]:

@@ -26,6 +26,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
 from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.v1.train.distribution import filled_over_replicas
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 
@@ -117,7 +118,7 @@ def step_in_graph(
 
 
 def _connected(backward: Backward, how: Processing) -> Backward:
-    """Without the variables that have no gradient, if nothing needs one.
+    """Without the variables that have no gradient for any worker, if nothing needs one.
 
     Raises:
         InvalidTypeError: A variable is none of the graph.
@@ -126,6 +127,9 @@ def _connected(backward: Backward, how: Processing) -> Backward:
     for var in backward.variables:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
-    how.post.check(backward.gradients, backward.variables)
-    check_any(zip(backward.gradients, backward.variables, strict=True))
-    return backward.only([i for i, grad in enumerate(backward.gradients) if grad is not None])
+    pairs = list(zip(backward.gradients, backward.variables, strict=True))
+    if how.reduces and how.all_reduce is None:
+        pairs = filled_over_replicas(pairs)
+    how.post.check([grad for grad, _ in pairs], backward.variables)
+    check_any(pairs)
+    return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

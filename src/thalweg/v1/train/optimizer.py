@@ -247,17 +247,24 @@ class Optimizer(StateDict):
     ) -> None:
         """Sum the gradients over the replicas, then apply them; call it on every rank.
 
+        None counts as zero where another rank has a gradient.
+
         Args:
             distribution: A process group of torch.distributed; None takes the default group, or
                 this process alone where none is initialised.
             grads_and_vars, global_step, name: As in `apply_gradients`.
 
         Raises:
-            ValueError: No variable has a gradient.
+            ValueError: No variable has a gradient on any rank.
+            ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its
+                dtypes differ.
         """
-        given = [(grad, var) for grad, var in as_pairs(grads_and_vars) if grad is not None]
-        pairs = _converted(given)
-        self.apply_gradients(summed_over_replicas(pairs, distribution), global_step, name)
+        given = as_pairs(grads_and_vars)
+        present = iter(_converted(given))
+        pairs = [(None, var) if grad is None else next(present) for grad, var in given]
+        summed = summed_over_replicas(pairs, distribution)
+        found = [(grad, var) for grad, var in summed if grad is not None]
+        self.apply_gradients(found, global_step, name)
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, gradients.in_graph(var)) for grad, var in given]

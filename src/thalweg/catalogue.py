@@ -1,0 +1,174 @@
+"""Every optimizer by name: by the rule that it runs, or by its class.
+
+Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
+`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import NotFoundError
+from thalweg.formula import Rule
+from thalweg.keras import optimizers
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.rules import RULES
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt
+from thalweg.variable import Variable
+
+KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
+V1 = "v1:"
+# What a constructor wants besides the learning rate, as TensorFlow's users give it.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "v1:AdamWOptimizer": {"weight_decay": 1e-4},
+    "v1:MomentumOptimizer": {"momentum": 0.9},
+    "v1:MomentumWOptimizer": {"weight_decay": 1e-4, "momentum": 0.9},
+}
+# Arguments that choose another rule.
+_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("RMSprop", {"centered": True}),
+    ("RMSprop", {"momentum": 0.9}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adam", {"amsgrad": True}),
+    ("Ftrl", {"learning_rate_power": -0.6}),
+    ("v1:FtrlOptimizer", {"learning_rate_power": -0.6}),
+    ("v1:LARSOptimizer", {"use_nesterov": True}),
+    ("v1:MomentumOptimizer", {"use_nesterov": True}),
+    ("v1:MomentumWOptimizer", {"use_nesterov": True}),
+    ("v1:RMSPropOptimizer", {"centered": True}),
+)
+# What a name alone does not make.
+_REFUSED = {
+    "DecoupledWeightDecayExtension": "it extends the class of another optimizer, as"
+    " v1:AdamWOptimizer and v1:MomentumWOptimizer do.",
+    "MovingAverageOptimizer": "it needs another optimizer; a function of yours that makes both"
+    " can race, as file.py:NAME.",
+    "Optimizer": "it is the base class of the others.",
+    "SyncReplicasOptimizer": "it needs another optimizer, and replicas that train with it.",
+    "VariableClippingOptimizer": "it needs another optimizer, and the variables to clip.",
+}
+_MOST_NEAR = 6
+
+
+@dataclass(frozen=True)
+class Named:
+    """An optimizer that a name makes.
+
+    Attributes:
+        of: The name of its class.
+        cls: The class.
+        options: What the constructor is given besides the learning rate.
+    """
+
+    of: str
+    cls: type[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, learning_rate: float, **options: Any) -> Any:
+        """The optimizer, with its `options` and these.
+
+        One that reads the number of the step gets a variable of its own for it; see `applied`.
+        """
+        given = {**self.options, **options}
+        if issubclass(self.cls, train.AdagradDAOptimizer):
+            given["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
+        return self.cls(learning_rate=learning_rate, **given)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that it runs."""
+        return self.make(0.1)._rule()
+
+
+@cache
+def by_class() -> dict[str, Named]:
+    """Those of the classes that a learning rate alone makes, by their names."""
+    found = {name: getattr(optimizers, name) for name in KERAS}
+    for room in (train, opt):
+        named = {name: getattr(room, name) for name in room.__all__ if name not in _REFUSED}
+        found |= {V1 + name: cls for name, cls in named.items() if _is_optimizer(cls)}
+    found["openseq2seq:NovoGrad"] = NovoGrad
+    return {name: Named(name, cls, _ARGUMENTS.get(name, {})) for name, cls in found.items()}
+
+
+def _is_optimizer(thing: Any) -> bool:
+    is_class = inspect.isclass(thing) and issubclass(thing, train.Optimizer)
+    return is_class and "learning_rate" in inspect.signature(thing).parameters
+
+
+@cache
+def by_rule() -> dict[str, Named]:
+    """Those that run each of the library's rules, by its name; Keras' where both have it."""
+    known = by_class()
+    variants = [
+        Named(name, known[name].cls, {**known[name].options, **options})
+        for name, options in _VARIANTS
+    ]
+    runs = {each.rule.name: each for each in reversed([*known.values(), *variants])}
+    return {rule.name: runs[rule.name] for rule in RULES}
+
+
+def names() -> list[str]:
+    """All names: those of the rules, then those of the other classes."""
+    return list(dict.fromkeys([*by_rule(), *by_class()]))
+
+
+def spelled(name: str, what: str = "rule") -> str:
+    """The name as `names` has it, from one in any case of letters.
+
+    Args:
+        name: A name.
+        what: What it should be the name of, for the message.
+
+    Raises:
+        NotFoundError: There is none. Says why it cannot be had, or which names are near it.
+    """
+    known = {each.lower(): each for each in names()}
+    if name.lower() in known:
+        return known[name.lower()]
+    for refused, reason in _REFUSED.items():
+        if name.lower() == (V1 + refused).lower():
+            raise NotFoundError(f"'{V1}{refused}' cannot be named here: {reason}")
+    likely = _near(name.lower(), known)
+    nearby = f"near it: {', '.join(likely)}. All" if likely else "all"
+    yours = "; yours is given as file.py:NAME" * (what == "optimizer")
+    raise NotFoundError(
+        f"there is no {what} '{name}'; {nearby} are listed by `thalweg rules`{yours}."
+    )
+
+
+def named(name: str) -> Named:
+    """The optimizer of one of the `names`."""
+    return by_rule().get(name) or by_class()[name]
+
+
+def _near(name: str, known: Mapping[str, str]) -> list[str]:
+    """Names that contain this one, then those that it contains, then those that are like it."""
+    found = [each for each in known if name in each]
+    found += [each for each in known if each in name]
+    found += difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return [known[each] for each in dict.fromkeys(found)][:_MOST_NEAR]
+
+
+def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
+    """`apply_gradients`; it also counts the steps for an optimizer that reads their number."""
+    if isinstance(optimizer, train.AdagradDAOptimizer):
+        return partial(optimizer.apply_gradients, global_step=optimizer._global_step)
+    return optimizer.apply_gradients
+
+
+def rate_name(optimizer: Any) -> str | None:
+    """The attribute that holds the learning rate; None where that is not known."""
+    if isinstance(optimizer, train.Optimizer):
+        return getattr(optimizer, "HYPERS", {}).get("learning_rate")
+    return "learning_rate"

@@ -1,0 +1,57 @@
+"""Every optimizer by name: what a name makes, how it may be spelled, what is said otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import thalweg
+from thalweg import catalogue
+from thalweg.errors import NotFoundError
+from thalweg.rules import KERAS_RULES, RULES
+
+NAMES = catalogue.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
+    assert catalogue.spelled(name.upper()) == catalogue.spelled(name.lower()) == name
+    named = catalogue.named(name)
+    made = named.make(0.25)
+    assert type(made) is named.cls
+    assert named.cls is catalogue.by_class()[named.of].cls
+    assert float(getattr(made, catalogue.rate_name(made) or "")) == 0.25
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_name_of_a_rule_makes_what_runs_it(rule: thalweg.Rule) -> None:
+    named = catalogue.by_rule()[rule.name]
+    assert named.rule is rule
+    assert (named.of in catalogue.KERAS) == (rule in KERAS_RULES)
+
+
+def test_names_are_those_of_rules_and_of_classes() -> None:
+    assert NAMES[: len(RULES)] == [rule.name for rule in RULES]
+    assert set(catalogue.KERAS) < set(NAMES)
+    others = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
+    assert others == ["v1"] * (len(others) - 1) + ["openseq2seq"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("admm", "there is no rule 'admm'; near it: Adam, Nadam"),
+        ("xyz", "there is no rule 'xyz'; all are listed by `thalweg rules`."),
+        ("v1:optimizer", "'v1:Optimizer' cannot be named here: it is the base class"),
+    ],
+)
+def test_other_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(NotFoundError) as raised:
+        catalogue.spelled(name)
+    assert str(raised.value).startswith(message)
+
+
+def test_measuring_steps_knows_nothing_of_the_race() -> None:
+    for path in Path(thalweg.__file__).with_name("bench").glob("*.py"):
+        assert "thalweg.race" not in path.read_text()
