@@ -46,12 +46,14 @@ class After(NamedTuple):
 
 
 @contextlib.contextmanager
-def not_taken() -> Iterator[None]:
-    """Say of an exception that nothing has changed."""
+def not_taken(unless: Sequence[bool] = ()) -> Iterator[None]:
+    """Say of an exception that nothing has changed; that it has, once a list has become true."""
     try:
         yield
     except BaseException as error:
-        if _NOT_TAKEN not in getattr(error, "__notes__", ()):
+        if unless:
+            add_taken(error)
+        elif _NOT_TAKEN not in getattr(error, "__notes__", ()):
             error.add_note(_NOT_TAKEN)
         raise
 
@@ -63,7 +65,10 @@ def add_taken(error: BaseException, missing: str = "") -> None:
 
 
 def written(
-    writes: Sequence[Call], then: Sequence[After] = (), counts: Sequence[Call] = ()
+    writes: Sequence[Call],
+    then: Sequence[After] = (),
+    counts: Sequence[Call] = (),
+    begun: list[bool] | None = None,
 ) -> list[BaseException]:
     """Write a step in one section, and do what follows to its end.
 
@@ -74,11 +79,12 @@ def written(
         writes: Functions in C.
         then: The user's functions that come between the writes and the counters.
         counts: Functions in C.
+        begun: Optional. Becomes true with the writes.
 
     Returns:
         What was raised after the writes, with notes that say what is missing.
     """
-    begun: list[bool] = []
+    begun = [] if begun is None else begun
     errors: list[BaseException] = []
     every: list[tuple[Call, str]] = [(each, "") for each in writes]
     every.append((partial(begun.append, True), ""))

@@ -11,7 +11,6 @@ done to its end, too, but for the one function of the user's that failed or was 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -51,8 +50,10 @@ class Hooks:
         calls: Whether `prepare` calls users' functions, which may move a variable's memory.
         repeats: Whether a step like the one before needs no more than its scalars: nothing of the
             user's wants to see it.
-        constrains: Whether constraints follow the updates.
+        constrains: Whether constraints follow the updates; not in a part of a step that is put
+            back as a whole.
         is_prepared: Whether `prepare` has been called.
+        begun: Becomes true when the step is written.
     """
 
     selection: Selection
@@ -60,6 +61,9 @@ class Hooks:
     repeats: bool = True
     constrains: bool = True
     is_prepared: bool = False
+
+    def __init__(self) -> None:
+        self.begun: list[bool] = []
 
     def rule(self) -> Rule | None:
         """The rule of this step; None if `apply_one` is all there is."""
@@ -198,7 +202,7 @@ def take(
     Raises:
         Whatever a check or a function of the user's raises, with a note that nothing has changed.
     """
-    with not_taken():
+    with not_taken(hooks.begun):
         planned = _again(hooks, kept, given, how, copies)
         if planned is None:
             # Slots made in inference mode could not be updated outside it.
@@ -304,7 +308,7 @@ def _carried_out(
             columns = processed(columns, known, how, ready.dtypes)
             decision = known.decision()
             if not decision.taken:
-                return Outcome(False, written(decision.calls))
+                return Outcome(False, written(decision.calls, begun=hooks.begun))
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
         counts = [*moved, *decision.calls]
@@ -313,50 +317,43 @@ def _carried_out(
             counts += hooks.counts(columns.shared)
             then += hooks.finish()
         write = _at_once if ready.is_single else _in_rounds
-        constrains = hooks.constrains
-        return Outcome(True, write(asked, ready.rounds(columns), then, counts, constrains))
+        return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
         ready.let_go()
 
 
 def _at_once(
-    asked: Request,
-    rounds: Iterator[Round],
-    then: list[After],
-    counts: list[Call],
-    constrains: bool,
+    hooks: Hooks, asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
 ) -> list[BaseException]:
     """Write a step in which no variable comes twice."""
     (own,) = rounds
+    if not hooks.constrains:
+        consume(calls([*own.calls, *counts]))
+        return []
     constraints = [
         constraint_of(var, title)
         for var, title in zip(asked.variables, asked.titles, strict=True)
-        if constrains and getattr(var, "constraint", None) is not None
+        if getattr(var, "constraint", None) is not None
     ]
-    return written(own.calls, [*constraints, *then], counts)
+    return written(own.calls, [*constraints, *then], counts, hooks.begun)
 
 
 def _in_rounds(
-    asked: Request,
-    rounds: Iterator[Round],
-    then: list[After],
-    counts: list[Call],
-    constrains: bool,
+    hooks: Hooks, asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
 ) -> list[BaseException]:
     """Write a step in which variables come twice; what interrupts it has it put back."""
     tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
     tensors += [copy for copy in asked.copies or () if copy is not None]
     errors: list[BaseException] = []
-    taken: list[bool] = []
     undo = calls(putting_back(distinct(tensors)))
     try:
         for own in rounds:
             consume(calls(own.calls))
-            for index in own.members if constrains else ():
+            for index in own.members if hooks.constrains else ():
                 errors += constrained(asked.variables[index], asked.titles[index])
-        return errors + written([partial(taken.append, True)], then, counts)
+        return errors + written([], then, counts, hooks.begun)
     except BaseException:
-        if not taken:
+        if not hooks.begun:
             consume(undo)
         raise
 
@@ -371,11 +368,10 @@ def _by_hooks(
     flush = hooks.selection.denormals == "flush"
     pairs, decision = materialised(pairs, how, flush)
     if not decision.taken:
-        return Outcome(False, written(decision.calls))
+        return Outcome(False, written(decision.calls, begun=hooks.begun))
     variables = [var for _, var in pairs]
     titles = hooks.titles(variables)
     errors: list[BaseException] = []
-    taken: list[bool] = []
     followers = [copy for copy in copies or () if copy is not None]
     undo = calls(putting_back([*hooks.written(distinct(variables)), *followers]))
     try:
@@ -388,9 +384,9 @@ def _by_hooks(
                 saturate(var, copy)
         counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
-        return Outcome(True, errors + written([partial(taken.append, True)], then, counts))
+        return Outcome(True, errors + written([], then, counts, hooks.begun))
     except BaseException:
-        if not taken:
+        if not hooks.begun:
             consume(undo)
         raise
 

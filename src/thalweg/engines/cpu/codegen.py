@@ -250,6 +250,8 @@ def generate(
         value = load.format(f"p{index}[i]")
         if is_gradient and duplicates == "successive":
             value = _entry_value(value, storage, compute, first, position)
+        if kind in ("float32", "float64") and kind != compute:
+            value = f"{LITERAL}({value})"  # a slot of another type than the arithmetic
         loads.append(f"{name} = {value}")
     if staged:
         grad_name = LOCAL_PREFIX + transcript.positional[1]

@@ -40,6 +40,7 @@ class KerasHooks(Hooks):
     """
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
+        super().__init__()
         self._optimizer = optimizer
         self._aggregates = aggregates
         self._names: dict[int, str] = {}
@@ -163,6 +164,8 @@ class RuleHooks(KerasHooks):
 
 class AloneHooks(RuleHooks):
     """A user's hook that hands one variable back to the rule, in the course of a step."""
+
+    constrains = False  # the step does that
 
     def __init__(self, optimizer: Any, apply_state: ApplyState | None) -> None:
         super().__init__(optimizer, False)
