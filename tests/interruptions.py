@@ -1,0 +1,278 @@
+"""Steps interrupted at random moments, by real signals and by asynchronous exceptions.
+
+Each step is compared with a twin that nobody interrupts: the state must be that of before or that
+of after, to the last bit, and the notes of the exception must say which. Run as a program it prints
+what was counted, as JSON: `python tests/interruptions.py keras signal 100 [seed]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thalweg
+from thalweg import IndexedSlices, Variable
+from thalweg.core.outcome import _NOT_TAKEN, _TAKEN
+from thalweg.graph import Graph, Session
+from thalweg.keras import optimizers as keras
+
+
+
+class Training:
+    """A step that can be taken again and again, and everything that it may change."""
+
+    def __init__(self, step: Callable[[int], Any], state: Callable[[], list[Tensor]]) -> None:
+        self.step = step
+        self.state = state
+
+    def bits(self) -> list[bytes]:
+        return [bytes(each.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+                for each in self.state()]  # fmt: skip
+
+
+SHAPES = [(300, 40), (40,), (7, 3), ()]
+
+
+def variables(dtypes: list[torch.dtype], **options: Any) -> list[Variable]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Variable(torch.randn(shape, generator=generator).to(dtype), name=f"w{index}", **options)
+        for index, (shape, dtype) in enumerate(zip(SHAPES, dtypes * 4, strict=False))
+    ]
+
+
+def gradients(own: list[Variable], number: int, sparse: bool = False) -> list[Any]:
+    generator = torch.Generator().manual_seed(number)
+    made: list[Any] = [
+        torch.randn(var.shape, generator=generator).to(var.dtype) for var in own
+    ]
+    if sparse:
+        rows = torch.randint(0, SHAPES[0][0], (50,), generator=generator)
+        made[0] = IndexedSlices(made[0][:50].contiguous(), rows, torch.Size(SHAPES[0]))
+    return made
+
+
+def of_keras(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
+    def build() -> Training:
+        own = variables(kinds.get("dtypes", [torch.float32]), **kinds.get("options", {}))
+        opt = make()
+        opt.engine = kinds.get("engine")
+
+        def step(number: int) -> None:
+            pairs = list(zip(gradients(own, number, kinds.get("sparse", False)), own, strict=True))
+            twice = pairs[1:2] if kinds.get("twice") else []
+            opt.apply_gradients([*pairs, *twice])
+
+        return Training(step, lambda: [*own, *opt.weights])
+
+    return build
+
+
+def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
+    def build() -> Training:
+        own = variables(kinds.get("dtypes", [torch.float32]))
+        opt, count = make(), Variable(torch.zeros((), dtype=torch.int64), trainable=False)
+
+        def step(number: int) -> None:
+            made = gradients(own, number, kinds.get("sparse", False))
+            opt.apply_gradients(zip(made, own, strict=True), count)
+
+        return Training(step, lambda: [*own, count, *opt.variables()])
+
+    return build
+
+
+def in_session() -> Training:
+    with Graph().as_default():
+        x = train_placeholder()
+        w = graph_variable()
+        opt = thalweg.v1.train.AdamOptimizer(0.1)
+        count = thalweg.v1.train.get_or_create_global_step()
+        op = opt.minimize(((w * x) ** 2).sum(), global_step=count)
+        session = Session()
+        session.run(initializer())
+        every = [w, count, *opt.variables()]
+
+    def step(number: int) -> None:
+        session.run(op, feed_dict={x: torch.full((40,), float(number + 1))})
+
+    return Training(step, lambda: [torch.as_tensor(each) for each in session.run(every)])
+
+
+def train_placeholder() -> Any:
+    from thalweg import graph
+
+    return graph.placeholder(torch.float32, [40])
+
+
+def graph_variable() -> Any:
+    from thalweg import graph
+
+    return graph.Variable(torch.linspace(-1, 1, 40), name="w")
+
+
+def initializer() -> Any:
+    from thalweg import graph
+
+    return graph.global_variables_initializer()
+
+
+class Hooked(keras.Optimizer):
+    """A user's own update, in several statements."""
+
+    def __init__(self) -> None:
+        super().__init__("Hooked")
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self.add_slot(var, "sum")
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+        total = self.get_slot(var, "sum")
+        total.add_(grad)
+        var.sub_(total * 0.1)
+
+
+def optimize(mixed: bool) -> Callable[[], Training]:
+    def build() -> Training:
+        from thalweg.openseq2seq.optimizers import optimize_loss
+
+        dtype = torch.float16 if mixed else torch.float32
+        own = variables([dtype])
+        number = [0]
+
+        def loss() -> Tensor:
+            made = gradients(own, number[0])
+            return sum((var.float() * grad.float()).sum() for var, grad in zip(own, made))
+
+        step = optimize_loss(
+            loss, "Adam", {}, lambda count: 0.01, var_list=own, clip_gradients=1.0,
+            dtype="mixed" if mixed else torch.float32,
+            loss_scaling="Backoff" if mixed else 1.0,
+        )  # fmt: skip
+
+        def once(count: int) -> None:
+            number[0] = count
+            step()
+
+        return Training(once, lambda: [*own, *step.state_dict().values()])
+
+    return build
+
+
+def clamped(x: Tensor) -> Tensor:
+    return x.clamp(-1, 1)
+
+
+TRAININGS: dict[str, Callable[[], Training]] = {
+    "keras": of_keras(lambda: keras.Adam(0.01, global_clipnorm=1.0)),
+    "keras mixed dtypes": of_keras(
+        lambda: keras.Nadam(0.01),
+        dtypes=[torch.float32, torch.float64, torch.bfloat16, torch.float16],
+    ),
+    "keras reference": of_keras(lambda: keras.Adam(0.01), engine="reference"),
+    "keras sparse": of_keras(lambda: keras.Adam(0.01), sparse=True),
+    "keras hooks": of_keras(Hooked),
+    "keras twice": of_keras(lambda: keras.Adam(0.01), twice=True),
+    "keras constrained": of_keras(
+        lambda: keras.SGD(0.01, momentum=0.9), options={"constraint": clamped}
+    ),
+    "v1": of_v1(lambda: thalweg.v1.train.AdamOptimizer(0.01)),
+    "v1 sparse": of_v1(lambda: thalweg.v1.train.FtrlOptimizer(0.01), sparse=True),
+    "optimize_loss": optimize(False),
+    "optimize_loss mixed": optimize(True),
+    "session": in_session,
+}
+
+
+def attack(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
+    """Interrupt so many steps; what became of them."""
+    warnings.simplefilter("ignore")
+    rng, found = random.Random(seed), Counter[str]()
+    ours, twin = TRAININGS[name](), TRAININGS[name]()
+    for number in range(3):
+        ours.step(number), twin.step(number)
+    begin = time.perf_counter()
+    for number in range(3, 13):
+        ours.step(number), twin.step(number)
+    length = (time.perf_counter() - begin) / 20
+    main = threading.get_ident()
+    number = 13
+    while sum(found.values()) < count:
+        before, error, sent = ours.bits(), None, threading.Event()
+        twin.step(number)
+        delay = rng.uniform(0, 1.2 * length)
+
+        def send(delay: float = delay, sent: threading.Event = sent) -> None:
+            end = time.perf_counter() + delay
+            while time.perf_counter() < end:
+                time.sleep(0)
+            if how == "signal":
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                kind = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
+            sent.set()
+
+        thread = threading.Thread(target=send)
+        arrived = False
+        try:
+            thread.start()
+            ours.step(number)
+            arrived = True
+            while True:
+                time.sleep(0.001)
+        except KeyboardInterrupt as caught:
+            error = caught
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join()
+        found[_judged(ours.bits(), before, twin.bits(), error, arrived)] += 1
+        if ours.bits() != twin.bits():
+            ours.step(number)
+            if ours.bits() != twin.bits():
+                ours, twin = _anew(name)
+                number = 12
+        number += 1
+    return dict(found)
+
+
+def _anew(name: str) -> tuple[Training, Training]:
+    ours, twin = TRAININGS[name](), TRAININGS[name]()
+    for number in range(13):
+        ours.step(number), twin.step(number)
+    return ours, twin
+
+
+def _judged(
+    now: list[bytes], old: list[bytes], new: list[bytes], error: BaseException, arrived: bool
+) -> str:
+    notes = getattr(error, "__notes__", [])
+    says_not = any(_NOT_TAKEN in note for note in notes)
+    says_taken = any(note.startswith(_TAKEN) for note in notes)
+    if now == old:
+        return "false note" if says_taken or arrived else "old"
+    if now == new:
+        return "false note" if says_not else "new"
+    without = any("without the constraint" in note for note in notes)
+    return "without a constraint" if without and not says_not else "torn"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    sys.stdout.write(
+        json.dumps(attack(sys.argv[1], sys.argv[2], int(sys.argv[3]), int((sys.argv[4:] or [0])[0])))
+    )
