@@ -202,13 +202,36 @@ def take(
     Raises:
         Whatever a check or a function of the user's raises, with a note that nothing has changed.
     """
+    again = repeat(hooks, kept, given, how, copies, is_last=is_last)
+    if again is not None:
+        return again
+    # Slots made in inference mode could not be updated outside it.
+    with not_taken(hooks.begun), torch.inference_mode(False), torch.no_grad():
+        return _anew(hooks, kept, given, how, copies, is_last)
+
+
+def repeat(
+    hooks: Hooks,
+    kept: Kept,
+    given: Sequence[tuple[Any, Any]],
+    how: Processing = NOTHING,
+    copies: Copies = None,
+    *,
+    is_last: bool = True,
+) -> Outcome | None:
+    """Take a step if it is the one before with other gradients.
+
+    Args:
+        hooks, kept, given, how, copies, is_last: As in `take`; `given` may hold anything.
+
+    Returns:
+        The outcome, or None if the step is left to `take`.
+    """
+    if kept.last is None:
+        return None
     with not_taken(hooks.begun):
         planned = _again(hooks, kept, given, how, copies)
-        if planned is None:
-            # Slots made in inference mode could not be updated outside it.
-            with torch.inference_mode(False), torch.no_grad():
-                return _anew(hooks, kept, given, how, copies, is_last)
-        return _carried_out(hooks, planned, how, is_last)
+        return None if planned is None else _carried_out(hooks, planned, how, is_last)
 
 
 def finish(hooks: Hooks) -> list[BaseException]:
@@ -330,12 +353,11 @@ def _at_once(
     if not hooks.constrains:
         consume(calls([*own.calls, *counts]))
         return []
-    constraints = [
-        constraint_of(var, title)
-        for var, title in zip(asked.variables, asked.titles, strict=True)
-        if getattr(var, "constraint", None) is not None
-    ]
-    return written(own.calls, [*constraints, *then], counts, hooks.begun)
+    found = [getattr(var, "constraint", None) for var in asked.variables]
+    if found.count(None) < len(found):
+        places = [place for place, constraint in enumerate(found) if constraint is not None]
+        then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
+    return written(own.calls, then, counts, hooks.begun)
 
 
 def _in_rounds(

@@ -91,7 +91,7 @@ class KerasHooks(Hooks):
     def _called(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
         """What a hook makes of the pairs, checked; the pairs where it would do nothing."""
         optimizer = self._optimizer
-        if not (is_needed or optimizer._overrides((hook,))):
+        if not (is_needed or hook in optimizer._overridden()):
             return pairs
         listed = as_pairs(getattr(optimizer, hook)(list(pairs)))
         check_variables([var for _, var in listed])
@@ -143,7 +143,7 @@ class RuleHooks(KerasHooks):
     def prepare(self, variables: Sequence[Tensor]) -> None:
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
         optimizer = self._optimizer
-        if optimizer._overrides((*UPDATES, "_prepare", "_prepare_local")):
+        if not _PREPARED.isdisjoint(optimizer._overridden()):
             super().prepare(variables)
             self._rates = optimizer._changed_rates(self._state)
         if self.calls:
@@ -151,7 +151,7 @@ class RuleHooks(KerasHooks):
                 self._known[dtype] = self.scalars(dtype, None)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        return self._optimizer._overrides(UPDATES)
+        return not self._optimizer._overridden().isdisjoint(UPDATES)
 
     def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if dtype in self._known:
@@ -175,7 +175,7 @@ class AloneHooks(RuleHooks):
     def prepare(self, variables: Sequence[Tensor]) -> None:
         if not self._state:
             super().prepare(variables)
-        elif self._optimizer._overrides(("_prepare_local",)):
+        elif "_prepare_local" in self._optimizer._overridden():
             self._rates = self._optimizer._changed_rates(self._state)
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
@@ -197,6 +197,7 @@ UPDATES = (
     "_resource_apply_sparse",
     "_resource_apply_sparse_duplicate_indices",
 )
+_PREPARED = frozenset((*UPDATES, "_prepare", "_prepare_local"))
 
 
 def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> list[Any]:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from thalweg.core.hyperparameters import is_number
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
-from thalweg.core.step import Plans, take
+from thalweg.core.step import Plans, repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
@@ -29,6 +30,7 @@ from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
+from thalweg.running import executing_eagerly
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.variable import titles_of
 
@@ -158,16 +160,20 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
             if not given:
                 return None
-            if in_graph.is_deferred(*(part for pair in given for part in pair)):
-                return self._deferred(as_pairs(given), name, experimental_aggregate_gradients)
-            how = NOTHING if self._overrides(("_transform_gradients",)) else self._clipping
             hooks = self._hooks(experimental_aggregate_gradients)
-            outcome = take(hooks, self._plans.now(), given, how)
+            how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
+            kept = self._plans.now()
+            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
+            if outcome is None:
+                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                    return self._deferred(given, name, experimental_aggregate_gradients)
+                outcome = take(hooks, kept, given, how)
             raise_first(outcome.errors)
             return self.iterations
 
     def _deferred(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
         """The operation that takes the step when a session runs it."""
+        given = as_pairs(given)
         pairs = with_gradients(given, titles_of([var for _, var in given]))
 
         def step(grads: list[Any], leaves: list[Tensor]) -> None:
@@ -180,9 +186,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
 
-    def _overrides(self, names: Iterable[str]) -> bool:
-        """Whether a subclass has hooks of its own."""
-        return any(getattr(type(self), name) is not self._BUILT_IN[name] for name in names)
+    @classmethod
+    @cache
+    def _overridden(cls) -> frozenset[str]:
+        """The hooks that a subclass has of its own."""
+        return frozenset(
+            name for name, hook in cls._BUILT_IN.items() if getattr(cls, name) is not hook
+        )
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""

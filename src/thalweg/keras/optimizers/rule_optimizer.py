@@ -126,7 +126,7 @@ class RuleOptimizer(Optimizer):
     def _repeats(self) -> bool:
         """Whether steps may be repeated without a look at the gradients."""
         seen = self._aggregator is not None or bool(self._transformers)
-        return not seen and not self._overrides(self._BUILT_IN)
+        return not seen and not self._overridden()
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
         """Learning rates that a subclass's `_prepare_local` put in place of the usual ones."""
@@ -152,7 +152,7 @@ class RuleOptimizer(Optimizer):
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        if self._overrides(("_resource_apply_sparse",)):
+        if "_resource_apply_sparse" in self._overridden():
             super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
         else:
             self._apply_one(IndexedSlices(grad, indices), var, apply_state)
