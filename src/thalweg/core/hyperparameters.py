@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +15,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
-from thalweg.variable import Variable, dtype_name
+from thalweg.variable import Variable, dtype_name, to_tensor
 
 
 def is_number(value: object) -> bool:
@@ -259,19 +261,53 @@ class Hyperparameters:
                 found[name] = str(value)
         return found
 
-    def accepts(self, name: str, value: Any) -> bool:
-        """Whether `restore` can take the value."""
-        if not isinstance(value, int | float) or value != value:
-            return False
-        old = self._values[name]
-        is_integer = isinstance(old, Variable) and not old.is_floating_point()
-        return not is_integer or float(value).is_integer()
+    def fitted(self, name: str, value: Any) -> Any:
+        """A number as `setting` would have it kept.
 
-    def restore(self, name: str, value: int | float) -> None:
-        """Set a number over a number; schedules, callables and tensors stay in force."""
-        if name in self.numbers():
-            old = self._values[name]
-            self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
+        Raises:
+            InvalidTypeError, InvalidArgumentError: It is no finite or infinite real number, or one
+                that the hyperparameter cannot hold.
+        """
+        old: Any = self._values[name]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InvalidTypeError(f"{name} must be a number, not a {type(value).__name__}.")
+        try:
+            number = float(value)
+        except OverflowError:
+            raise InvalidArgumentError(f"{name} is larger than any float.") from None
+        if number != number:
+            raise InvalidArgumentError(f"{name} is nan.")
+        if name not in self.numbers():
+            return number
+        is_variable = isinstance(old, Variable)
+        if is_variable and not old.is_floating_point():
+            if not number.is_integer():
+                raise InvalidTypeError(f"{name} is a whole number.")
+            number = int(value)
+        elif is_variable or isinstance(old, float):
+            number = type(old)(number) if isinstance(old, np.floating) else number
+        elif isinstance(old, np.generic):
+            try:
+                with np.errstate(all="ignore"):
+                    number = old.dtype.type(value)
+            except OverflowError:
+                raise InvalidArgumentError(f"{name} does not fit {old.dtype}.") from None
+        else:
+            number = int(value) if isinstance(value, int) else number
+        kept = to_tensor(number, old.dtype if is_variable else None)
+        is_rounded = kept.is_floating_point() and np.isfinite(float(value))
+        if kept.item() != value and not (is_rounded and kept.isfinite()):
+            raise InvalidArgumentError(f"{name} cannot be {value!r:.80}.")
+        return number
+
+    def setting(self, name: str, number: Any) -> list[Callable[[], Any]]:
+        """Calls, in C alone, that set what `fitted` gave; schedules, callables and tensors stay."""
+        if name not in self.numbers():
+            return []
+        old = self._values[name]
+        if isinstance(old, Variable):
+            return [partial(old.detach().copy_, to_tensor(number, old.dtype))]
+        return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_given": None}  # a copy made within a step is in no step
