@@ -217,7 +217,9 @@ def test_integer_hyperparameter_refuses_a_fraction() -> None:
     opt, again, variables = SGD(0.5), SGD(1), pair()
     train(again, variables, 1)
     before = snapshot(again, variables)
-    with pytest.raises(CheckpointMismatchError, match=r"'learning_rate' is 0\.5, no number that fits"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'learning_rate' is 0\.5, no number that fits"
+    ):
         again.load_state_dict(opt.state_dict())
     assert_same_bits(snapshot(again, variables), before)
 
@@ -235,7 +237,10 @@ def _swap_names(slots: dict[str, Any]) -> None:
 
 # name -> (change of a good state, error message); variables "a" (3,) and "b" (2, 3).
 MUTATIONS: dict[str, tuple[Change, str]] = {
-    "permuted": (_slots(_swap_names), r"'a/m' is float32 of shape \(2, 3\), not float32 of shape \(3,\)"),
+    "permuted": (
+        _slots(_swap_names),
+        r"'a/m' is float32 of shape \(2, 3\), not float32 of shape \(3,\)",
+    ),
     "renamed variable": (
         _slots(lambda slots: slots.update({"c:0": slots.pop("a:0")})),
         r"'a/m' is missing; 'a/v' is missing",
@@ -244,7 +249,10 @@ MUTATIONS: dict[str, tuple[Change, str]] = {
         _slots(lambda slots: slots["a:0"].update(mm=slots["a:0"].pop("m"))),
         r"'a/m' is missing; 'a/mm' belongs to nothing here",
     ),
-    "missing variable": (_slots(lambda slots: slots.pop("b:0")), r"'b/m' is missing; 'b/v' is missing"),
+    "missing variable": (
+        _slots(lambda slots: slots.pop("b:0")),
+        r"'b/m' is missing; 'b/v' is missing",
+    ),
     "missing slot": (
         _slots(lambda slots: slots["b:0"].pop("v")),
         r"'b/v' is missing",
@@ -396,7 +404,9 @@ def test_at_most_ten_differences_are_listed() -> None:
     train(opt, variables, 1)
     state = opt.state_dict()
     state["slots"] = {}
-    with pytest.raises(CheckpointMismatchError, match=r"'w9/accumulator' is missing; and 20 more\. Noth"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'w9/accumulator' is missing; and 20 more\. Noth"
+    ):
         opt.load_state_dict(state)
 
 

@@ -5,7 +5,7 @@ looked for, values are converted, and then all is written at once.
 """
 
 from thalweg.core.state.copies import Copied, published, staged
-from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, shown
+from thalweg.core.state.entries import Entry, Item, Number, Waiting, flaw, kept, shown
 from thalweg.core.state.loading import differences, load, mismatch, restore, snapshot
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
@@ -14,6 +14,7 @@ __all__ = [
     "Entry",
     "Item",
     "Number",
+    "Waiting",
     "as_now",
     "differences",
     "distinct",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -111,6 +112,30 @@ class Number:
 
     def calls(self, given: Any) -> list[Call]:
         return list(self.setting(self.fitted(given)))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A tensor of nothing known yet, kept in a dictionary as it is.
+
+    Attributes:
+        name: Its name in a state.
+        home, key: Where it is kept.
+    """
+
+    name: str
+    home: dict[str, Tensor]
+    key: str
+
+    def read(self) -> Tensor:
+        return self.home[self.key].clone()
+
+    def difference(self, given: Any) -> str | None:
+        problem = flaw(given)
+        return None if problem is None else f"{self.name!r} is {problem}"
+
+    def calls(self, given: Any) -> list[Call]:
+        return [partial(operator.setitem, self.home, self.key, kept(given))]
 
 
 def flaw(given: Any) -> str | None:

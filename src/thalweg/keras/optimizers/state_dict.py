@@ -13,7 +13,7 @@ from thalweg.core import state
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Item, Number
+from thalweg.core.state import Entry, Item, Number, Waiting
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
@@ -132,32 +132,32 @@ class StateDict(state.Copied):
             owners = distinct([*made._slots.owners(), *variables])
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():
-                dtype = getattr(given["weights"].get(name), "dtype", torch.float32)
-                made._make_extra(name, dtype if dtype.is_floating_point else torch.float32)
-        entries, known, waiting = made._slot_entries(owners, slots)
+                made._make_extra(name, _float_type(given["weights"].get(name)))
+        entries, known, others = made._slot_entries(owners, slots)
+        waiting = [] if var_list is not None else made._make_room(others)
         parts: list[tuple[Sequence[Item], dict[str, Any], bool]] = [
             ([made._counter()], {"iterations": given["iterations"]}, True),
             (made._numbers(all_of_them=True), given["hyperparameters"], False),
             (made._extras(), given["weights"], bool(slots)),
             (entries, known, True),
+            (waiting, _flat(others), True),
         ]
         found = [each for part in parts for each in state.differences(*part)]
-        if var_list is not None:
-            found += state.differences([], _flat(waiting))
-        else:
-            flaws = {name: state.flaw(value) for name, value in _flat(waiting).items()}
-            found += [f"{name!r} is {each}" for name, each in flaws.items() if each]
         if found:
             raise state.mismatch(found)
-        made._pending = {
-            name: {key: state.kept(value) for key, value in own.items()}
-            for name, own in waiting.items()
-        }
         made._awaits = bool(waiting) and not owners
         pairs = [
             (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
         ]
         state.restore(pairs, [state.published(self, made)])
+
+    def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Waiting]:
+        """Where slots of variables that are not known yet are to be kept."""
+        return [
+            Waiting(f"{_key(title)}/{name}", self._pending.setdefault(title, {}), name)
+            for title, own in slots.items()
+            for name in own
+        ]
 
     def _counter(self) -> Entry:
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
@@ -252,6 +252,8 @@ def _check_form(given: Any, class_name: str) -> None:
         else:
             names = [state.shown(name) for name in part if not isinstance(name, str)]
             found += [f"{title}: {name} is no name" for name in names]
+    if not found and len(_flat(given["slots"])) < sum(len(o) or 1 for o in given["slots"].values()):
+        found.append("two slots have the same name")
     if found:
         raise state.mismatch(found)
 
@@ -261,12 +263,22 @@ def _titles(variables: Sequence[Tensor]) -> list[str]:
     return state.distinct([name_of(var) for var in variables])
 
 
+def _float_type(value: Any) -> torch.dtype:
+    with torch._C.DisableTorchFunctionSubclass():
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.dtype if is_float else torch.float32
+
+
+def _key(title: str) -> str:
+    return title.replace(":0", "", 1)
+
+
 def _flat(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Slots of unknown variables by their full names."""
+    """Slots by their full names."""
     found: dict[str, Any] = {}
     for title, own in slots.items():
-        key = title.replace(":0", "", 1)
-        found |= {f"{key}/{name}": value for name, value in own.items()} or {key: None}
+        named = {f"{_key(title)}/{name}": value for name, value in own.items()}
+        found |= named or {_key(title): None}
     return found
 
 
