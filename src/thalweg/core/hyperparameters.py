@@ -108,6 +108,20 @@ def _hint(value: Any) -> str:
     return ""
 
 
+def _like(old: Any, value: int | float) -> Any:
+    """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
+
+    Raises:
+        OverflowError: It is too large.
+    """
+    if isinstance(old, np.generic):
+        return old.dtype.type(value)
+    is_whole = isinstance(old, torch.Tensor) and not old.is_floating_point()
+    if is_whole or (isinstance(value, int) and is_number(old) and not isinstance(old, float)):
+        return int(value)
+    return float(value)
+
+
 class Hyperparameters:
     """The hyperparameters of one optimizer, by name.
 
@@ -261,52 +275,29 @@ class Hyperparameters:
                 found[name] = str(value)
         return found
 
-    def fitted(self, name: str, value: Any) -> Any:
-        """A number as `setting` would have it kept.
+    def setting(self, name: str, value: Any) -> list[Callable[[], Any]]:
+        """Calls, in C alone, that set a number; schedules, callables and tensors stay in force.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError: It is no finite or infinite real number, or one
-                that the hyperparameter cannot hold.
+            InvalidTypeError, InvalidArgumentError: It is no real number, NaN, or one that the
+                hyperparameter cannot hold.
         """
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            raise InvalidTypeError(f"{name} must be a number.")
         old: Any = self._values[name]
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidTypeError(f"{name} must be a number, not a {type(value).__name__}.")
         try:
-            number = float(value)
+            with np.errstate(all="ignore"):
+                number = _like(old, value)
         except OverflowError:
-            raise InvalidArgumentError(f"{name} is larger than any float.") from None
-        if number != number:
-            raise InvalidArgumentError(f"{name} is nan.")
-        if name not in self.numbers():
-            return number
-        is_variable = isinstance(old, Variable)
-        if is_variable and not old.is_floating_point():
-            if not number.is_integer():
-                raise InvalidTypeError(f"{name} is a whole number.")
-            number = int(value)
-        elif is_variable or isinstance(old, float):
-            number = type(old)(number) if isinstance(old, np.floating) else number
-        elif isinstance(old, np.generic):
-            try:
-                with np.errstate(all="ignore"):
-                    number = old.dtype.type(value)
-            except OverflowError:
-                raise InvalidArgumentError(f"{name} does not fit {old.dtype}.") from None
-        else:
-            number = int(value) if isinstance(value, int) else number
-        kept = to_tensor(number, old.dtype if is_variable else None)
-        is_rounded = kept.is_floating_point() and np.isfinite(float(value))
-        if kept.item() != value and not (is_rounded and kept.isfinite()):
-            raise InvalidArgumentError(f"{name} cannot be {value!r:.80}.")
-        return number
-
-    def setting(self, name: str, number: Any) -> list[Callable[[], Any]]:
-        """Calls, in C alone, that set what `fitted` gave; schedules, callables and tensors stay."""
+            raise InvalidArgumentError(f"{name} is too large.") from None
         if name not in self.numbers():
             return []
-        old = self._values[name]
+        tensor = to_tensor(number, old.dtype if isinstance(old, Variable) else None)
+        is_rounded = tensor.is_floating_point() and np.isfinite(float(value))
+        if tensor.item() != value and not (is_rounded and tensor.isfinite()):
+            raise InvalidArgumentError(f"{name} cannot be that number.")
         if isinstance(old, Variable):
-            return [partial(old.detach().copy_, to_tensor(number, old.dtype))]
+            return [partial(old.detach().copy_, tensor)]
         return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:

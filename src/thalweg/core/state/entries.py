@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,27 +15,6 @@ from thalweg.variable import dtype_name, name_of
 
 Call = Callable[[], Any]
 _SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
-
-
-class Item(Protocol):
-    """What a state consists of."""
-
-    @property
-    def name(self) -> str:
-        """Its name in a state."""
-        ...
-
-    def read(self) -> Any:
-        """A copy of the value."""
-        ...
-
-    def difference(self, given: Any) -> str | None:
-        """Why a value cannot be set, in words, or None. Changes nothing."""
-        ...
-
-    def calls(self, given: Any) -> list[Call]:
-        """What sets a value without differences, in C alone; all conversions are made now."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,12 +39,14 @@ class Entry:
         return name_of(self.own).split(":")[0]
 
     def read(self) -> Tensor:
+        """A copy of the value."""
         return self.own.detach().clone()
 
     def difference(self, given: Any) -> str | None:
+        """Why it cannot be set to a value, in words, or None. Changes nothing."""
         problem = flaw(given)
         if problem is not None:
-            return f"{self.name!r} is {problem}, not {_kind(self.own)}"
+            return f"{self.name!r} is {problem}"
         if given.shape != self.own.shape or given.dtype not in (self.own.dtype, *self.dtypes):
             return f"{self.name!r} is {_kind(given)}, not {_kind(self.own)}"
         if not _is_writable(self.own):
@@ -79,63 +59,49 @@ class Entry:
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
 
     def calls(self, given: Any) -> list[Call]:
+        """What sets it, in C alone; all conversions are made now."""
         value = kept(given, self.own.dtype, self.own.device)
         return [partial(_plain(self.own).copy_, value)]
 
 
 @dataclass(frozen=True)
 class Number:
-    """A plain number.
+    """A plain number; as an `Entry` otherwise.
 
     Attributes:
         name: Its name in a state.
         value: What it is now.
-        fitted: Makes of a value what is to be set; InvalidTypeError or InvalidArgumentError if
-            there is no such number.
-        setting: The calls that set what `fitted` returned.
+        setting: The calls that set it to a value; InvalidTypeError or InvalidArgumentError if it
+            cannot be that.
     """
 
     name: str
     value: int | float
-    fitted: Callable[[Any], Any]
-    setting: Callable[[Any], Iterable[Call]]
+    setting: Callable[[Any], list[Call]]
 
     def read(self) -> int | float:
         return self.value
 
     def difference(self, given: Any) -> str | None:
         try:
-            self.fitted(given)
+            self.setting(given)
         except (InvalidTypeError, InvalidArgumentError):
             return f"{self.name!r} is {shown(given)}, no number that fits"
         return None
 
     def calls(self, given: Any) -> list[Call]:
-        return list(self.setting(self.fitted(given)))
+        return self.setting(given)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A tensor of nothing known yet, kept in a dictionary as it is.
+Item = Entry | Number
 
-    Attributes:
-        name: Its name in a state.
-        home, key: Where it is kept.
-    """
 
-    name: str
-    home: dict[str, Tensor]
-    key: str
-
-    def read(self) -> Tensor:
-        return self.home[self.key].clone()
-
-    def difference(self, given: Any) -> str | None:
-        problem = flaw(given)
-        return None if problem is None else f"{self.name!r} is {problem}"
-
-    def calls(self, given: Any) -> list[Call]:
-        return [partial(operator.setitem, self.home, self.key, kept(given))]
+def room_for(given: Any) -> Tensor:
+    """A tensor that can be set to another one; to none, if that has flaws."""
+    if flaw(given) is not None:
+        return torch.empty(0)
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 
 def flaw(given: Any) -> str | None:

@@ -85,7 +85,9 @@ def restore(pairs: Iterable[tuple[Item, Any]], then: Iterable[Call] = (), what: 
                 calls += entry.calls(value)
             except Exception as error:
                 raise mismatch([f"{entry.name!r} cannot be read: {error}"], what) from error
-        section.run([*calls, *then])
+        calls += then
+        with torch._C.DisableTorchFunction():  # `with torch.device(...)` would call Python back
+            section.run(calls)
 
 
 def load(

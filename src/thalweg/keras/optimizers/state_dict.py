@@ -13,7 +13,7 @@ from thalweg.core import state
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Item, Number, Waiting
+from thalweg.core.state import Entry, Item, Number
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
@@ -151,13 +151,11 @@ class StateDict(state.Copied):
         ]
         state.restore(pairs, [state.published(self, made)])
 
-    def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Waiting]:
+    def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""
-        return [
-            Waiting(f"{_key(title)}/{name}", self._pending.setdefault(title, {}), name)
-            for title, own in slots.items()
-            for name in own
-        ]
+        for title, own in slots.items():
+            self._pending[title] = {name: state.room_for(value) for name, value in own.items()}
+        return [Entry(name, room) for name, room in _flat(self._pending).items()]
 
     def _counter(self) -> Entry:
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
@@ -165,15 +163,8 @@ class StateDict(state.Copied):
     def _numbers(self, all_of_them: bool = False) -> list[Number]:
         """The hyperparameters that are numbers, or all: those of other kinds stay as they are."""
         hyper, numbers = self._hyper, self._hyper.numbers()
-        return [
-            Number(
-                name,
-                numbers.get(name, 0),
-                partial(hyper.fitted, name),
-                partial(hyper.setting, name),
-            )
-            for name in (hyper if all_of_them else numbers)
-        ]
+        names = hyper if all_of_them else numbers
+        return [Number(name, numbers.get(name, 0), partial(hyper.setting, name)) for name in names]
 
     def _extras(self) -> list[Entry]:
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
