@@ -423,7 +423,7 @@ def test_variables_of_one_name_are_numbered() -> None:
     opt = wrapped(None, train.MomentumOptimizer(0.1, 0.9))
     opt.minimize(lambda: (first.float() + 2 * second.float()).sum(), var_list=[first, second])
     assert set(opt.state_dict()) == {
-        "w#0/master", "w#0/momentum", "w#1/master", "w#1/momentum",
+        "w/master", "w/momentum", "w#1/master", "w#1/momentum",
     }  # fmt: skip
 
 

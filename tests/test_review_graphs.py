@@ -31,7 +31,7 @@ def test_a_refused_state_leaves_callables_known() -> None:
     opt = optimizers.SGD(rate)
     for _ in range(2):
         opt.apply_gradients([(torch.ones(4), w)])
-    with pytest.raises(ValueError, match="no hyperparameter"):
+    with pytest.raises(ValueError, match="'none' belongs to nothing here"):
         opt.load_state_dict({**opt.state_dict(), "hyperparameters": {"none": 1.0}})
     old = w.data
     before = old.clone()

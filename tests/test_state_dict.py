@@ -192,7 +192,7 @@ def test_iterations_after_loading_is_the_same_variable() -> None:
 def test_iterations_that_a_preset_counter_cannot_hold() -> None:
     opt = Adam()
     opt.iterations = thalweg.Variable(3, "it", trainable=False)
-    with pytest.raises(CheckpointMismatchError, match=r"iterations is 1099511627776, more than in"):
+    with pytest.raises(CheckpointMismatchError, match="'iterations' is 1099511627776, not betw"):
         opt.load_state_dict({**Adam().state_dict(), "iterations": torch.tensor(2**40)})
     assert opt.iterations.item() == 3
 
@@ -217,7 +217,9 @@ def test_integer_hyperparameter_refuses_a_fraction() -> None:
     opt, again, variables = SGD(0.5), SGD(1), pair()
     train(again, variables, 1)
     before = snapshot(again, variables)
-    with pytest.raises(CheckpointMismatchError, match=r"'learning_rate' is no number that fits"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'learning_rate' is 0\.5, no number that fits"
+    ):
         again.load_state_dict(opt.state_dict())
     assert_same_bits(snapshot(again, variables), before)
 
@@ -235,92 +237,98 @@ def _swap_names(slots: dict[str, Any]) -> None:
 
 # name -> (change of a good state, error message); variables "a" (3,) and "b" (2, 3).
 MUTATIONS: dict[str, tuple[Change, str]] = {
-    "permuted": (_slots(_swap_names), r"slot 'm' of 'a:0' has shape \(2, 3\)"),
+    "permuted": (
+        _slots(_swap_names),
+        r"'a/m' is float32 of shape \(2, 3\), not float32 of shape \(3,\)",
+    ),
     "renamed variable": (
         _slots(lambda slots: slots.update({"c:0": slots.pop("a:0")})),
-        r"the state has no slots for 'a:0'",
+        r"'a/m' is missing; 'a/v' is missing",
     ),
     "renamed slot": (
         _slots(lambda slots: slots["a:0"].update(mm=slots["a:0"].pop("m"))),
-        r"no slot 'm' of 'a:0'; 'a:0' has no slot 'mm'",
+        r"'a/m' is missing; 'a/mm' belongs to nothing here",
     ),
-    "missing variable": (_slots(lambda slots: slots.pop("b:0")), r"no slots for 'b:0'"),
+    "missing variable": (
+        _slots(lambda slots: slots.pop("b:0")),
+        r"'b/m' is missing; 'b/v' is missing",
+    ),
     "missing slot": (
         _slots(lambda slots: slots["b:0"].pop("v")),
-        r"the state has no slot 'v' of 'b:0'",
+        r"'b/v' is missing",
     ),
     "extra slot": (
         _slots(lambda slots: slots["a:0"].update(extra=torch.zeros(3))),
-        r"'a:0' has no slot 'extra'",
+        r"'a/extra' belongs to nothing here",
     ),
     "reshaped": (
         _slots(lambda slots: slots["a:0"].update(m=torch.zeros(4))),
-        r"slot 'm' of 'a:0' has shape \(4,\).*\(3,\)",
+        r"'a/m' is float32 of shape \(4,\), not float32 of shape \(3,\)",
     ),
     "same numel, other shape": (
         _slots(lambda slots: slots["b:0"].update(v=torch.zeros(3, 2))),
-        r"slot 'v' of 'b:0' has shape \(3, 2\).*\(2, 3\)",
+        r"'b/v' is float32 of shape \(3, 2\), not float32 of shape \(2, 3\)",
     ),
     "broadcast shape": (
         _slots(lambda slots: slots["b:0"].update(v=torch.zeros(3))),
-        r"slot 'v' of 'b:0' has shape \(3,\).*\(2, 3\)",
+        r"'b/v' is float32 of shape \(3,\), not float32 of shape \(2, 3\)",
     ),
     "other dtype": (
         _slots(lambda slots: slots["a:0"].update(m=slots["a:0"]["m"].double())),
-        r"slot 'm' of 'a:0' is float64 in the state but float32 here",
+        r"'a/m' is float64 of shape \(3,\), not float32 of shape \(3,\)",
     ),
     "not a tensor": (
         _slots(lambda slots: slots["a:0"].update(m=3.0)),
-        r"slot 'm' of 'a:0' is no tensor",
+        r"'a/m' is no tensor but 3\.0",
     ),
     "other class": (lambda state: state.update(class_name="Adam"), r"The state is of Adam"),
     "other hyperparameter": (
         lambda state: state["hyperparameters"].update(beta_9=0.1),
-        r"there is no hyperparameter 'beta_9'",
+        r"'beta_9' belongs to nothing here",
     ),
     "hyperparameter of another type": (
         lambda state: state["hyperparameters"].update(learning_rate="fast"),
-        r"hyperparameter 'learning_rate' is no number that fits it: 'fast'",
+        r"'learning_rate' is 'fast', no number that fits",
     ),
     "other weight": (
         lambda state: state["weights"].update(cache=torch.zeros(())),
-        r"there is no weight 'cache'",
+        r"'cache' belongs to nothing here",
     ),
     "missing weight": (
         lambda state: state["weights"].clear(),
-        r"the state has no weight 'momentum_cache'",
+        r"'momentum_cache' is missing",
     ),
     "reshaped weight": (
         lambda state: state["weights"].update(momentum_cache=torch.zeros(1)),
-        r"weight 'momentum_cache' has shape \(1,\)",
+        r"'momentum_cache' is float32 of shape \(1,\), not float32 of shape \(\)",
     ),
     "reshaped iterations": (
         lambda state: state.update(iterations=torch.tensor([3])),
-        r"iterations must be an integer scalar",
+        r"'iterations' is int64 of shape \(1,\), not int64 of shape \(\)",
     ),
     "iterations of another type": (
         lambda state: state.update(iterations=torch.tensor(3.5)),
-        r"iterations must be an integer scalar",
+        r"'iterations' is float32 of shape \(\), not int64 of shape \(\)",
     ),
     "negative iterations": (
         lambda state: state.update(iterations=torch.tensor(-3)),
-        r"iterations must be 0 or more, not -3. Nothing was loaded",
+        r"'iterations' is -3, not between 0 and 9223372036854775807. Nothing was loaded",
     ),
     "iterations without a value": (
         lambda state: state.update(iterations=torch.tensor(3, device="meta")),
-        r"iterations must be an integer scalar",
+        r"'iterations' is int64 of shape \(\) on the meta device",
     ),
     "slot without values": (
         _slots(lambda slots: slots["b:0"].update(v=torch.zeros(2, 3, device="meta"))),
-        r"slot 'v' of 'b:0' is on the meta device in the state",
+        r"'b/v' is float32 of shape \(2, 3\) on the meta device",
     ),
     "sparse slot": (
         _slots(lambda slots: slots["b:0"].update(v=torch.zeros(2, 3).to_sparse())),
-        r"slot 'v' of 'b:0' is torch.sparse_coo in the state",
+        r"'b/v' is float32 of shape \(2, 3\), torch.sparse_coo",
     ),
     "hyperparameter that is nan": (
         lambda state: state["hyperparameters"].update(learning_rate=float("nan")),
-        r"hyperparameter 'learning_rate' is no number that fits it: nan",
+        r"'learning_rate' is nan, no number that fits",
     ),
     "other format": (lambda state: state.update(format=99), r"format 99"),
     "without slots": (lambda state: state.pop("slots"), r"has no 'slots'"),
@@ -371,23 +379,22 @@ def test_bad_state_leaves_a_fresh_optimizer_fresh(change: Change, message: str) 
     assert_same_bits(snapshot(opt, variables), snapshot(plain, others))
 
 
-@pytest.mark.parametrize("name", ["reshaped", "other dtype", "missing slot", "not a tensor"])
+@pytest.mark.parametrize("name", ["reshaped", "other dtype", "missing slot"])
 def test_deferred_bad_state_refuses_the_step(name: str) -> None:
     _, variables, state = trained()
     change, message = MUTATIONS[name]
     change(state)
     opt, before = Nadam(), [var.numpy() for var in variables]
     opt.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"of '[ab]:0'"):
+    with pytest.raises(CheckpointMismatchError, match=message):
         opt.apply_gradients(gradients(variables))
     assert all(np.array_equal(var.numpy(), then) for var, then in zip(variables, before))
     assert opt.iterations.item() == 2
-    assert message
 
 
 def test_state_of_more_variables_than_given() -> None:
     _, variables, state = trained()
-    with pytest.raises(CheckpointMismatchError, match="slots for 'b:0', which is not given"):
+    with pytest.raises(CheckpointMismatchError, match="'b/m' belongs to nothing here"):
         Nadam().load_state_dict(state, variables[:1])
 
 
@@ -397,7 +404,9 @@ def test_at_most_ten_differences_are_listed() -> None:
     train(opt, variables, 1)
     state = opt.state_dict()
     state["slots"] = {}
-    with pytest.raises(CheckpointMismatchError, match=r"'w9:0'; and 20 more\. Nothing was loaded"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'w9/accumulator' is missing; and 20 more\. Noth"
+    ):
         opt.load_state_dict(state)
 
 

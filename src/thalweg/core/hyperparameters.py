@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +15,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
-from thalweg.variable import Variable, dtype_name
+from thalweg.variable import Variable, dtype_name, to_tensor
 
 
 def is_number(value: object) -> bool:
@@ -104,6 +106,20 @@ def _hint(value: Any) -> str:
     if is_list or isinstance(value, Iterator | torch.nn.Module | dict):
         return " Variables go to minimize() or apply_gradients(), not to the constructor."
     return ""
+
+
+def _like(old: Any, value: int | float) -> Any:
+    """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
+
+    Raises:
+        OverflowError: It is too large.
+    """
+    if isinstance(old, np.generic):
+        return old.dtype.type(value)
+    is_whole = isinstance(old, torch.Tensor) and not old.is_floating_point()
+    if is_whole or (isinstance(value, int) and is_number(old) and not isinstance(old, float)):
+        return int(value)
+    return float(value)
 
 
 class Hyperparameters:
@@ -259,19 +275,30 @@ class Hyperparameters:
                 found[name] = str(value)
         return found
 
-    def accepts(self, name: str, value: Any) -> bool:
-        """Whether `restore` can take the value."""
-        if not isinstance(value, int | float) or value != value:
-            return False
-        old = self._values[name]
-        is_integer = isinstance(old, Variable) and not old.is_floating_point()
-        return not is_integer or float(value).is_integer()
+    def setting(self, name: str, value: Any) -> list[Callable[[], Any]]:
+        """Calls, in C alone, that set a number; schedules, callables and tensors stay in force.
 
-    def restore(self, name: str, value: int | float) -> None:
-        """Set a number over a number; schedules, callables and tensors stay in force."""
-        if name in self.numbers():
-            old = self._values[name]
-            self.set(name, type(old)(value) if isinstance(old, np.generic) else value)
+        Raises:
+            InvalidTypeError, InvalidArgumentError: It is no real number, NaN, or one that the
+                hyperparameter cannot hold.
+        """
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            raise InvalidTypeError(f"{name} must be a number.")
+        old: Any = self._values[name]
+        try:
+            with np.errstate(all="ignore"):
+                number = _like(old, value)
+        except OverflowError:
+            raise InvalidArgumentError(f"{name} is too large.") from None
+        if name not in self.numbers():
+            return []
+        tensor = to_tensor(number, old.dtype if isinstance(old, Variable) else None)
+        is_rounded = tensor.is_floating_point() and np.isfinite(float(value))
+        if tensor.item() != value and not (is_rounded and tensor.isfinite()):
+            raise InvalidArgumentError(f"{name} cannot be that number.")
+        if isinstance(old, Variable):
+            return [partial(old.detach().copy_, tensor)]
+        return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_given": None}  # a copy made within a step is in no step

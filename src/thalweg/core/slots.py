@@ -125,6 +125,13 @@ class SlotStore:
             made.append(self.put(var, name, slot))
         return made
 
+    def __copy__(self) -> SlotStore:
+        """The same slots in a store of its own."""
+        copied = SlotStore()
+        copied._slots = {key: dict(own) for key, own in self._settled().items()}
+        copied._owners, copied._names = dict(self._owners), list(self._names)
+        return copied
+
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
         return [(self._owners[key], own) for key, own in self._settled().items()]
 

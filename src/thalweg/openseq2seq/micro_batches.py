@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import CheckpointMismatchError
+from thalweg.core.state import Entry
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
-from thalweg.variable import to_tensor
 
 _COUNT = "micro_batches"
 
@@ -49,14 +50,16 @@ class MicroBatchStep:
 
     def __call__(self) -> Tensor:
         """See `TrainingStep.__call__`. A batch that raises an error does not count."""
-        loss = self.step()
-        self._batches.count += 1
+        with self.step._lock:
+            loss = self.step()
+            self._batches.count += 1
         return loss
 
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """See `TrainingStep.apply_gradients`. They count as one batch."""
-        applied = self.step.apply_gradients(gradients)
-        self._batches.count += 1
+        with self.step._lock:
+            applied = self.step.apply_gradients(gradients)
+            self._batches.count += 1
         return applied
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +69,8 @@ class MicroBatchStep:
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `TrainingStep.state_dict`; the number of batches so far is `micro_batches`."""
-        return {**self.step.state_dict(), _COUNT: torch.tensor(self._batches.count)}
+        with self.step._lock:
+            return {**self.step.state_dict(), _COUNT: torch.tensor(self._batches.count)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See `TrainingStep.load_state_dict`.
@@ -74,13 +78,14 @@ class MicroBatchStep:
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
         """
-        if _COUNT not in state_dict:
-            raise CheckpointMismatchError(f"{_COUNT!r} is missing. Nothing was loaded.")
-        count = to_tensor(state_dict[_COUNT])
-        if count.shape != () or count.dtype != torch.int64:
-            raise CheckpointMismatchError(
-                f"{_COUNT!r} is {count.dtype} of shape {tuple(count.shape)}, not int64 of shape ()."
-                " Nothing was loaded."
-            )
-        self.step.load_state_dict({k: v for k, v in state_dict.items() if k != _COUNT})
-        self._batches.count = int(count)
+        with self.step._lock:
+            count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
+            self.step._load(state_dict, [count])
+
+
+@dataclass(frozen=True)
+class _Count(Entry):
+    of: Any = None
+
+    def calls(self, given: Any) -> list[Any]:
+        return [partial(setattr, self.of, "count", int(given))]

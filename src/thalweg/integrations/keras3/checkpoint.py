@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.errors import CheckpointMismatchError
-
-_LISTED = 10  # differences that an error names
+from thalweg.core.state import mismatch
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:
@@ -18,11 +16,11 @@ def check_saved(variables: Sequence[Any], store: Any) -> None:
     """
     if len(store.keys()) != len(variables):
         counts = f"the state has {len(store.keys())} variables, the optimizer {len(variables)}"
-        raise CheckpointMismatchError(f"{counts}. Nothing was loaded.")
+        raise mismatch([counts])
     differences = []
     for index, variable in enumerate(variables):
         saved, own = tuple(store[str(index)].shape), tuple(variable.shape)
         if saved != own:
             differences.append(f"'{variable.path}' has shape {saved} in the state but {own} here")
     if differences:
-        raise CheckpointMismatchError(f"{'; '.join(differences[:_LISTED])}. Nothing was loaded.")
+        raise mismatch(differences)

@@ -18,7 +18,6 @@ from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.keras.optimizers.options import as_option
 from thalweg.rules import NADAM
 from thalweg.schedules import LearningRateSchedule
-from thalweg.variable import Variable
 
 
 class Nadam(BuiltIn):
@@ -93,9 +92,7 @@ class Nadam(BuiltIn):
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
         if self._cache is None:
-            one = torch.ones((), dtype=var_list[0].dtype)
-            self._cache = self._own(one, f"{self._name}/momentum_cache")
-            self._weights.append(self._cache)
+            self._make_cache(var_list[0].dtype)
         super()._create_slots(var_list)
 
     def _counted(self, shared: Shared) -> list[Call]:
@@ -107,11 +104,12 @@ class Nadam(BuiltIn):
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}
 
-    def _load_extra(self, name: str, value: Tensor) -> None:
-        if self._cache is None:
-            self._cache = Variable(value, f"{self._name}/momentum_cache", trainable=False)
-            self._weights.append(self._cache)
-        self._cache.data.copy_(value)
+    def _make_extra(self, name: str, dtype: torch.dtype) -> None:
+        self._make_cache(dtype)
+
+    def _make_cache(self, dtype: torch.dtype) -> None:
+        self._cache = self._own(torch.ones((), dtype=dtype), f"{self._name}/momentum_cache")
+        self._weights.append(self._cache)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import Entry, flaw, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphVariable,
@@ -63,6 +64,7 @@ class Weights:
 
     def __init__(self) -> None:
         self._iterations: Any = None
+        self._counts_for: Tensor | None = None  # `iterations`, if it was given
         self._slots = SlotStore()
         self._weights: list[Tensor] = []
         self._added: list[Tensor] = []
@@ -92,7 +94,7 @@ class Weights:
             raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
         if variable < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {variable.item()}.")
-        self._iterations = variable
+        self._iterations = self._counts_for = variable
         self._weights.insert(0, variable)
 
     def add_slot(
@@ -233,9 +235,9 @@ class Weights:
         values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
-        with self._lock, torch.no_grad():
-            for weight, value in zip(self._weights, values, strict=True):
-                weight.copy_(value)
+        entries = [Entry(name_of(weight), weight) for weight in self._weights]
+        with self._lock:
+            restore(zip(entries, values, strict=True))
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         """Hook: lists of other lengths that an optimizer also accepts."""
@@ -255,6 +257,9 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
         given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except TypeError:
         raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
+    problem = flaw(given)
+    if problem is not None:
+        raise InvalidTypeError(f"The value for '{title}' is {problem}.")
     if weight.shape != given.shape:
         raise ValueError(
             f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"

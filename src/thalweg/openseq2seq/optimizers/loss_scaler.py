@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.state import Entry, load, snapshot
 from thalweg.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -24,10 +25,12 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.openseq2seq.params import Kind, check_params
-from thalweg.v1.train.matching import check_matches, tensors_of
+from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable
 
 State = dict[str, Any]  # NumPy scalars by name
+
+_LOWEST = {"iteration": 0, "last_overflow_iteration": -1}
 
 
 class LossScaler:
@@ -133,7 +136,7 @@ class LossScaler:
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
-        return {name: each.detach().clone() for name, each in self._tensors().items()}
+        return snapshot(self.entries())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Set the state from `state_dict()`; all or nothing.
@@ -142,21 +145,21 @@ class LossScaler:
             CheckpointMismatchError: Names, shapes or dtypes differ, as with another algorithm.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
-        own = self._tensors()
-        given = tensors_of(state_dict)
-        check_matches(given, own, type(self).__name__)
-        with torch.no_grad():
-            for name, value in given.items():
-                own[name].copy_(value)
+        load(self.entries(), tensors_of(state_dict), type(self).__name__)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def entries(self, scope: str = "") -> list[Entry]:
+        """The variables of the state as entries, by names with `scope` before them.
+
+        Raises:
+            FailedPreconditionError: They are variables of a graph, which sessions keep.
+        """
         own = self.variables
         if any(map(is_symbolic, own.values())):
             raise FailedPreconditionError(
                 f"The state of this {type(self).__name__} is variables of a graph: a session has"
                 " its values. Run `variables`."
             )
-        return own
+        return [Entry(scope + name, own[name], lowest=_LOWEST.get(name)) for name in own]
 
 
 def _eager_variable(value: Any, name: str) -> Variable:

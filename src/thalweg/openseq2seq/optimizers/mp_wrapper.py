@@ -23,7 +23,7 @@ from thalweg.openseq2seq.optimizers.regularization import (
     penalty_gradient,
 )
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
-from thalweg.openseq2seq.optimizers.state import load_state, state_of
+from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import Inner, update
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
@@ -271,14 +271,14 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all state by name: masters, slots, powers, and the scaler's state.
 
-        Names begin with those of the variables, "w/"; variables of the same name are numbered.
+        Names begin with those of the variables, "w/", and of the second one of a name with "w#1/".
         The variables themselves are the model's.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
         check_inner(self._opt)
-        return state_of(self._opt, self._trained(), self._masters, self.loss_scaler)
+        return self._remembering(self._trained()).state_dict()
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
@@ -296,7 +296,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         check_inner(self._opt)
         variables = self._trained() if var_list is None else list(var_list)
-        load_state(state_dict, self._opt, variables, self._masters, self.loss_scaler)
+        self._remembering(variables).load_state_dict(state_dict)
+
+    def _remembering(self, variables: list[Any]) -> Training:
+        return Training(self._opt, variables, self._masters, self.loss_scaler)
 
     def _trained(self) -> list[Any]:
         """The variables that have state, in order."""

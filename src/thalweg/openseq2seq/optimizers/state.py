@@ -3,139 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.core import state
+from thalweg.core.state import Entry
 from thalweg.engines import saturate
 from thalweg.errors import FailedPreconditionError
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.state import base_name
-from thalweg.variable import REDUCED
+from thalweg.v1.train.state_dict import tensors_of
+from thalweg.variable import dtype_name
 
-_MASTER = "master"
-
-
-def keys_of(variables: Sequence[Any]) -> list[str]:
-    """The names of variables, each another."""
-    return distinct_names([base_name(var) for var in variables], "#")
+_WHAT = "The state of this training"
 
 
-def state_of(
-    optimizer: Optimizer,
-    variables: Sequence[Any],
-    masters: Masters,
-    scaler: AutomaticLossScaler | None,
-    accumulators: Accumulators | None = None,
-) -> dict[str, Tensor]:
-    """Copies of masters, slots, accumulators and the scaler's state.
+@dataclass(frozen=True)
+class Master(Entry):
+    """A master; its variable is set together with it.
 
-    Raises:
-        FailedPreconditionError: The state is variables of a graph.
+    Attributes:
+        var: The variable.
     """
-    _refuse_symbols(variables)
-    if _present(optimizer, variables, masters, accumulators):
-        _complete(optimizer, variables, masters, accumulators)  # a first run may make no update
-    present = _present(optimizer, variables, masters, accumulators)
-    found = {name: each.detach().clone() for name, each in present.items()}
-    if scaler is not None:
-        found |= {f"loss_scale/{name}": value for name, value in scaler.state_dict().items()}
-    return found
+
+    var: Any = None
+
+    def difference(self, given: Any) -> str | None:
+        if self.var.shape != self.own.shape:
+            kind = f"{dtype_name(self.var.dtype)} of shape {tuple(self.var.shape)}"
+            return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
+        return super().difference(given)
+
+    def calls(self, given: Any) -> list[Any]:
+        var = self.var.detach()
+        rounded = torch.empty_like(var)
+        saturate(state.kept(given), rounded)
+        return [*super().calls(given), partial(var.copy_, rounded)]
 
 
-def load_state(
-    state: Mapping[str, Any],
-    optimizer: Optimizer,
-    variables: Sequence[Any],
-    masters: Masters,
-    scaler: AutomaticLossScaler | None,
-    accumulators: Accumulators | None = None,
-    others: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Set all state from `state_of`, and variables to their masters; all or nothing.
+@dataclass(frozen=True)
+class Training:
+    """What remembers something.
 
-    Args:
-        state: The state.
-        optimizer, variables, masters, scaler, accumulators: What it is loaded into.
-        others: More tensors that the state has by name.
-
-    Raises:
-        CheckpointMismatchError: Names, shapes or dtypes differ.
-        FailedPreconditionError: The state is variables of a graph.
+    Attributes:
+        optimizer: The optimizer of masters, and of variables without one.
+        variables: The variables, in the order in which those of one name are numbered.
+        masters: The masters.
+        scaler: What adapts the loss scale, or None.
+        sums: The sums of gradients, or None.
+        others: What else is part of the state.
     """
-    _refuse_symbols(variables)
-    given = tensors_of(state)
-    own = {} if scaler is None else {f"loss_scale/{k}": v for k, v in scaler.variables.items()}
-    own |= dict(others or {})
-    present = _present(optimizer, variables, masters, accumulators)
-    begins = not present and set(given) <= set(own)  # it was saved before the first step
-    # What there is decides: a variable may have another shape or dtype by now than its slots.
-    expected = {} if begins else _expected(optimizer, variables, accumulators) | present
-    check_matches(given, own | expected, "The state of this training")
-    if not begins:
-        _complete(optimizer, variables, masters, accumulators)
-        own |= _present(optimizer, variables, masters, accumulators)
-    with torch.no_grad():
-        for name, value in given.items():
-            own[name].copy_(value)
-        for var in variables:
-            if var.dtype in REDUCED and masters.get(var) is not None:
-                saturate(masters.get(var), var)
 
+    optimizer: Optimizer
+    variables: Sequence[Any]
+    masters: Masters
+    scaler: AutomaticLossScaler | None = None
+    sums: Accumulators | None = None
+    others: Sequence[Entry] = ()
 
-def _present(
-    optimizer: Optimizer,
-    variables: Sequence[Any],
-    masters: Masters,
-    accumulators: Accumulators | None,
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, var in zip(keys_of(variables), variables, strict=True):
-        master = masters.get(var)
-        target = var if master is None else master
-        if master is not None:
-            found[f"{key}/{_MASTER}"] = master
-        found |= {f"{key}/{n}": s for n, s in optimizer._slots.all_of(target).items()}
-        total = None if accumulators is None else accumulators.get(target)
-        if total is not None:
-            found[f"{key}/{ACCUMULATOR}"] = total
-    if found:
-        found |= {name: each for (name, _), each in optimizer._non_slots.items()}
-    return found
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of masters, slots, sums, the scaler's state, and others.
 
+        Raises:
+            FailedPreconditionError: The state is variables of a graph.
+        """
+        self._refuse_symbols()
+        with self.optimizer._locked():
+            keys = state.keys_of(self.variables)
+            if self._entries(keys):
+                self._complete()  # a first run may make no update
+            return state.snapshot([*self.others, *self._entries(keys), *self._scales()])
 
-def _complete(
-    optimizer: Optimizer,
-    variables: Sequence[Any],
-    masters: Masters,
-    accumulators: Accumulators | None,
-) -> None:
-    """Make what is missing of masters, slots and accumulators."""
-    targets = [masters.of(var) for var in variables]
-    optimizer._create_slots(targets)
-    if accumulators is not None:
-        accumulators.make(targets)
+    def load_state_dict(self, given: Mapping[str, Any]) -> None:
+        """Set all state, and variables to their masters; all or nothing.
 
+        Raises:
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+            FailedPreconditionError: The state is variables of a graph.
+        """
+        self._refuse_symbols()
+        tensors = tensors_of(given)
+        with self.optimizer._locked(), torch.inference_mode(False), torch.no_grad():
+            keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
+            if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
+                state.load(others, tensors, _WHAT)  # it was saved before the first step
+                return
+            # What there is decides: a variable may have another shape or dtype than its slots.
+            keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
+            twins: list[Any] = [state.staged(keeper) for keeper in keepers]
+            made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
+            made._complete()
+            entries = made._entries(keys)
+            before = made._entries(state.positioned_keys_of(self.variables))
+            now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
+            state.load([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
 
-def _expected(
-    optimizer: Optimizer, variables: Sequence[Any], accumulators: Accumulators | None
-) -> dict[str, Any]:
-    """State of these names, shapes and dtypes, without touching the optimizer's own."""
-    twin = optimizer._stateless()
-    stand_ins = Masters()
-    sums = None if accumulators is None else Accumulators()
-    _complete(twin, variables, stand_ins, sums)
-    return _present(twin, variables, stand_ins, sums)
+    def _entries(self, keys: Sequence[str]) -> list[Entry]:
+        """What there is of masters, slots, sums, and variables of no variable."""
+        found: list[Entry] = []
+        for key, var in zip(keys, self.variables, strict=True):
+            master = self.masters.get(var)
+            target = var if master is None else master
+            if master is not None:
+                found.append(Master(f"{key}/master", master, var=var))
+            slots = self.optimizer._slots.all_of(target)
+            found += [Entry(f"{key}/{name}", slot) for name, slot in slots.items()]
+            total = None if self.sums is None else self.sums.get(target)
+            if total is not None:
+                found.append(Entry(f"{key}/{ACCUMULATOR}", total))
+        return found + self.optimizer._own_entries() if found else []
 
+    def _scales(self) -> list[Entry]:
+        return [] if self.scaler is None else self.scaler.scaler.entries("loss_scale/")
 
-def _refuse_symbols(values: Any) -> None:
-    if any(map(is_symbolic, values)):
-        raise FailedPreconditionError(
-            "The state is variables of a graph: a session has its values. Run the variables."
-        )
+    def _complete(self) -> None:
+        """Make what is missing of masters, slots and sums."""
+        targets = [self.masters.of(var) for var in self.variables]
+        self.optimizer._create_slots(targets)
+        if self.sums is not None:
+            self.sums.make(targets)
+
+    def _refuse_symbols(self) -> None:
+        if any(map(is_symbolic, self.variables)):
+            raise FailedPreconditionError(
+                "The state is variables of a graph: a session has its values. Run the variables."
+            )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.core.outcome import not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
+from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
@@ -25,12 +26,11 @@ from thalweg.openseq2seq.optimizers.process import (
     apply_processed,
 )
 from thalweg.openseq2seq.optimizers.rate import LiveRate
-from thalweg.openseq2seq.optimizers.state import load_state, state_of
+from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import Inner
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
-_STEP = "global_step"
 _UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
 
@@ -209,10 +209,7 @@ class TrainingStep:
         """
         check_inner(self._inner)
         with self._lock:
-            found = state_of(
-                self._inner, self._known(), self._masters, self.loss_scaler, self._accumulators
-            )
-            return {_STEP: self.global_step.detach().clone(), **found}
+            return self._remembering(self._known()).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict()` was taken; all or nothing.
@@ -223,19 +220,20 @@ class TrainingStep:
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: Neither `var_list` was given nor a step taken.
         """
+        self._load(state_dict)
+
+    def _load(self, state_dict: Mapping[str, Any], others: Sequence[Entry] = ()) -> None:
+        """`load_state_dict`; `others` are part of the state, too."""
         with self._lock:
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
             check_inner(self._inner)
-            load_state(
-                state_dict,
-                self._inner,
-                self._variables,
-                self._masters,
-                self.loss_scaler,
-                self._accumulators,
-                {_STEP: self.global_step},
-            )
+            self._remembering(self._variables, others).load_state_dict(state_dict)
+
+    def _remembering(self, variables: Sequence[Any], others: Sequence[Entry] = ()) -> Training:
+        own = [Entry("global_step", self.global_step), *others]
+        sums = self._accumulators
+        return Training(self._inner, variables, self._masters, self.loss_scaler, sums, own)
 
     def __repr__(self) -> str:
         count = "" if self._variables is None else f", {len(self._variables)} variables"

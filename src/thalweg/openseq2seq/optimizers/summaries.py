@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.state import positioned
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.gradients import title
-from thalweg.v1.train.matching import distinct_names
 from thalweg.variable import REDUCED
 
 
@@ -70,7 +70,7 @@ def _fetched(values: Sequence[Any]) -> list[float]:
 
 def tags_of(variables: Sequence[Any]) -> list[str]:
     """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
-    return distinct_names([title(var).replace(":", "_") for var in variables], "_")
+    return positioned([title(var).replace(":", "_") for var in variables], "_")
 
 
 def check_writer(writer: Any) -> None:

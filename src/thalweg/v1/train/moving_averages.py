@@ -14,6 +14,7 @@ from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import check_variables
 from thalweg.core.pipeline import NOTHING
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import Copied
 from thalweg.core.step import Dtype, Plans, Stepper, check_pairs
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
@@ -52,7 +53,7 @@ MOVING_AVERAGE = Rule(
 )
 
 
-class ExponentialMovingAverage:
+class ExponentialMovingAverage(Copied):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)
@@ -108,6 +109,9 @@ class ExponentialMovingAverage:
         self.__dict__.update(state)
         self._lock = threading.RLock()
 
+    def _locked(self) -> Any:
+        return self._lock
+
     @property
     def name(self) -> str:
         """The last part of the averages' names."""
@@ -135,12 +139,12 @@ class ExponentialMovingAverage:
         variables = list(var_list)
         _check(variables)
         share = _share(self._decay, self._num_updates, scalar_type(self._decay))
-        for var in variables:
-            if self._slots.get(var, _AVERAGE) is None:
-                value = var.detach().clone()
-                self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
-        averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
         with self._lock:
+            for var in variables:
+                if self._slots.get(var, _AVERAGE) is None:
+                    value = var.detach().clone()
+                    self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
+            averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
             _move(self._plans.now().together, averages, variables, share)
         return None
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.core import state
 from thalweg.core.pairs import check_variables, distinct, flatten
-from thalweg.core.slots import SlotStore
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.core.state import Entry
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
-from thalweg.v1.train.matching import check_matches, distinct_names, tensors_of
 from thalweg.v1.train.state import State, base_name
+from thalweg.variable import to_tensor
 
 
-class StateDict(State):
+class StateDict(State, state.Copied):
     """The part of `Optimizer` that saves and loads."""
 
     def state_dict(self, var_list: Iterable[Any] | None = None) -> dict[str, Tensor]:
         """Copies of the slots and of the optimizer's other variables, by name.
 
-        A slot is called like its variable and itself, "w/momentum"; what belongs to no variable
-        has its own name, "beta1_power". Hyperparameters, `global_step` and the variables that are
-        trained are not in it. Before the first step it is empty.
+        A slot is called like its variable and itself, "w/momentum", a slot of the second variable
+        called "w" is "w#1/momentum"; what belongs to no variable has its own name, "beta1_power".
+        Hyperparameters, `global_step` and the variables that are trained are not in it. Before the
+        first step it is empty.
 
         Args:
             var_list: Optional. The variables that have slots, in the order in which
@@ -39,8 +40,8 @@ class StateDict(State):
         """
         self._check_has_state()
         with self._locked():
-            present = self._present(self._chosen_for_state(var_list))
-            return {name: value.detach().clone() for name, value in present.items()}
+            variables = self._chosen_for_state(var_list)
+            return state.snapshot(self._entries(variables, state.keys_of(variables)))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
@@ -70,15 +71,13 @@ class StateDict(State):
                     " load_state_dict(state_dict, var_list). Nothing was loaded."
                 )
             # What there is decides: a variable may have another shape by now than its slots.
-            wanted = self._wanted(variables) | self._present(variables)
-            check_matches(given, wanted, f"The state of {self._name}")
-            self._create_slots(variables)
-            own = self._present(variables)
-            for name, value in given.items():
-                own[name].copy_(value)
-
-    def _locked(self) -> Any:
-        raise NotImplementedError
+            made = state.staged(self)
+            made._create_slots(variables)
+            entries = made._entries(variables, state.keys_of(variables))
+            before = made._entries(variables, state.positioned_keys_of(variables))
+            given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
+            what = f"The state of {self._name}"
+            state.load(entries, given, what, [state.published(self, made)])
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         raise NotImplementedError
@@ -115,23 +114,32 @@ class StateDict(State):
             )
         return variables
 
-    def _present(self, variables: Sequence[Tensor]) -> dict[str, Any]:
-        names = distinct_names([base_name(var) for var in variables], "#")
-        slots = {
-            f"{name}/{key}": slot
-            for name, var in zip(names, variables, strict=True)
-            for key, slot in self._slots.all_of(var).items()
-        }
-        return slots | {name: each for (name, _), each in self._non_slots.items()}
+    def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
+        """The slots of these variables, whose names begin with these, and what is of none."""
+        slots = [
+            Entry(f"{key}/{name}", slot)
+            for key, var in zip(keys, variables, strict=True)
+            for name, slot in self._slots.all_of(var).items()
+        ]
+        return slots + self._own_entries()
 
-    def _wanted(self, variables: Sequence[Tensor]) -> dict[str, Any]:
-        """State of these names, shapes and dtypes, without touching the optimizer's own."""
-        twin = self._stateless()
-        twin._create_slots(variables)
-        return twin._present(variables)
+    def _own_entries(self) -> list[Entry]:
+        """What is of no variable."""
+        return [Entry(name, each) for (name, _), each in self._non_slots.items()]
 
-    def _stateless(self) -> Self:
-        """A twin that has made no slots, to see what they would be."""
-        twin = copy.copy(self)
-        twin._slots, twin._non_slots, twin._slot_names = SlotStore(), {}, {}
-        return twin
+
+def tensors_of(given: Any) -> dict[str, Tensor]:
+    """The tensors of a state by name.
+
+    Raises:
+        InvalidTypeError: It is no mapping, or holds what is no tensor.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidTypeError(f"A state is a dict of tensors by name, not {repr(given)[:80]}.")
+    found: dict[str, Tensor] = {}
+    for name, value in given.items():
+        try:
+            found[name] = to_tensor(value)
+        except InvalidTypeError as error:
+            raise InvalidTypeError(f"{name!r} of the state: {error}") from error
+    return found

@@ -46,6 +46,9 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
+    def _locked(self) -> Any:
+        return self._opt._locked()
+
     def _check_has_state(self) -> NoReturn:
         raise InvalidTypeError(
             f"{type(self).__name__} wraps an optimizer, {type(self._opt).__name__}, which has the"

@@ -64,11 +64,12 @@ class MovingAverageOptimizer(WrappingOptimizer):
     ) -> Any:
         """As `Optimizer.apply_gradients`; the averages follow."""
         pairs = as_pairs(grads_and_vars)
-        step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
         variables = distinct([var for grad, var in pairs if grad is not None])
-        if step is None:
-            self._ema.apply(variables)
-            return None
+        with self._locked():
+            step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
+            if step is None:
+                self._ema.apply(variables)
+                return None
         with control_dependencies([step] if self._sequential_update else []):
             averages = self._ema.apply(variables)
         return group(step, averages, name="train_with_avg")

@@ -1,0 +1,172 @@
+"""One thing that is remembered: its name, its value, what fits it, and how it is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import dtype_name, name_of
+
+Call = Callable[[], Any]
+_SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor.
+
+    Attributes:
+        name: Its name in a state.
+        own: The tensor that is read and set.
+        dtypes: Those that a state may have besides the tensor's own.
+        lowest: The least that an integer of shape () may be.
+    """
+
+    name: str
+    own: Tensor
+    dtypes: tuple[torch.dtype, ...] = ()
+    lowest: int | None = None
+
+    @property
+    def original(self) -> str:
+        """What TensorFlow calls it: "Adam/w/m" in Keras, "w/Adam" in `tf.train`."""
+        return name_of(self.own).split(":")[0]
+
+    def read(self) -> Tensor:
+        """A copy of the value."""
+        return self.own.detach().clone()
+
+    def difference(self, given: Any) -> str | None:
+        """Why it cannot be set to a value, in words, or None. Changes nothing."""
+        problem = flaw(given)
+        if problem is not None:
+            return f"{self.name!r} is {problem}"
+        if given.shape != self.own.shape or given.dtype not in (self.own.dtype, *self.dtypes):
+            return f"{self.name!r} is {_kind(given)}, not {_kind(self.own)}"
+        if not _is_writable(self.own):
+            return f"{self.name!r} has no memory of its own here"
+        if self.lowest is None:
+            return None
+        number, highest = int(kept(given).item()), torch.iinfo(self.own.dtype).max
+        if self.lowest <= number <= highest:
+            return None
+        return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
+
+    def calls(self, given: Any) -> list[Call]:
+        """What sets it, in C alone; all conversions are made now."""
+        value = kept(given, self.own.dtype, self.own.device)
+        return [partial(_plain(self.own).copy_, value)]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A plain number; as an `Entry` otherwise.
+
+    Attributes:
+        name: Its name in a state.
+        value: What it is now.
+        setting: The calls that set it to a value; InvalidTypeError or InvalidArgumentError if it
+            cannot be that.
+    """
+
+    name: str
+    value: int | float
+    setting: Callable[[Any], list[Call]]
+
+    def read(self) -> int | float:
+        return self.value
+
+    def difference(self, given: Any) -> str | None:
+        try:
+            self.setting(given)
+        except (InvalidTypeError, InvalidArgumentError):
+            return f"{self.name!r} is {shown(given)}, no number that fits"
+        return None
+
+    def calls(self, given: Any) -> list[Call]:
+        return self.setting(given)
+
+
+Item = Entry | Number
+
+
+def room_for(given: Any) -> Tensor:
+    """A tensor that can be set to another one; to none, if that has flaws."""
+    if flaw(given) is not None:
+        return torch.empty(0)
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+
+
+def flaw(given: Any) -> str | None:
+    """What is wrong with a value where a tensor is wanted, whatever its shape and dtype."""
+    if not isinstance(given, Tensor):
+        return f"no tensor but {shown(given)}"
+    with torch._C.DisableTorchFunctionSubclass():
+        if given.is_nested:
+            return "a nested tensor"
+        if given.is_meta:
+            return f"{_kind(given)} on the meta device"
+        if given.layout != torch.strided:
+            return f"{_kind(given)}, {given.layout}"
+        if not _is_whole(given):
+            return f"{_kind(given)} without its storage"
+    return None
+
+
+def kept(
+    given: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Tensor:
+    """A plain copy of a tensor without flaws, whatever its class; it shares no memory."""
+    found = _plain(given)
+    dtype, device = dtype or found.dtype, device or found.device
+    return torch.empty(found.shape, dtype=dtype, device=device).copy_(found)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: of unknown types only the name, for their `repr` may be anything."""
+    if type(value) not in _SHOWN:
+        return f"a {type(value).__name__}"
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a very large number"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _kind(tensor: Tensor) -> str:
+    with torch._C.DisableTorchFunctionSubclass():
+        return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor's memory as a `torch.Tensor`, whose methods run in C alone."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether the storage holds all elements."""
+    if not tensor.numel():
+        return True
+    ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
+    try:
+        return tensor.untyped_storage().nbytes() >= needed
+    except (RuntimeError, NotImplementedError):
+        return True  # it stands for other tensors and has no storage of its own
+
+
+def _is_writable(own: Tensor) -> bool:
+    """Whether `copy_` of a tensor of the same shape succeeds."""
+    found = _plain(own)
+    spread = any(
+        step == 0 and size > 1 for size, step in zip(found.shape, found.stride(), strict=True)
+    )
+    return not spread and not found.is_meta and not own.is_inference() and _is_whole(found)

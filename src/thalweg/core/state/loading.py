@@ -1,0 +1,104 @@
+"""Setting a state: all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.core import section
+from thalweg.core.state.entries import Call, Item, shown
+from thalweg.errors import CheckpointMismatchError
+
+LISTED = 10  # differences that an error names
+
+
+def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
+    """Copies of all values by name."""
+    return {entry.name: entry.read() for entry in entries}
+
+
+def differences(
+    entries: Iterable[Item], given: Mapping[str, Any], complete: bool = True
+) -> list[str]:
+    """Why a state cannot be set, in the order of the entries.
+
+    Args:
+        entries: What there is.
+        given: The state.
+        complete: Whether all entries have to be in it.
+    """
+    wanted = {entry.name: entry for entry in entries}
+    found: list[str | None] = []
+    for name, entry in wanted.items():
+        if name not in given:
+            found.append(f"{name!r} is missing" if complete else None)
+            continue
+        try:
+            found.append(entry.difference(given[name]))
+        except Exception as error:  # a class of tensors that fails whatever it is asked for
+            found.append(f"{name!r} cannot be read: {error}")
+    for name in given:
+        if name not in wanted:
+            title = repr(name) if isinstance(name, str) else shown(name)
+            found.append(f"{title} belongs to nothing here")
+    return [each for each in found if each]
+
+
+def mismatch(
+    found: Sequence[str], what: str = "", outcome: str = "Nothing was loaded."
+) -> CheckpointMismatchError:
+    """The error that lists differences.
+
+    Args:
+        found: The differences.
+        what: Whose state it is.
+        outcome: What has become of it.
+    """
+    listed = list(found[:LISTED])
+    if len(found) > LISTED:
+        listed.append(f"and {len(found) - LISTED} more")
+    if any(each.startswith(("'Variable/", "'Variable#")) for each in listed):
+        outcome = (
+            "Variables without a name are matched by their order; thalweg.named_variables(module)"
+            f" names them. {outcome}"
+        )
+    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{'; '.join(listed)}. {outcome}")
+
+
+def restore(pairs: Iterable[tuple[Item, Any]], then: Iterable[Call] = (), what: str = "") -> None:
+    """Set values that have no differences, all of them or none.
+
+    Args:
+        pairs: Entries, and what they are set to.
+        then: Further calls, after these, of the same kind as `Item.calls`.
+        what: As in `mismatch`.
+
+    Raises:
+        CheckpointMismatchError: A value cannot be converted.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        calls: list[Call] = []
+        for entry, value in pairs:
+            try:
+                calls += entry.calls(value)
+            except Exception as error:
+                raise mismatch([f"{entry.name!r} cannot be read: {error}"], what) from error
+        calls += then
+        with torch._C.DisableTorchFunction():  # `with torch.device(...)` would call Python back
+            section.run(calls)
+
+
+def load(
+    entries: Sequence[Item], given: Mapping[str, Any], what: str, then: Iterable[Call] = ()
+) -> None:
+    """Check a state against all entries, and set them.
+
+    Raises:
+        CheckpointMismatchError: Lists up to ten differences. Nothing has changed.
+    """
+    found = differences(entries, given)
+    if found:
+        raise mismatch(found, what)
+    restore([(entry, given[entry.name]) for entry in entries], then, what)

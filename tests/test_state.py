@@ -1,0 +1,544 @@
+"""What optimizers remember: damaged states, interruptions, states of before, copies in threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import mutations
+import thalweg
+from keras_table import pair, train
+from thalweg import CheckpointMismatchError, Variable
+from thalweg.core import section, state
+from thalweg.keras.optimizers import SGD, Adam, Nadam
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
+from thalweg.v1.train import AdamOptimizer, ExponentialMovingAverage, MomentumOptimizer
+from thalweg.variable import to_tensor
+
+SEED = 7
+DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of a state are the same to the bit; NaN is NaN."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Tensor):
+        one, other = one.detach().contiguous(), other.detach().contiguous()
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+    return type(one) is type(other) and (one == other or one != one != other)
+
+
+def keras_trained() -> tuple[Any, list[Any]]:
+    variables = [Variable(np.ones(3, "f4"), "a"), Variable(np.ones((2, 3), "f4"), "b")]
+    opt = Nadam(0.5)
+    train(opt, variables, 2)
+    return opt, variables
+
+
+def v1_trained() -> tuple[Any, list[Any]]:
+    _, variables = keras_trained()
+    opt = AdamOptimizer(0.5)
+    for number in (1.0, 2.0):
+        opt.apply_gradients([(torch.full(var.shape, number), var) for var in variables])
+    return opt, variables
+
+
+def wrapped(inside: Any = None) -> MixedPrecisionOptimizerWrapper:
+    scaler = AutomaticLossScaler("Backoff", {"scale_max": 8.0, "step_window": 2})
+    return MixedPrecisionOptimizerWrapper(inside or MomentumOptimizer(0.5, 0.5), scaler)
+
+
+def wrapped_trained() -> tuple[Any, list[Any]]:
+    variables = [Variable(torch.ones(3, dtype=torch.float16), "a"), Variable(torch.ones(2), "b")]
+    opt = wrapped()
+    for _ in range(2):
+        opt.minimize(lambda: sum(var.float().sum() for var in variables), var_list=variables)
+    return opt, variables
+
+
+MAKE = {"keras": keras_trained, "v1": v1_trained, "openseq2seq": wrapped_trained}
+every_face = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
+    own = {var.name: var.detach().clone() for var in variables}
+    return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **own}
+
+
+def fits(given: Any, now: Any) -> bool:
+    """Whether a state that was loaded is what the optimizer remembers now."""
+    if isinstance(now, dict):
+        left = now.keys() - given.keys()
+        numbers = all(isinstance(now[key], int | float) for key in left)
+        return given.keys() <= now.keys() and numbers and all(fits(given[k], now[k]) for k in given)
+    if isinstance(now, Tensor):
+        plain = state.kept(to_tensor(given))
+        return same(plain.to(now.dtype) if not now.dim() else plain, now)
+    return (type(given) is type(now) and given == now) or float(np.float32(given)) == now
+
+
+def assert_loads_or_refuses(
+    opt: Any, variables: list[Any], given: dict[str, Any], var_list: Any, how: str
+) -> bool:
+    """Load a state; returns whether it was taken."""
+    before = everything(opt, variables)
+    try:
+        opt.load_state_dict(given, var_list)
+    except DOCUMENTED:
+        assert same(everything(opt, variables), before), how
+        return False
+    assert fits(given, opt.state_dict()), how
+    return True
+
+
+@pytest.mark.parametrize(("face", "count"), [("keras", 3000), ("v1", 1500), ("openseq2seq", 1000)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_state_is_taken_as_a_whole_or_refused(face: str, count: int) -> None:
+    dice, taken = random.Random(SEED), 0
+    opt, variables = MAKE[face]()
+    good = opt.state_dict()
+    for number in range(count):
+        given = copy.deepcopy(good)
+        how = f"mutation {number}: {mutations.mutated(given, dice)}"
+        target = opt if number % 2 or face == "openseq2seq" else type(opt)(0.25)
+        var_list = variables if target is not opt or dice.random() < 0.5 else None
+        if face == "keras" and number % 4 == 0:
+            var_list = None  # slots wait for their variables
+        taken += assert_loads_or_refuses(target, variables, given, var_list, how)
+        if target is opt:
+            opt.load_state_dict(good, variables)
+    assert count // 50 < taken < count // 2
+
+
+HYPERS = [10**400, 2**63, True, "1", None, [1.0], torch.tensor(1.0), 1j, float("nan"), 1e39, {}]
+
+
+@pytest.mark.parametrize("value", HYPERS, ids=lambda value: f"{value!r:.20}")
+@pytest.mark.parametrize("is_created", [True, False])
+def test_a_number_that_is_none_is_refused_before_anything_is_set(
+    value: Any, is_created: bool
+) -> None:
+    opt, variables = SGD(1), pair()
+    if is_created:
+        train(opt, variables, 1)
+    given = {**opt.state_dict(), "iterations": torch.tensor(99)}
+    given["hyperparameters"] = {"learning_rate": value}
+    before = everything(opt, variables)
+    if value == 1e39 and not is_created:
+        value = 10**400
+        given["hyperparameters"] = {"learning_rate": value}
+    with pytest.raises(CheckpointMismatchError, match=r"'learning_rate' is .*, no number that fit"):
+        opt.load_state_dict(given)
+    assert same(everything(opt, variables), before)
+
+
+def test_waiting_slots_are_copies() -> None:
+    opt, _ = keras_trained()
+    given, again = opt.state_dict(), Nadam()
+    again.load_state_dict(given)
+    for own in given["slots"].values():
+        for slot in own.values():
+            slot.fill_(7.0)
+    assert same(again.state_dict()["slots"], opt.state_dict()["slots"])
+
+
+@pytest.mark.parametrize(
+    "name", ["freed", "cut", "meta", "sparse", "list", "number", "wrapper", "nested"]
+)
+def test_waiting_slots_that_cannot_be_read_are_refused_by_name(name: str) -> None:
+    given, again = keras_trained()[0].state_dict(), Nadam()
+    given["slots"]["b:0"]["v"] = mutations.CHANGES[name](given["slots"]["b:0"]["v"])
+    with pytest.raises(CheckpointMismatchError, match="'b/v'"):
+        again.load_state_dict(given)
+    assert again.weights == []
+
+
+@every_face
+@pytest.mark.parametrize("name", ["freed", "cut", "meta", "wrapper"])
+def test_a_tensor_without_memory_is_refused_by_name(make: Any, name: str) -> None:
+    opt, variables = make()
+    given = opt.state_dict()
+    home = given.get("slots", {}).get("b:0", given)
+    key = next(key for key in home if key in ("v", "b/v", "b/momentum"))
+    home[key] = mutations.CHANGES[name](home[key])
+    before = everything(opt, variables)
+    with pytest.raises(CheckpointMismatchError, match=r"'b/.*'.*Nothing was loaded"):
+        opt.load_state_dict(given, variables)
+    assert same(everything(opt, variables), before)
+
+
+@every_face
+def test_a_class_of_tensors_that_fails_in_copy_is_read_as_plain(make: Any) -> None:
+    opt, variables = make()
+    given = copy.deepcopy(opt.state_dict())
+    for home, key in list(mutations.places(given)):
+        if isinstance(home[key], Tensor):
+            home[key] = home[key].as_subclass(mutations.Unwritten)
+    before = everything(opt, variables)
+    opt.load_state_dict(given, variables)
+    assert same(everything(opt, variables), before)
+
+
+def test_a_state_of_the_slots_themselves_is_read_before_it_is_written() -> None:
+    opt, (a, b) = v1_trained()
+    b.assign(b + 1)
+    given = {**opt.state_dict(), "a/m": opt.get_slot(a, "v"), "a/v": opt.get_slot(a, "m")}
+    wanted = {name: value.detach().clone() for name, value in given.items()}
+    opt.load_state_dict(given)
+    assert same(opt.state_dict(), wanted)
+
+
+# An exception at any line of those that set state, as a signal would raise it.
+
+
+def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
+    """Do work with an interruption at one of its lines; False if it has fewer."""
+    left = number
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if "thalweg" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = "section" in frame.f_code.co_filename
+        if event in ("line", "opcode"):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    outcome: list[bool] = []
+
+    def run() -> None:
+        sys.settrace(trace)
+        try:
+            work()
+            outcome.append(False)
+        except KeyboardInterrupt:
+            outcome.append(True)
+        finally:
+            sys.settrace(None)
+
+    # Tracing interrupts where signals do not, as before a `with` leaves its block: what torch
+    # keeps for each thread may stay changed.
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+FRESH: dict[str, Callable[[], Any]] = {
+    "keras": lambda: Nadam(0.5),
+    "v1": lambda: AdamOptimizer(0.5),
+    "openseq2seq": lambda: wrapped(),
+}
+
+
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["trained", "fresh"])
+@pytest.mark.parametrize("face", MAKE)
+def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool) -> None:
+    opt, variables = MAKE[face]()
+    old_values = [var.detach().clone() for var in variables]
+    start = opt.state_dict()
+    new = copy.deepcopy(start)
+    for home, key in list(mutations.places(new)):
+        if isinstance(home[key], Tensor):
+            home[key] += 1
+    interrupted, number = True, 0
+    while interrupted:
+        target = FRESH[face]() if is_fresh else opt
+        old = everything(target, variables)
+        interrupted = interrupted_at(number, lambda: target.load_state_dict(new, variables))  # noqa: B023
+        now = everything(target, variables)
+        assert same(now["state"], new) or (interrupted and same(now, old)), f"line {number}"
+        if not is_fresh and same(now["state"], new):
+            opt.load_state_dict(start, variables)
+        for var, value in zip(variables, old_values, strict=True):
+            var.assign(value)
+        number += 3
+    assert number > 100
+
+
+def test_a_section_runs_no_python() -> None:
+    opt, variables = keras_trained()
+    frames: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        caller = frame.f_back
+        if event == "call" and caller is not None and caller.f_code is section.run.__code__:
+            frames.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else "?")
+
+    given = opt.state_dict()
+    sys.settrace(trace)
+    try:
+        with torch.device("cpu"):  # has functions of torch call Python
+            opt.load_state_dict(given, variables)
+    finally:
+        sys.settrace(None)
+    assert frames == []
+
+
+# States as they were written before names were one dialect.
+
+V1 = {
+    "b/momentum": torch.tensor([1.0, 2.0]),
+    "w#1/momentum": torch.tensor([3.0, 4.0]),
+    "w#2/momentum": torch.tensor([5.0, 6.0]),
+}
+WRAPPED = {
+    "w#0/master": torch.tensor([0.75]),
+    "w#0/momentum": torch.tensor([1.0]),
+    "w#1/master": torch.tensor([1.5]),
+    "w#1/momentum": torch.tensor([2.0]),
+    "loss_scale/scale": torch.tensor(16384.0),
+    "loss_scale/iteration": torch.tensor(1),
+    "loss_scale/last_overflow_iteration": torch.tensor(-1),
+}
+STEP = {
+    "global_step": torch.tensor(1),
+    **{f"{key}/{name}": torch.tensor([float(number)]) for number, (key, name) in enumerate(
+        [("w#0", "momentum"), ("w#0", "gradient_sum"), ("w#1", "momentum"), ("w#1", "gradient_sum")]
+    )},
+}  # fmt: skip
+KERAS = {
+    "class_name": "Nadam",
+    "format": 1,
+    "iterations": torch.tensor(1),
+    "hyperparameters": {
+        "decay": 0.004000000189989805,
+        "learning_rate": 0.5,
+        "beta_1": 0.8999999761581421,
+        "beta_2": 0.9990000128746033,
+    },
+    "weights": {"momentum_cache": torch.tensor(0.4500734806)},
+    "slots": {
+        "b:0": {"m": torch.tensor([0.1, 0.2]), "v": torch.tensor([0.01, 0.04])},
+        "w:0": {"m": torch.tensor([0.2, 0.4]), "v": torch.tensor([0.04, 0.16])},
+        "w:0#1": {"m": torch.tensor([0.4, 0.8]), "v": torch.tensor([0.16, 0.64])},
+    },
+}
+
+
+def named(*names: str, dtype: Any = torch.float32, size: int = 2) -> list[Any]:
+    return [Variable(torch.ones(size, dtype=dtype), name) for name in names]
+
+
+def test_a_state_of_v1_by_positions_is_read() -> None:
+    opt, (b, first, second) = MomentumOptimizer(0.5, 0.5), named("b", "w", "w")
+    opt.load_state_dict(V1, [b, first, second])
+    assert opt.get_slot(first, "momentum").tolist() == [3.0, 4.0]
+    assert opt.get_slot(second, "momentum").tolist() == [5.0, 6.0]
+    now = opt.state_dict([b, first, second])
+    assert list(now) == ["b/momentum", "w/momentum", "w#1/momentum"]
+    again = MomentumOptimizer(0.5, 0.5)
+    again.load_state_dict(now, [b, first, second])
+    assert same(again.state_dict([b, first, second]), now)
+
+
+def test_a_state_of_masters_by_positions_is_read() -> None:
+    opt, variables = wrapped(), named("w", "w", dtype=torch.float16, size=1)
+    opt.load_state_dict(WRAPPED, variables)
+    assert [opt.get_master(var).item() for var in variables] == [0.75, 1.5]
+    assert [var.item() for var in variables] == [0.75, 1.5]
+    assert opt.get_slot(variables[1], "momentum").item() == 2.0
+    assert opt.loss_scale.item() == 16384.0
+
+
+def test_a_state_of_a_training_step_by_positions_is_read() -> None:
+    first, second = named("w", "w", size=1)
+    step = optimize_loss(
+        lambda: (first + second).sum(), "Momentum", {"momentum": 0.5}, lambda step: 0.5,
+        iter_size=2, skip_update_ph=False, var_list=[first, second],
+    )  # fmt: skip
+    step.load_state_dict(STEP)
+    now = step.state_dict()
+    assert now["w#1/momentum"].item() == 2.0
+    assert now["w#1/gradient_sum"].item() == 3.0
+    assert now["w/gradient_sum"].item() == 1.0
+
+
+def test_a_damaged_state_by_positions_is_refused_by_the_names_of_today() -> None:
+    given = {**V1, "w#2/momentum": torch.ones(3)}
+    with pytest.raises(CheckpointMismatchError, match=r"'w#1/momentum' is float32 of shape \(3,\)"):
+        MomentumOptimizer(0.5, 0.5).load_state_dict(given, named("b", "w", "w"))
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_state_of_keras_is_read(is_given: bool) -> None:
+    opt, variables = Nadam(), named("b", "w", "w")
+    opt.load_state_dict(KERAS, variables if is_given else None)
+    assert same(opt.state_dict()["slots"], KERAS["slots"])
+    assert opt.state_dict()["hyperparameters"]["learning_rate"] == 0.5
+    opt.apply_gradients([(torch.zeros(2), var) for var in variables])
+    assert (
+        opt.get_slot(variables[2], "v").tolist()
+        == (KERAS["slots"]["w:0#1"]["v"] * torch.tensor(0.999)).tolist()
+    )
+
+
+def test_names_are_each_another_and_stay_when_others_come() -> None:
+    names = ["w", "w#1", "w", "b", "w", "w#1"]
+    assert state.distinct(names) == ["w", "w#1", "w#2", "b", "w#3", "w#1#1"]
+    for count in range(len(names)):
+        assert state.distinct(names[:count]) == state.distinct(names)[:count]
+
+
+def test_an_entry_knows_what_tensorflow_calls_it() -> None:
+    opt, _ = keras_trained()
+    slots = opt._slot_entries(opt._slots.owners(), {})[0]
+    assert {entry.name: entry.original for entry in slots}["a/m"] == "Nadam/a/m"
+    opt, variables = v1_trained()
+    entries = {entry.name: entry for entry in opt._entries(variables, state.keys_of(variables))}
+    assert entries["a/m"].original == "a/Adam"
+    assert entries["beta1_power"].original == "beta1_power"
+
+
+# Copies while another thread steps: a step adds 1 to everything there is to see.
+
+
+@pytest.fixture
+def threads_change_often() -> Any:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def by_pickle(opt: Any) -> Any:
+    return pickle.loads(pickle.dumps(opt))
+
+
+def seen_while_stepping(step: Callable[[], Any], look: Callable[[], Any], count: int) -> list[Any]:
+    done, failed, found = threading.Event(), [], []
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                step()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        found += [look() for _ in range(count)]
+    finally:
+        done.set()
+        thread.join()
+    assert not failed
+    return found
+
+
+class Counting(thalweg.keras.optimizers.Optimizer):
+    """A user's optimizer whose two slots always hold the number of steps."""
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self.add_slot(var, "one")
+            self.add_slot(var, "two")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> None:
+        self.get_slot(var, "one").add_(1)
+        self.get_slot(var, "two").add_(1)
+
+
+class CountingV1(thalweg.v1.train.Optimizer):
+    def __init__(self) -> None:
+        super().__init__(False, "Counting")
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self._zeros_slot(var, "one", "One")
+            self._zeros_slot(var, "two", "Two")
+
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        self.get_slot(var, "one").add_(1)
+        self.get_slot(var, "two").add_(1)
+        var.sub_(1)
+
+
+either_copy = pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
+
+
+@either_copy
+@pytest.mark.parametrize("make", [lambda: Counting("Counting"), CountingV1])
+@pytest.mark.usefixtures("threads_change_often")
+def test_a_copy_is_of_one_step(make: Any, copied: Any) -> None:
+    opt, (w,) = make(), named("w", size=1)
+    opt.apply_gradients([(torch.ones(1), w)])
+
+    def slots(one: Any) -> tuple[float, ...]:
+        values = one.state_dict()
+        own = values["slots"]["w:0"] if "slots" in values else values
+        counts = [values["iterations"].item()] if "iterations" in values else []
+        return tuple(value.item() for value in own.values()) + tuple(counts)
+
+    copies = seen_while_stepping(
+        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: copied(opt), 200
+    )
+    assert {len(set(slots(one))) for one in copies} == {1}
+
+
+@either_copy
+@pytest.mark.usefixtures("threads_change_often")
+def test_a_copy_of_a_wrapper_is_of_one_step(copied: Any) -> None:
+    (w,) = named("w", dtype=torch.float16, size=1)
+    opt = wrapped(CountingV1())
+    step = lambda: opt.minimize(lambda: w.float().sum(), var_list=[w])  # noqa: E731
+    step()
+    looks = seen_while_stepping(step, lambda: (opt.state_dict(), copied(opt).state_dict()), 100)
+    for found in (each for look in looks for each in look):
+        count = found["w/one"].item()
+        assert found["w/two"].item() == count == found["loss_scale/iteration"].item()
+        assert found["w/master"].item() == 1 - count
+
+
+@either_copy
+@pytest.mark.usefixtures("threads_change_often")
+def test_a_copy_of_averages_is_of_one_step(copied: Any) -> None:
+    (w,) = named("w", size=1)
+    opt = MovingAverageOptimizer(CountingV1(), average_decay=0.0)
+    opt.apply_gradients([(torch.ones(1), w)])
+    copies = seen_while_stepping(
+        lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: copied((opt, w))[0], 100
+    )
+    for one in copies:
+        ((_, _, average),) = one._ema._slots.items()
+        ((_, slot, count), _) = one._opt._slots.items()
+        assert slot == "one"
+        assert average.item() == 1 - count.item()
+
+
+@either_copy
+def test_what_was_given_to_an_optimizer_is_shared_with_its_copy_as_before(copied: Any) -> None:
+    rate, counter = torch.tensor(0.5), Variable(3, "it", trainable=False)
+    opt = Adam(rate)
+    opt.iterations = counter
+    again, given, count = copied((opt, rate, counter))
+    assert again._hyper.raw("learning_rate") is given
+    assert again.iterations is count
+    average = ExponentialMovingAverage(0.5, num_updates=counter)
+    again, count = copied((average, counter))
+    assert again._num_updates is count
+
+
+def test_a_shallow_copy_shares_the_slots() -> None:
+    opt, (a, _) = v1_trained()
+    again = copy.copy(opt)
+    assert again.get_slot(a, "m") is opt.get_slot(a, "m")
+    assert again._lock is not opt._lock
