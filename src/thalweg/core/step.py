@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,9 +35,11 @@ from thalweg.engines import Gate, Selection, check_gradients, check_scalars, sat
 from thalweg.engines.engine import Copies, Dtype, Ready, Request, Round
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
+from thalweg.graph import current_session
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import variable_constraint
 
+_MOST = 10_000  # variables that are updated on their own and whose plans are kept
 Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
 
@@ -130,20 +133,42 @@ class _Planned(NamedTuple):
 
 
 class Kept:
-    """What is kept from one step to the next.
+    """What is kept from one step to the next."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.last: _Planned | None = None  # the step that may be repeated
+        self._alone: dict[int, Kept] = {}
+
+    def alone(self, var: Tensor) -> Kept:
+        """What is kept for steps over this variable only."""
+        if len(self._alone) > _MOST:
+            self._alone.clear()
+        return self._alone.setdefault(id(var), Kept())
+
+
+class Plans:
+    """What an optimizer keeps: for eager mode, and for each session.
 
     Plans hold addresses, so a copy begins anew.
     """
 
     def __init__(self) -> None:
-        self.gate = Gate()
-        self.last: _Planned | None = None  # the step that may be repeated
+        self._eager = Kept()
+        self._sessions: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
-        return Kept()
+    def now(self) -> Kept:
+        """What is kept for the session that runs in this thread, or for eager mode."""
+        session = current_session()
+        if session is None:
+            return self._eager
+        return self._sessions.setdefault(session, Kept())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
+        return Plans()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kept, ()
+        return Plans, ()
 
 
 def take(
@@ -384,6 +409,11 @@ def _check_shapes(
                     f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
                     f" {tuple(slot.shape)}. Make a new optimizer for it."
                 )
+
+
+def scatters(rule: Rule) -> bool:
+    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
+    return rule.update_untouched is not None or rule.duplicates == "successive"
 
 
 def check_pairs(
