@@ -51,12 +51,14 @@ class Hooks:
         calls: Whether `prepare` calls users' functions, which may move a variable's memory.
         repeats: Whether a step like the one before needs no more than its scalars: nothing of the
             user's wants to see it.
+        constrains: Whether constraints follow the updates.
         is_prepared: Whether `prepare` has been called.
     """
 
     selection: Selection
     calls: bool = False
     repeats: bool = True
+    constrains: bool = True
     is_prepared: bool = False
 
     def rule(self) -> Rule | None:
@@ -311,26 +313,35 @@ def _carried_out(
             counts += hooks.counts(columns.shared)
             then += hooks.finish()
         write = _at_once if ready.is_single else _in_rounds
-        return Outcome(True, write(asked, ready.rounds(columns), then, counts))
+        constrains = hooks.constrains
+        return Outcome(True, write(asked, ready.rounds(columns), then, counts, constrains))
     finally:
         ready.let_go()
 
 
 def _at_once(
-    asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+    asked: Request,
+    rounds: Iterator[Round],
+    then: list[After],
+    counts: list[Call],
+    constrains: bool,
 ) -> list[BaseException]:
     """Write a step in which no variable comes twice."""
     (own,) = rounds
     constraints = [
         constraint_of(var, title)
         for var, title in zip(asked.variables, asked.titles, strict=True)
-        if getattr(var, "constraint", None) is not None
+        if constrains and getattr(var, "constraint", None) is not None
     ]
     return written(own.calls, [*constraints, *then], counts)
 
 
 def _in_rounds(
-    asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+    asked: Request,
+    rounds: Iterator[Round],
+    then: list[After],
+    counts: list[Call],
+    constrains: bool,
 ) -> list[BaseException]:
     """Write a step in which variables come twice; what interrupts it has it put back."""
     tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
@@ -341,7 +352,7 @@ def _in_rounds(
     try:
         for own in rounds:
             consume(calls(own.calls))
-            for index in own.members:
+            for index in own.members if constrains else ():
                 errors += constrained(asked.variables[index], asked.titles[index])
         return errors + written([partial(taken.append, True)], then, counts)
     except BaseException:
