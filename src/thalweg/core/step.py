@@ -295,9 +295,6 @@ def _carried_out(
     try:
         groups = hooks.groups(asked.variables, asked.gradients)
         columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
-        if check:
-            for values in columns.shared.values():
-                check_scalars(rule, values)
         decision, moved = Decision(True, []), []
         if how or rule.measures:
             known = how.known(ready, ready.dtypes, tuple(rule.measures.values()))
@@ -307,6 +304,9 @@ def _carried_out(
                 return Outcome(False, written(decision.calls))
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
+        if check:
+            for values in columns.shared.values():
+                check_scalars(rule, {**values, **columns.separate})
         counts = [*moved, *decision.calls]
         then: list[After] = []
         if is_last:
