@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import executing_eagerly, is_symbolic
@@ -74,8 +76,7 @@ class StateDict(State):
             check_matches(given, wanted, f"The state of {self._name}")
             self._create_slots(variables)
             own = self._present(variables)
-            for name, value in given.items():
-                own[name].copy_(value)
+            run([partial(own[name].detach().copy_, value) for name, value in given.items()])
 
     def _locked(self) -> Any:
         raise NotImplementedError
