@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import length_hint
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,19 +46,35 @@ class After(NamedTuple):
 
 
 @contextlib.contextmanager
-def not_taken() -> Iterator[None]:
-    """Say of an exception that nothing has changed."""
+def not_taken(done: Sequence[str] = ()) -> Iterator[None]:
+    """Say of an exception that nothing has changed, or what has been done by then.
+
+    Args:
+        done: A list that is given one sentence as soon as something has changed.
+    """
     try:
         yield
     except BaseException as error:
-        if _NOT_TAKEN not in getattr(error, "__notes__", ()):
+        if done:
+            error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
+            error.add_note(done[0])
+        elif not says_not_taken(error):
             error.add_note(_NOT_TAKEN)
         raise
 
 
+def says_not_taken(error: BaseException) -> bool:
+    """Whether an exception says that nothing has changed."""
+    return _NOT_TAKEN in _notes(error)
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
 def add_taken(error: BaseException, missing: str = "") -> None:
     """Say of an exception that it came after the step, unless it says so."""
-    if not any(note.startswith(_TAKEN) for note in getattr(error, "__notes__", ())):
+    if not any(note.startswith(_TAKEN) for note in _notes(error)):
         error.add_note(f"{_TAKEN}, but {missing}." if missing else f"{_TAKEN}.")
 
 
@@ -108,8 +124,8 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor], unless: Sequence[bool] = ()) -> Iterator[None]:
-    """Put these tensors back from copies if the block fails, unless a list has become true."""
+def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Iterator[None]:
+    """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
     with torch.no_grad():
         undo = calls(putting_back(tensors))
     try:
