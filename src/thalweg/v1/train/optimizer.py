@@ -276,14 +276,18 @@ class Optimizer(StateDict):
             name: The name of the step.
             how: What happens to the gradients first.
             copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
-            captured: In a session the values of `_captured`.
+            captured: In a session the values of `_captured`. Without them a step inside of
+                `_taking` has those of that step.
 
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        values = None if captured is None else captured[0]
-        with self._taking(self._hooks(global_step, name, values)) as hooks:
-            return take(hooks, self._plans.now(), given, how, copies)
+        with self._locked():
+            values = None if captured is None else captured[0]
+            if values is None and self._under_way is not None:
+                values = self._under_way.values
+            with self._taking(self._hooks(global_step, name, values)) as hooks:
+                return take(hooks, self._plans.now(), given, how, copies)
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
