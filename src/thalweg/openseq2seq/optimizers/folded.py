@@ -15,8 +15,8 @@ from thalweg.scalars import power
 
 
 def reciprocal(constant: Any) -> Any:
-    """1 / constant, in the constant's dtype."""
-    return type(constant)(1) / constant
+    """1 / constant, in the dtype of the constant, a NumPy scalar or a tensor."""
+    return 1 / constant
 
 
 def raised(base: Any, exponent: float) -> Any:
