@@ -39,7 +39,7 @@ from thalweg.graph import current_session
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import variable_constraint
 
-_MOST = 10_000  # variables that are updated on their own and whose plans are kept
+_SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
 
@@ -144,9 +144,13 @@ class Kept:
 
     def alone(self, var: Tensor) -> Kept:
         """What is kept for steps over this variable only."""
-        if len(self._alone) > _MOST:
-            self._alone.clear()
         return self._alone.setdefault(id(var), Kept())
+
+    def forget_others(self, variables: Sequence[Tensor]) -> None:
+        """Let go of variables that were updated on their own in earlier steps, if they are many."""
+        if len(self._alone) > 2 * len(variables) + _SPARE:
+            own = {id(var) for var in variables}
+            self._alone = {key: each for key, each in self._alone.items() if key in own}
 
 
 class Plans:
@@ -267,6 +271,8 @@ def _anew(
     pairs = hooks.transform(pairs)
     rule = hooks.rule()
     if rule is None or hooks.one_by_one(pairs):
+        if is_last:
+            kept.forget_others([var for _, var in pairs])
         return _by_hooks(hooks, pairs, how, copies, is_last)
     if rule.whole or how.trust is not None:
         pairs = whole(pairs)

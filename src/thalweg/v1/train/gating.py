@@ -34,7 +34,7 @@ def backward(
     variables: Sequence[Tensor],
     grad_loss: Any,
     apply: Callable[[Gradient, Tensor], None],
-) -> None:
+) -> list[Tensor]:
     """Apply gradients so that no two of them need exist at the same time.
 
     Args:
@@ -43,8 +43,11 @@ def backward(
         grad_loss: Weights of its elements, of its shape, or None.
         apply: Called with each gradient and its variable, as soon as the gradient is complete.
 
+    Returns:
+        The variables that have a gradient.
+
     Raises:
-        ValueError: No variable has a gradient.
+        ValueError: No variable has one.
 
     An error while a gradient is applied leaves the variables before it updated; a note on the
     error names them.
@@ -78,3 +81,4 @@ def backward(
             var.grad = grad
     if not updated:
         raise none_given(map(name_of, variables), value)
+    return updated

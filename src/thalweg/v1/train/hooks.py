@@ -102,6 +102,12 @@ class V1Hooks(Hooks):
 class RuleHooks(V1Hooks):
     """One step of an optimizer that runs a rule."""
 
+    def __init__(
+        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(optimizer, global_step, name, values)
+        self.repeats = self.repeats and not optimizer._one_by_one()
+
     def rule(self) -> Rule:
         return self._optimizer._rule()
 
@@ -131,7 +137,7 @@ class AloneHooks(RuleHooks):
 
     def __init__(self, optimizer: Any, values: dict[str, Any] | None) -> None:
         super().__init__(optimizer, None, "", values)
-        self.calls = False
+        self.calls, self.repeats = False, True
 
     def create(self, variables: Sequence[Tensor]) -> None:
         """The step has made them."""

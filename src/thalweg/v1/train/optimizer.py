@@ -320,7 +320,8 @@ class Optimizer(StateDict):
 
             hooks.prepare(variables)
             hooks.is_prepared = True
-            gating.backward(value, variables, grad_loss, apply)
+            updated = gating.backward(value, variables, grad_loss, apply)
+            kept.forget_others(updated)
             errors += finish(hooks)
         raise_first(errors)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg import scalars
@@ -115,7 +114,9 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(getattr(type(self), name) is not getattr(RuleOptimizer, name) for name in _UPDATES)
+        return any(
+            getattr(type(self), name) is not getattr(RuleOptimizer, name) for name in _UPDATES
+        )
 
     def _calls(self) -> bool:
         own = type(self)._prepare is not RuleOptimizer._prepare

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core import section
 from thalweg.core.pairs import as_gradient, as_pairs
-from thalweg.core.section import Call, run
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
     by_reference,
@@ -95,7 +95,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
             with self._locked(), torch.no_grad():
-                run(
+                section.run(
                     [
                         _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
                         for grad, var, dims in clipped
@@ -113,7 +113,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
                 with self._locked(), torch.no_grad():
-                    run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
+                    section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
 
         inputs = [grad, by_reference(variable)]
         return operation(run, inputs, f"clip_{base_name(variable)}", kind="update")
@@ -133,7 +133,9 @@ def _checked(var: Any, dims: Sequence[int]) -> list[int]:
     return [dim % rank for dim in found]
 
 
-def _clip(grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float) -> Call:
+def _clip(
+    grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
+) -> section.Call:
     """What shortens a variable, as a function in C."""
     plain = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:

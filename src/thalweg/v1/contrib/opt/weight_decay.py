@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.pairs import Gradient, Pair
-from thalweg.core.step import Hooks, Plans, take
+from thalweg.core.step import Hooks, take
 from thalweg.engines import Selection
 from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
@@ -65,7 +65,6 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = weight_decay
-        self._decay_plans = Plans()
         super().__init__(*args, **kwargs)
 
     def minimize(
@@ -165,7 +164,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         values = self._values()
         if not self.FUSED and _is_chosen(var, values):
             hooks = _Decay(values["decoupled_decay"], self._selection())
-            kept = self._decay_plans.now().alone(var)
+            kept = self._plans.now().alone(var).alone(var)  # beside those of the step
             raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
         super()._apply_one(grad, var)
 
