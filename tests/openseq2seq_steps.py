@@ -1,8 +1,7 @@
-"""Steps of `optimize_loss` whose gradients are given, taken in two sweeps or step by step."""
+"""Steps of `optimize_loss` whose gradients are given, processed in the update or before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from thalweg import Variable
 from thalweg.openseq2seq.optimizers import optimize_loss
-from thalweg.openseq2seq.optimizers.in_sweeps import InSweeps
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.tables import OPTIMIZER_CLS_NAMES
+from thalweg.v1.train import Optimizer
 
 RULES: dict[str, Any] = {**{name: name for name in OPTIMIZER_CLS_NAMES}, "NovoGrad": NovoGrad}
 PARAMS: dict[str, dict[str, Any]] = {
@@ -28,31 +27,26 @@ LARGE = {"body": 70_001}  # more than one chunk of work
 
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-each_way = pytest.mark.parametrize("way", ["two sweeps", "step by step"], indirect=True)
+each_way = pytest.mark.parametrize("way", ["in the update", "before it"], indirect=True)
 
 
 @pytest.fixture
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How steps are taken; fails if one was taken otherwise."""
-    chosen = request.param
-    take, otherwise = InSweeps.take, []
-
-    def only_in_sweeps(*given: Any) -> Any:
-        found = take(*given)
-        otherwise.append(found is None)
-        return found
-
-    if chosen == "two sweeps":
-        monkeypatch.setattr(InSweeps, "take", only_in_sweeps)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where gradients are processed; fails if they are processed elsewhere."""
+    if request.param == "before it":
+        process_before(monkeypatch)
     else:
-        step_by_step(monkeypatch)
-    yield chosen
-    assert not any(otherwise), "a step was not taken in two sweeps"
+        monkeypatch.setattr(Optimizer, "apply_gradients", not_to_be_called)
+    return request.param
 
 
-def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no step taken in two sweeps."""
-    monkeypatch.setattr(InSweeps, "take", lambda *given: None)
+def not_to_be_called(*given: Any, **options: Any) -> Any:
+    raise AssertionError("gradients were processed before the update")
+
+
+def process_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all optimizers get processed gradients, as those that override `apply_gradients`."""
+    monkeypatch.setattr(Optimizer, "takes_processing", lambda self: False)
 
 
 class Training:

@@ -18,7 +18,7 @@ from openseq2seq_steps import (
     each_dtype,
     each_rule,
     each_way,
-    step_by_step,
+    process_before,
     way,
 )
 from thalweg import graph
@@ -221,7 +221,7 @@ def test_both_ways_take_the_same_steps(
             training.gradients["head"].mul_(2.0)[3] = factor
         swept.step()
         with monkeypatch.context() as context:
-            step_by_step(context)
+            process_before(context)
             plain.step()
         assert plain.step.was_applied == swept.step.was_applied == math.isfinite(factor)
         # NovoGrad divides by norms, which one way takes before gradients are rounded.
@@ -269,7 +269,7 @@ def test_both_ways_take_the_same_steps_with_penalties(
             training.gradients["head"][3] = value
         swept.step()
         with monkeypatch.context() as context:
-            step_by_step(context)
+            process_before(context)
             plain.step()
         assert plain.step.was_applied == swept.step.was_applied == (value in (1.0, 2.0))
         assert_near(swept.state(), plain.state())
@@ -326,7 +326,7 @@ def test_both_ways_decide_the_same(
         for name, values in (("head", head), ("norm", norm)):
             training.gradients[name].zero_()[: len(values)] = torch.tensor(values)
     swept.step()
-    step_by_step(monkeypatch)
+    process_before(monkeypatch)
     plain.step()
     assert (swept.step.was_applied, plain.step.was_applied) == (taken, taken)
     assert_near(swept.state(), plain.state())
@@ -392,7 +392,8 @@ def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
     assert differing(once, twice) == ["sum of head", "sum of norm"]
     assert differing(before, {name: twice[name] for name in before}) == []
     gradient = (training.gradients["head"] * SCALE).half().float() / SCALE
-    assert torch.equal(twice["sum of head"], gradient / 3 + gradient / 3)
+    share = gradient * (1 / torch.tensor(3.0))  # as sessions divide by a constant
+    assert torch.equal(twice["sum of head"], share + share)
 
 
 def test_a_bad_run_in_a_session_drops_its_window() -> None:

@@ -103,8 +103,8 @@ class Failing(Training):
         )
         assert self.step.loss_scaler is not None
         scaler = self.step.loss_scaler.scaler
-        advance = scaler.advance
-        scaler.advance = lambda *given: self.at("scaler", advance(*given))
+        advanced = scaler.advanced
+        scaler.advanced = lambda *given: self.at("scaler", advanced(*given))
 
     def at(self, site: str, value: Any) -> Any:
         return self.fuse(value) if site == self.site else value

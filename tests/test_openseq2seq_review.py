@@ -225,15 +225,15 @@ def test_a_step_is_not_copied(copied: Callable[[Any], Any]) -> None:
         copied(stepping([Variable([1.0])], dtype=torch.float32))
 
 
-def test_after_a_failure_in_sweeps_the_scaler_is_as_before_and_plain_steps_work() -> None:
+def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
     w = Variable(torch.ones(3), name="w")
     armed = False
 
     class Failing(train.MomentumOptimizer):
-        def _pipeline(self, variables: Any, gradients: Any) -> Any:
+        def _groups(self, *given: Any) -> Any:
             if armed:
                 raise RuntimeError("burnt")
-            return super()._pipeline(variables, gradients)
+            return super()._groups(*given)
 
     step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
     step.apply_gradients([torch.ones(3)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_steps import each_way, step_by_step, way
+from openseq2seq_steps import each_way, process_before, way
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.optimizers import OPTIMIZER_SUMMARIES
@@ -124,7 +124,7 @@ def test_all_ways_tell_the_same(
 ) -> None:
     swept = eagerly(tmp_path / "swept", options)
     assert_same(in_a_session(tmp_path / "session", options), swept)
-    step_by_step(monkeypatch)
+    process_before(monkeypatch)
     assert_same(eagerly(tmp_path / "steps", options), swept)
     assert_same(in_a_session(tmp_path / "session by steps", options), swept)
 

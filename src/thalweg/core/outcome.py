@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import length_hint
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,21 +46,36 @@ class After(NamedTuple):
 
 
 @contextlib.contextmanager
-def not_taken(unless: Sequence[bool] = ()) -> Iterator[None]:
-    """Say of an exception that nothing has changed; that it has, once a list has become true."""
+def not_taken(done: Sequence[str] = ()) -> Iterator[None]:
+    """Say of an exception that nothing has changed, or what has been done by then.
+
+    Args:
+        done: A list that is given one sentence as soon as something has changed.
+    """
     try:
         yield
     except BaseException as error:
-        if unless:
-            add_taken(error)
-        elif _NOT_TAKEN not in getattr(error, "__notes__", ()):
+        if done:
+            error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
+            if not any(note.startswith(done[0].rstrip(".")) for note in _notes(error)):
+                error.add_note(done[0])
+        elif not says_not_taken(error):
             error.add_note(_NOT_TAKEN)
         raise
 
 
+def says_not_taken(error: BaseException) -> bool:
+    """Whether an exception says that nothing has changed."""
+    return _NOT_TAKEN in _notes(error)
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
 def add_taken(error: BaseException, missing: str = "") -> None:
     """Say of an exception that it came after the step, unless it says so."""
-    if not any(note.startswith(_TAKEN) for note in getattr(error, "__notes__", ())):
+    if not any(note.startswith(_TAKEN) for note in _notes(error)):
         error.add_note(f"{_TAKEN}, but {missing}." if missing else f"{_TAKEN}.")
 
 
@@ -68,7 +83,7 @@ def written(
     writes: Sequence[Call],
     then: Sequence[After] = (),
     counts: Sequence[Call] = (),
-    begun: list[bool] | None = None,
+    begun: list[str] | None = None,
 ) -> list[BaseException]:
     """Write a step in one section, and do what follows to its end.
 
@@ -79,7 +94,7 @@ def written(
         writes: Functions in C.
         then: The user's functions that come between the writes and the counters.
         counts: Functions in C.
-        begun: Optional. Becomes true with the writes.
+        begun: Optional. Is given a sentence with the writes: that the step was taken.
 
     Returns:
         What was raised after the writes, with notes that say what is missing.
@@ -87,7 +102,7 @@ def written(
     begun = [] if begun is None else begun
     errors: list[BaseException] = []
     every: list[tuple[Call, str]] = [(each, "") for each in writes]
-    every.append((partial(begun.append, True), ""))
+    every.append((partial(begun.append, f"{_TAKEN}."), ""))
     for after in then:
         every.append((after.call, after.missing))
         if after.write is not None:
@@ -114,8 +129,8 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor], unless: Sequence[bool] = ()) -> Iterator[None]:
-    """Put these tensors back from copies if the block fails, unless a list has become true."""
+def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Iterator[None]:
+    """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
     with torch.no_grad():
         undo = calls(putting_back(tensors))
     try:

@@ -81,6 +81,8 @@ class Processing:
             the step is taken. It writes nothing.
         exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
             sweep.
+        calls: Functions in C that are called with the writes of the step, or in their place where
+            `decide` has it left out.
         watch: Is shown what is known, before `decide`.
         narrow: Whether gradients of float32 variables may be of a 16-bit type.
     """
@@ -94,12 +96,14 @@ class Processing:
     trust: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     decide: Callable[[bool, float], Decision] | None = None
     exact: bool = False
+    calls: Sequence[Call] = ()
     watch: Callable[[Known], None] | None = None
     narrow: bool = False
 
     def __bool__(self) -> bool:
         """Whether anything happens."""
-        return bool(self.stages) or self.decide is not None or self.watch is not None
+        others = self.decide is not None or self.watch is not None
+        return others or bool(self.stages) or bool(self.calls)
 
     @cached_property
     def stages(self) -> Stages:
@@ -178,14 +182,26 @@ class Known:
         return self._sums[formula]
 
     @cached_property
-    def gradient_norms(self) -> np.ndarray:
-        """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
+    def _roots(self) -> np.ndarray:
+        """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
         how = self._how
         with np.errstate(all="ignore"):
-            found = norms.norms(self._sum(gradient_squares), how.overflow)
+            found = np.sqrt(self._sum(gradient_squares))
             if how.unscaling is None or how.clipvalue is not None:
                 return found
             return found * how.unscaling
+
+    def _overflowing(self, roots: np.ndarray) -> np.ndarray:
+        """Norms, infinite where a sum of squares may not be as large as theirs."""
+        if not self._how.overflow:
+            return roots
+        with np.errstate(all="ignore"):
+            return np.where(np.isinf(norms.norms(np.square(roots), True)), np.inf, roots)
+
+    @cached_property
+    def gradient_norms(self) -> np.ndarray:
+        """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
+        return self._overflowing(self._roots)
 
     @cached_property
     def variable_norms(self) -> np.ndarray:
@@ -199,7 +215,7 @@ class Known:
             if self._how.unscaling is None:
                 squares = self._sum(gradient_squares)
             else:
-                squares = np.square(self.gradient_norms)
+                squares = np.square(self._roots)
             return float(norms.global_norm(squares, self._how.overflow))
 
     @cached_property
@@ -209,8 +225,8 @@ class Known:
         if limit is None:
             return dtype(1)
         with np.errstate(all="ignore"):
-            norm = dtype(self.global_norm)
-        return norms.clip_factor(norm, dtype(limit), self._how.whole_is_nan)
+            norm, bound = dtype(self.global_norm), dtype(limit)
+        return norms.clip_factor(norm, bound, self._how.whole_is_nan)
 
     @cached_property
     def clipped_norms(self) -> np.ndarray:
@@ -218,14 +234,16 @@ class Known:
         limit = self._how.clipnorm
         with np.errstate(all="ignore"):
             if limit is not None:
-                return self.gradient_norms * limit / np.maximum(self.gradient_norms, limit)
-            return self.gradient_norms * self.clip_scale
+                roots = self._roots * limit / np.maximum(self.gradient_norms, limit)
+            else:
+                roots = self._roots * self.clip_scale
+        return self._overflowing(roots)
 
     @property
     def clipped_global_norm(self) -> float:
         """The common norm of the gradients after clipping."""
         with np.errstate(all="ignore"):
-            return float(np.sqrt(norms.total(np.square(self.clipped_norms))))
+            return float(norms.global_norm(np.square(self.clipped_norms), self._how.overflow))
 
     @cached_property
     def trust(self) -> np.ndarray:
@@ -267,9 +285,10 @@ class Known:
         how = self._how
         if how.watch is not None:
             how.watch(self)
-        if how.decide is None:
-            return Decision(True, [])
-        return how.decide(*self._extremes(how.exact))
+        decision = Decision(True, [])
+        if how.decide is not None:
+            decision = how.decide(*self._extremes(how.exact))
+        return Decision(decision.taken, [*decision.calls, *how.calls])
 
     def _extremes(self, exact: bool) -> tuple[bool, float]:
         """Whether a processed gradient holds a NaN, and the largest magnitude among them."""
@@ -298,9 +317,9 @@ class Known:
 
 
 def whole(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs with dense gradients; the rows of sparse ones added up."""
+    """The pairs with dense gradients; the rows of sparse ones added up in the variable's dtype."""
     return [
-        (IndexedSlices(grad.values, grad.indices, var.shape).to_dense(), var)
+        (IndexedSlices(grad.values.to(var.dtype), grad.indices, var.shape).to_dense(), var)
         if isinstance(grad, IndexedSlices)
         else (grad, var)
         for grad, var in pairs

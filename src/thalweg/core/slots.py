@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
+from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, Variable, over
 
@@ -88,7 +89,12 @@ class SlotStore:
         return slot
 
     def make(
-        self, variables: Sequence[Tensor], name: str, initial: float, titles: Sequence[str]
+        self,
+        variables: Sequence[Tensor],
+        name: str,
+        initial: float,
+        titles: Sequence[str],
+        kind: Slot | None = None,
     ) -> list[Variable]:
         """New slots of the variables' shapes, dtypes, devices and strides, filled with `initial`.
 
@@ -97,29 +103,37 @@ class SlotStore:
             name: The kind of slot.
             initial: A number.
             titles: The full names of the new slots, as `Variable.name`.
+            kind: Optional. Gives another dtype, or the shape ().
         """
         made: list[Variable] = []
+        is_scalar = kind is not None and kind.scalar
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, var in enumerate(variables):
             if not isinstance(var, SymbolicVariable):
-                kinds.setdefault((var.dtype, var.device), []).append(index)
+                kinds.setdefault((_dtype(var, kind), var.device), []).append(index)
         views: dict[int, Tensor] = {}
         for (dtype, device), members in kinds.items():
             step = ALIGNMENT // dtype.itemsize
-            sizes = [-(-variables[index].numel() // step) * step for index in members]
+            counts = [1 if is_scalar else variables[index].numel() for index in members]
+            sizes = [-(-count // step) * step for count in counts]
             memory = block(sum(sizes), initial, dtype, device)
             start = 0
-            for index, size in zip(members, sizes, strict=True):
+            for index, count, size in zip(members, counts, sizes, strict=True):
                 var = variables[index]
-                piece = memory[start : start + var.numel()]
-                is_dense = dense(var)
-                views[index] = (
-                    piece.as_strided(var.shape, var.stride()) if is_dense else piece.view(var.shape)
-                )
+                piece = memory[start : start + count]
+                if is_scalar:
+                    views[index] = piece.view(())
+                elif dense(var):
+                    views[index] = piece.as_strided(var.shape, var.stride())
+                else:
+                    views[index] = piece.view(var.shape)
                 start += size
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
-                slot = var.beside(_filled(var, initial), titles[index])
+                value: Any = _filled(var, initial, _dtype(var, kind))
+                if is_scalar:
+                    value = torch.tensor(initial, dtype=_dtype(var, kind))
+                slot = var.beside(value, titles[index])
             else:
                 slot = over(views[index], titles[index], self._moves)
             made.append(self.put(var, name, slot))
@@ -148,5 +162,13 @@ class SlotStore:
         return copied
 
 
-def _filled(var: SymbolicVariable, value: float) -> Callable[[], Tensor]:
-    return lambda: torch.full_like(resolve(var), value, requires_grad=False)
+def _dtype(var: Tensor, kind: Slot | None) -> torch.dtype:
+    if kind is not None and kind.dtype is not None:
+        return kind.dtype
+    if kind is None or not kind.scalar:
+        return var.dtype
+    return torch.float64 if var.dtype == torch.float64 else torch.float32
+
+
+def _filled(var: SymbolicVariable, value: float, dtype: torch.dtype) -> Callable[[], Tensor]:
+    return lambda: torch.full_like(resolve(var), value, dtype=dtype, requires_grad=False)

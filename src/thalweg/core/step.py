@@ -38,7 +38,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.running import current_session
 from thalweg.variable import variable_constraint
 
-_MOST = 10_000  # variables that are updated on their own and whose plans are kept
+_SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
 
@@ -53,7 +53,7 @@ class Hooks:
         constrains: Whether constraints follow the updates; not in a part of a step that is put
             back as a whole.
         is_prepared: Whether `prepare` has been called.
-        begun: Becomes true when the step is written.
+        begun: Is given a sentence when the step is written: that it was taken.
     """
 
     selection: Selection
@@ -63,7 +63,7 @@ class Hooks:
     is_prepared: bool = False
 
     def __init__(self) -> None:
-        self.begun: list[bool] = []
+        self.begun: list[str] = []
 
     def rule(self) -> Rule | None:
         """The rule of this step; None if `apply_one` is all there is."""
@@ -148,9 +148,13 @@ class Kept:
 
     def alone(self, var: Tensor) -> Kept:
         """What is kept for steps over this variable only."""
-        if len(self._alone) > _MOST:
-            self._alone.clear()
         return self._alone.setdefault(id(var), Kept())
+
+    def forget_others(self, variables: Sequence[Tensor]) -> None:
+        """Let go of variables that were updated on their own in earlier steps, if they are many."""
+        if len(self._alone) > 2 * len(variables) + _SPARE:
+            own = {id(var) for var in variables}
+            self._alone = {key: each for key, each in self._alone.items() if key in own}
 
 
 class Plans:
@@ -294,6 +298,8 @@ def _anew(
     pairs = hooks.transform(pairs)
     rule = hooks.rule()
     if rule is None or hooks.one_by_one(pairs):
+        if is_last:
+            kept.forget_others([var for _, var in pairs])
         return _by_hooks(hooks, pairs, how, copies, is_last)
     if rule.whole or how.trust is not None:
         pairs = whole(pairs)
@@ -322,9 +328,6 @@ def _carried_out(
     try:
         groups = hooks.groups(asked.variables, asked.gradients)
         columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
-        if check:
-            for values in columns.shared.values():
-                check_scalars(rule, values)
         decision, moved = Decision(True, []), []
         if how or rule.measures:
             known = how.known(ready, ready.dtypes, tuple(rule.measures.values()))
@@ -334,6 +337,9 @@ def _carried_out(
                 return Outcome(False, written(decision.calls, begun=hooks.begun))
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
+        if check:
+            for values in columns.shared.values():
+                check_scalars(rule, {**values, **columns.separate})
         counts = [*moved, *decision.calls]
         then: list[After] = []
         if is_last:

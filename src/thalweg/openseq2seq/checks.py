@@ -68,10 +68,10 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
 
 
 def _try(optimizer: Any) -> None:
-    optimizer._prepare()
-    for name, value in optimizer._values.items():
+    read = optimizer._read()
+    for name in getattr(optimizer, "HYPERS", ()):
         with of_key(name):
-            as_scalar(value, np.float32)
+            as_scalar(read[name], np.float32)
 
 
 def check_policy(policy: Callable[..., Any], given: Mapping[str, Any], last_step: int) -> None:

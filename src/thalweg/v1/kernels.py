@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, Signature
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.core.pairs import as_gradient
-from thalweg.core.pipeline import NOTHING
-from thalweg.core.step import Dtype, Stepper, derived
+from thalweg.core.columns import derived
+from thalweg.core.outcome import raise_first
+from thalweg.core.pairs import Pair, as_gradient
+from thalweg.core.step import Hooks, Kept, take
 from thalweg.engines import check_gradients
+from thalweg.engines.engine import Dtype
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
@@ -177,15 +178,36 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     rule = kernel.choose(arguments)
     if sparse:
         rule = _one_after_the_other(rule)
+    hooks = _Call(rule, title, slots, scalars)
+    raise_first(take(hooks, Kept(), [(grad, var)]).errors)
 
-    def of(dtype: Dtype) -> Arguments:
-        values = {each: as_operand(value, dtype) for each, value in scalars.items()}
-        return derived(rule, values, dtype, 1)
 
-    with torch.inference_mode(False), torch.no_grad():
-        check_gradients([var], [grad], [title], scatter=False)
-        pairs, titles = [(grad, var)], [title]
-        Stepper().take(rule, NOTHING, pairs, titles, [slots], of, current(), calls=False)
+class _Call(Hooks):
+    """One call of a kernel."""
+
+    constrains = False
+
+    def __init__(self, rule: Rule, title: str, slots: Sequence[Tensor], scalars: Arguments) -> None:
+        self._rule, self._title = rule, title
+        self._slots, self._scalars = slots, scalars
+        self.selection = current()
+
+    def rule(self) -> Rule:
+        return self._rule
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return [self._title]
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        ((grad, var),) = pairs
+        check_gradients([var], [grad], [self._title], scatter=False)
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> Arguments:
+        values = {each: as_operand(value, dtype) for each, value in self._scalars.items()}
+        return derived(self._rule, values, dtype, 1)
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return list(self._slots)
 
 
 def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of
+from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of, with_values
+from thalweg.scalars import reciprocal
 from thalweg.v1.train.state import base_name
 from thalweg.variable import titles_of
 
@@ -76,16 +79,29 @@ def check_addable(gradients: Sequence[Gradient], targets: Sequence[Tensor]) -> N
     check_pairs([(grad, var) for grad, var, _ in found], [name for *_, name in found], scatter=True)
 
 
-def add(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> None:
-    """Add gradients that were checked, divided by `count`, to their sums; None adds nothing."""
-    for total, grad in zip(sums, gradients, strict=True):
+def shares(gradients: Sequence[Gradient], count: int) -> list[Gradient]:
+    """What a run adds up: gradients divided by `count`, as a session divides by a constant."""
+    found: list[Gradient] = []
+    for grad in gradients:
+        if grad is None:
+            found.append(None)
+            continue
+        values = values_of(grad)
+        found.append(with_values(grad, values * reciprocal(values.new_tensor(count))))
+    return found
+
+
+def adding(sums: Sequence[Tensor], shares: Sequence[Gradient]) -> list[Call]:
+    """What adds shares to their sums, as functions in C; None adds nothing."""
+    made: list[Call] = []
+    for total, grad in zip(sums, shares, strict=True):
         if isinstance(grad, IndexedSlices):
-            total.index_add_(0, grad.indices.long(), values_of(grad) / count)
+            made.append(partial(total.detach().index_add_, 0, grad.indices.long(), grad.values))
         elif grad is not None:
-            total.add_(grad / count)
+            made.append(partial(total.detach().add_, grad))
+    return made
 
 
-def zero(sums: Sequence[Tensor]) -> None:
-    """Begin anew."""
-    for total in sums:
-        total.zero_()
+def clearing(sums: Sequence[Tensor]) -> list[Call]:
+    """What begins anew, as functions in C."""
+    return [total.detach().zero_ for total in sums]

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from thalweg.engines import saturate
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     concretes,
@@ -48,6 +46,24 @@ class Backward(NamedTuple):
         """The same with other gradients, by the targets, unscaled."""
         return Backward(list(gradients), self.variables, self.targets, [None] * len(self.targets))
 
+    @property
+    def pairs(self) -> list[Any]:
+        """Gradients and targets."""
+        return list(zip(self.gradients, self.targets, strict=True))
+
+    @property
+    def copies(self) -> list[Any]:
+        """For each target the variable that it is the master of, or None."""
+        return [
+            None if var is target else var
+            for var, target in zip(self.variables, self.targets, strict=True)
+        ]
+
+    def present(self) -> Backward:
+        """That of the variables that have a gradient."""
+        there = [index for index, grad in enumerate(self.gradients) if grad is not None]
+        return self if len(there) == len(self.gradients) else self.only(there)
+
     def only(self, indices: Sequence[int]) -> Backward:
         """That of some of the variables."""
         parts = self.gradients, self.variables, self.targets, self.penalties
@@ -77,10 +93,10 @@ def unscaled(backward: Backward) -> list[Gradient]:
 def _unscaled(
     grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: float
 ) -> Tensor | Any:
-    if penalty is not None:
-        made = whole(grad, target).to(target.dtype)
-        return (made + penalty * scale) * inverse
     values = values_of(grad).to(target.dtype)
+    if penalty is not None:
+        # Rows that repeat are added up in the wider dtype.
+        return (whole(with_values(grad, values), target) + penalty * scale) * inverse
     return with_values(grad, values if inverse == 1 else values * inverse)
 
 
@@ -92,9 +108,18 @@ def reciprocal(scale: Any) -> float:
     return float(np.float32(1.0 / scale))
 
 
-def copy_back(backward: Backward) -> None:
-    """Set the variables that have masters to them: the nearest number, never infinite."""
-    with torch.no_grad():
-        for var, target in zip(backward.variables, backward.targets, strict=True):
-            if var is not target:
-                saturate(target, var)
+def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
+    """Gradients by the targets, and what each is still to be multiplied by: float32 or None.
+
+    A gradient with a penalty is a tensor of its own, unscaled. All gradients are concrete tensors.
+    """
+    gradients = concretes(backward.gradients)
+    if backward.scale is None:
+        return backward.done(gradients), None
+    unscaling = np.full(len(gradients), reciprocal(backward.scale), np.float32)
+    penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
+    made = unscaled(backward.only(penalised))
+    for index, grad in zip(penalised, made, strict=True):
+        gradients[index] = grad
+        unscaling[index] = 1
+    return backward.done(gradients), unscaling

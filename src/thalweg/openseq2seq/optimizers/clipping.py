@@ -5,50 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from thalweg.core.norms import clip_factor
+from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     each,
+    processed,
     refuse_none,
     title,
     values_of,
     with_values,
 )
-from thalweg.openseq2seq.optimizers.norms import global_norm, norm_of
+from thalweg.openseq2seq.optimizers.norms import norm_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
-
-
-def clip_scale(norm: Tensor, clip_norm: Any) -> Tensor:
-    """What gradients of this norm are multiplied by: `clip_norm` min(1 / norm, 1 / `clip_norm`).
-
-    A norm of 0 gives 1, an infinite one 0, NaN gives NaN; a negative `clip_norm` gives 1.
-    """
-    limit = torch.as_tensor(clip_norm, dtype=norm.dtype, device=norm.device)
-    return limit * torch.minimum(1 / norm, 1 / limit)
-
-
-def scaled(gradients: Sequence[Gradient], scale: Tensor) -> list[Gradient]:
-    """float32 gradients multiplied by a factor."""
-    return [
-        grad
-        if grad is None
-        else with_values(grad, values_of(grad).float() * scale.to(values_of(grad).device))
-        for grad in gradients
-    ]
-
-
-def clipped(
-    gradients: Sequence[Gradient], variables: Sequence[Tensor], clip_norm: Any, norm: Tensor
-) -> list[Gradient]:
-    """Gradients clipped in float32 and cast back to the dtypes of their variables."""
-    return [
-        grad if grad is None else with_values(grad, values_of(grad).to(var.dtype))
-        for grad, var in zip(scaled(gradients, clip_scale(norm, clip_norm)), variables, strict=True)
-    ]
 
 
 def refuse_scalars(variables: Sequence[Any]) -> None:
@@ -77,7 +51,7 @@ def _clip_by_global_norm(
         clip_norm: The largest norm. 0 gives zeros; a negative one changes nothing.
         use_norm: Optional. Their norm, if it is known; otherwise it is computed.
         name: Name of the operation in graph mode.
-        as_shipped: Whether a norm is computed in float32, see `_global_norm_with_cast`.
+        as_shipped: Whether large norms are infinite, see `_global_norm_with_cast`.
 
     Returns:
         The list in float32, and the norm. Where the norm is infinite, infinities become NaN and
@@ -93,7 +67,15 @@ def _clip_by_global_norm(
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
 
     def clip(gradients: Any, variables: Any, size: Any, limit: Any) -> list[Gradient]:
-        return scaled(gradients, clip_scale(torch.as_tensor(size, dtype=torch.float32), limit))
+        wide = [
+            None if grad is None else with_values(grad, values_of(grad).float())
+            for grad in gradients
+        ]
+        with np.errstate(over="ignore"):
+            factor = clip_factor(np.float32(float(size)), np.float32(float(limit)), False)
+        factors = np.full(len(wide) - wide.count(None), factor)
+        of = [None if grad is None else values_of(grad) for grad in wide]
+        return processed(wide, of, Processing(unscaling=factors))
 
     found = each(
         clip,
@@ -115,10 +97,10 @@ def _clip_gradients_by_norm(
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
         clip_gradients: The largest norm.
-        as_shipped: Whether the norm is computed in float32, and variables of shape () are refused.
+        as_shipped: Whether large norms are infinite, and variables of shape () are refused.
 
     Returns:
-        The pairs; gradients are clipped in float32 and then of their variable's dtype.
+        The pairs; gradients are of their variable's dtype.
 
     Raises:
         ValueError: A gradient is None.
@@ -132,8 +114,8 @@ def _clip_gradients_by_norm(
         refuse_scalars(variables)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
-        found = [values_of(grad) for grad in gradients if grad is not None]
-        return clipped(gradients, variables, limit, global_norm(found, as_shipped))
+        how = Processing(global_clipnorm=float(limit), overflow=as_shipped, whole_is_nan=False)
+        return processed(gradients, variables, how)
 
     made = each(
         clip,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg import getters
+from thalweg.core.processing import Processing, materialised
+from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
 from thalweg.indexed_slices import IndexedSlices, as_gradient
@@ -74,6 +76,30 @@ def whole(grad: Tensor | IndexedSlices, var: Tensor) -> Tensor:
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
     return grad
+
+
+def floating(values: Tensor) -> Tensor:
+    """Elements that may be integers, as floats."""
+    return values if values.is_floating_point() else values.float()
+
+
+def processed(
+    gradients: Sequence[Gradient], variables: Sequence[Any], how: Processing
+) -> list[Gradient]:
+    """Gradients as a step would process them; those given are not written to.
+
+    Args:
+        gradients: None stays None.
+        variables: One for each gradient, of the dtype that it gets.
+        how: What happens to those that are not None.
+    """
+    present = [index for index, grad in enumerate(gradients) if grad is not None]
+    pairs: Any = [(gradients[index], variables[index]) for index in present]
+    made, _ = materialised(pairs, how, current().denormals == "flush")
+    found = list(gradients)
+    for index, (grad, _) in zip(present, made, strict=True):
+        found[index] = grad
+    return found
 
 
 def title(var: Any) -> str:

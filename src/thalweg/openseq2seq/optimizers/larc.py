@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from thalweg.openseq2seq.optimizers.norms import norms
+from thalweg.core.norms import larc_ratio
 from thalweg.openseq2seq.params import check_params
+from thalweg.variable import REDUCED
 
-Norms = TypeVar("Norms", Tensor, np.ndarray)
+_LARGEST = np.finfo(np.float32).max
 
 
 class Larc(NamedTuple):
@@ -54,49 +54,34 @@ class Larc(NamedTuple):
 
     def ratios(
         self,
-        gradients: Sequence[Tensor],
-        variables: Sequence[Tensor],
+        variable_norms: np.ndarray,
+        gradient_norms: np.ndarray,
         rate: Any,
         as_shipped: bool = False,
-    ) -> Tensor:
+    ) -> np.ndarray:
         """r for each variable, before it is capped at 1; float32 of shape (n,).
 
         A variable of norm 0 has `min_update`. With `as_shipped` it has NaN where lr is 0, too, as
         0 / 0.
         """
-        sizes = norms(variables, as_shipped)
-        lengths = norms(gradients, as_shipped).to(sizes.device)
-        return self.ratios_of(sizes, lengths, rate, as_shipped)
+        with np.errstate(all="ignore"):
+            return larc_ratio(
+                variable_norms.astype(np.float32),
+                gradient_norms.astype(np.float32),
+                np.float32(float(rate)),
+                eta=float(self.eta),
+                clips=self.clips,
+                min_update=float(self.min_update),
+                epsilon=float(self.epsilon),
+                zero_by_zero=as_shipped,
+            )
 
-    def ratios_of(self, sizes: Norms, lengths: Norms, rate: Any, as_shipped: bool = False) -> Norms:
-        """The same from the norms of variables and of gradients, float32 of shape (n,)."""
-        of = _functions(sizes)
-        bounds = lengths + self.epsilon
-        if self.clips:
-            bounds = _float32(rate, bounds) * bounds
-        ratios = self.eta * sizes / bounds
-        if not as_shipped:
-            ratios = of.where((sizes == 0) & (bounds == 0), 0.0, ratios)
-        return of.maximum(ratios, _float32(self.min_update, ratios))
-
-    def capped(self, ratios: Norms) -> Norms:
-        """What the gradients are multiplied by."""
-        one = _float32(1.0, ratios)
-        return _functions(ratios).minimum(ratios, one) if self.clips else ratios
-
-
-def saturated(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A cast that gives the largest finite number instead of infinities; NaN stays."""
-    highest = torch.finfo(dtype).max
-    return tensor.clamp(-highest, highest).to(dtype)
-
-
-def _functions(like: Any) -> Any:
-    """Those of torch or those of NumPy."""
-    return torch if isinstance(like, Tensor) else np
-
-
-def _float32(value: Any, like: Any) -> Any:
-    if not isinstance(like, Tensor):
-        return np.float32(value)
-    return torch.as_tensor(value, dtype=torch.float32, device=like.device)
+    def factors(self, ratios: np.ndarray, dtypes: Sequence[torch.dtype]) -> np.ndarray:
+        """What gradients of variables of these dtypes are multiplied by; finite or NaN."""
+        capped = np.minimum(ratios, np.float32(1)) if self.clips else ratios
+        found = torch.from_numpy(capped.clip(-_LARGEST, _LARGEST))
+        for index, dtype in enumerate(dtypes):
+            if dtype in REDUCED:
+                largest = torch.finfo(dtype).max
+                found[index] = found[index].clamp(-largest, largest).to(dtype)
+        return found.numpy()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.section import Call, run
 from thalweg.core.state import Entry, load, snapshot
 from thalweg.errors import (
     FailedPreconditionError,
@@ -110,17 +112,23 @@ class LossScaler:
         """As `update_op`, at once: in eager mode, or inside of a node that runs."""
         return self._update(self.variables, has_nan, amax)
 
+    def advanced(self, has_nan: Any, amax: Any) -> list[Call]:
+        """What `advance` writes, as functions in C; nothing is written yet."""
+        return self._writes(self.variables, has_nan, amax)
+
     def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
-        memory = {name: each.detach().numpy() for name, each in variables.items()}
-        state = {name: each[()] for name, each in memory.items()}
+        run(self._writes(variables, has_nan, amax))
+        return variables["iteration"].detach().clone()
+
+    def _writes(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> list[Call]:
+        plain = {name: each.detach() for name, each in variables.items()}
+        state = {name: each.numpy()[()] for name, each in plain.items()}
         with np.errstate(all="ignore"):
             largest = np.float32(_number("amax", amax))
             overflow = bool(_number("has_nan", has_nan)) or not np.isfinite(largest)
             changed = self._next(state, largest, overflow)
         changed["iteration"] = state["iteration"] + 1
-        for name, value in changed.items():
-            memory[name][...] = value
-        return torch.tensor(changed["iteration"])
+        return [partial(plain[name].fill_, value.item()) for name, value in changed.items()]
 
     def _clamped(self, scale: Any) -> Any:
         lowest, highest = (np.float32(self._params[name]) for name in ("scale_min", "scale_max"))

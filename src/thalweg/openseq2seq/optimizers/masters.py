@@ -71,17 +71,19 @@ class Masters:
         return self._slots.get(var, _SCOPE)
 
     @contextlib.contextmanager
-    def renewed(self) -> Iterator[None]:
+    def renewed(self, unless: Sequence[Any] = ()) -> Iterator[None]:
         """Have the masters that are made in the block begin anew, should it fail.
 
-        Their variables may have other values by the time they are trained again.
+        Their variables may have other values by the time they are trained again. They stay if a
+        list is no longer empty: a step was taken.
         """
         before = set(map(id, self._slots.owners())) - self._stale
         try:
             yield
         except BaseException:
-            eager = (var for var in self._slots.owners() if not is_symbolic(var))
-            self._stale |= set(map(id, eager)) - before
+            if not unless:
+                eager = (var for var in self._slots.owners() if not is_symbolic(var))
+                self._stale |= set(map(id, eager)) - before
             raise
 
     def __getstate__(self) -> dict[str, Any]:

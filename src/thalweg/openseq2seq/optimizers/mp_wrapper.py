@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
+from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -24,8 +25,8 @@ from thalweg.openseq2seq.optimizers.regularization import (
 )
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import Training
-from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.v1.train.optimizer import Optimizer
+from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
+from thalweg.v1.train.optimizer import Optimizer, check_any
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import REDUCED
 
@@ -125,20 +126,22 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         own = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*own, *self._opt.variables()]
 
-    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> Backward:
+    def differentiate(
+        self, loss: Any, var_list: Any = None, *args: Any, **options: Any
+    ) -> Backward:
         """The gradients of the scaled loss as they come, and what is needed to unscale them.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
             var_list: Optional. See `Optimizer.minimize`.
-            **options: See `Optimizer.compute_gradients`.
+            *args, **options: See `Optimizer.compute_gradients`.
 
         Raises:
             TypeError: The scale adapts and the loss is not float32.
             ValueError: A float16 or bfloat16 variable has no gradient.
         """
         scale = self._present_scale()
-        pairs = self._opt.compute_gradients(scaled(loss, scale), var_list=var_list, **options)
+        pairs = self._opt.compute_gradients(scaled(loss, scale), var_list, *args, **options)
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: Any) -> Backward:
@@ -172,12 +175,12 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             return scale.read_value()
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def compute_gradients(self, loss: Any, var_list: Any = None, **options: Any) -> Any:
+    def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **options: Any) -> Any:
         """The gradients of a loss by the masters, unscaled.
 
         Args:
             loss, var_list: As in `differentiate`.
-            **options: See `Optimizer.compute_gradients`.
+            *args, **options: See `Optimizer.compute_gradients`.
 
         Returns:
             A pair (gradient, master) for each variable in float16 or bfloat16, and the pair of
@@ -188,7 +191,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             ValueError: A float16 or bfloat16 variable has no gradient.
             AttributeError: There is no loss scale, `as_shipped`.
         """
-        backward = self.differentiate(loss, var_list, **options)
+        backward = self.differentiate(loss, var_list, *args, **options)
 
         def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
             return unscaled(Backward(gradients, targets, targets, penalties, scale))
@@ -237,11 +240,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         scaler = self.loss_scaler
 
         def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
-            backward = Backward([], variables, targets, [])
-            inner = Inner(self._opt, captured)
-            with self._opt._locked(), not_taken():
-                _, error = update(inner, concretes(gradients), backward, scaler, step)
-            raise_first([] if error is None else [error])
+            backward = Backward(concretes(gradients), variables, targets, [None] * len(targets))
+            done: list[str] = []
+            with self._opt._locked(), not_taken(done):
+                check_any(backward.pairs)
+                how = Processing(**watching(scaler, done))
+                outcome = update(self._opt, backward, how, step, captured)
+            raise_first(outcome.errors)
 
         if not deferred([*given, *targets]):
             with torch.inference_mode(False), torch.no_grad():
@@ -252,7 +257,6 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             return self._opt.apply_gradients(pairs)  # raises
         graph = next(part.graph for part in (*targets, *given) if is_symbolic(part))
         with graph.as_default():
-            inner = Inner.in_graph(self._opt, targets)
             op = operation(
                 run,
                 [
@@ -260,7 +264,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                     [by_reference(var) for var in originals],
                     [by_reference(target) for target in targets],
                     by_reference(global_step) if is_symbolic(global_step) else global_step,
-                    inner.captured,
+                    captured_by(self._opt, targets),
                 ],
                 name or self.get_name(),
                 kind="update",

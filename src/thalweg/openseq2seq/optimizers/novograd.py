@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from thalweg.core.pairs import Pair
-from thalweg.core.pipeline import Measure, PerVariable, Pipeline
-from thalweg.core.step import Dtype, Stepper
-from thalweg.engines import compute_dtype
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
-from thalweg.graph import is_symbolic, make_variable
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import NOVOGRAD
+from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
 from thalweg.scalars import as_scalar
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
-from thalweg.variable import Variable
 
 _AVERAGE = "grads_ema"
 
@@ -93,72 +84,15 @@ class NovoGrad(RuleOptimizer):
         self._as_shipped = as_shipped
 
     def _rule(self) -> Rule:
-        return NOVOGRAD
+        return NOVOGRAD_AS_SHIPPED if self._as_shipped else NOVOGRAD
 
-    def _create_slots(self, var_list: Sequence[Any]) -> None:
-        super()._create_slots(var_list)
-        for var in var_list:
-            if self._slots.get(var, _AVERAGE) is None:
-                zero = compute_dtype(var.dtype)(0)
-                title = self._slot_title(var, f"{self._name}/{_AVERAGE}")
-                if is_symbolic(var):
-                    made: Any = make_variable(zero, title, like=var)
-                else:
-                    made = Variable(zero, name=title, trainable=False)
-                self._slots.put(var, _AVERAGE, made)
+    def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
+        return [("momentum", 0.0, self._name), (_AVERAGE, 0.0, f"{self._name}/{_AVERAGE}")]
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
-        share = self._rest("beta1", dtype) if self._grad_averaging else dtype(1)
-        return {**super()._scalars(dtype), "share": share, "grad_scale": dtype(1)}
-
-    def _rest(self, name: str, dtype: Any) -> Any:
-        """1 - beta, which a Python float leaves in its own precision."""
-        return as_scalar(1.0 - self._values[name], dtype)
-
-    def _one_by_one(self, pairs: Sequence[Pair] = ()) -> bool:
-        # The average of a variable that comes twice moves twice.
-        variables = [id(var) for _, var in pairs]
-        return len(set(variables)) < len(variables) or super()._one_by_one(pairs)
-
-    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
-        # Rows are added up before they are measured, which a repeated step does not do.
-        if any(isinstance(grad, IndexedSlices) or _is_sparse(grad) for grad, _ in given):
-            return False
-        return super()._repeats(given, global_step)
-
-    def _step(self, stepper: Stepper, pairs: list[Pair]) -> None:
-        # The norm is that of the rows' sums.
-        whole = [
-            (grad.deduplicated() if isinstance(grad, IndexedSlices) else grad, var)
-            for grad, var in pairs
-        ]
-        super()._step(stepper, whole)
-
-    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
-        return PerVariable(of=lambda measure: {"grad_scale": self._scales(variables, measure)})
-
-    def _scales(self, variables: Sequence[Tensor], measure: Measure) -> np.ndarray:
-        """What each gradient is multiplied by; the averages move."""
-        squares = measure.squares()
-        dtypes = [compute_dtype(var.dtype) for var in variables]
-        averages = [self._slots.of(var, [_AVERAGE])[0].detach().numpy() for var in variables]
-        scales = np.empty(len(variables))
-        for dtype in set(dtypes):
-            own = [index for index, each in enumerate(dtypes) if each is dtype]
-            with np.errstate(all="ignore"):
-                moved = squares[own].astype(dtype)
-                if not self._as_shipped:
-                    moved = self._moved(np.array([averages[i][()] for i in own]), moved, dtype)
-                    for index, value in zip(own, moved, strict=True):
-                        averages[index][...] = value
-                epsilon = as_scalar(self._values["epsilon"], dtype)
-                scales[own] = dtype(1) / np.sqrt(moved + epsilon)
-        return scales
-
-    def _moved(self, averages: np.ndarray, squares: np.ndarray, dtype: Any) -> np.ndarray:
-        kept = averages * as_scalar(self._values["beta2"], dtype)
-        return np.where(averages == 0, squares, kept + squares * self._rest("beta2", dtype))
-
-
-def _is_sparse(grad: Any) -> bool:
-    return isinstance(grad, Tensor) and grad.layout != torch.strided
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        # 1 - beta, which a Python float leaves in its own precision.
+        own = super()._scalars(values, dtype, group)
+        own["fresh"] = as_scalar(1.0 - values["beta2"], dtype)
+        if self._grad_averaging:
+            own["share"] = as_scalar(1.0 - values["beta1"], dtype)
+        return own

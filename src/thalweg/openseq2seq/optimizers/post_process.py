@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from thalweg.core.hyperparameters import is_number
+from thalweg.core.pairs import Pair
+from thalweg.core.processing import Known, Processing
+from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
-from thalweg.openseq2seq.optimizers.clipping import clipped, refuse_scalars
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.openseq2seq.optimizers.clipping import refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     each,
+    processed,
     refuse_none,
     values_of,
-    whole,
 )
-from thalweg.openseq2seq.optimizers.larc import Larc, saturated
-from thalweg.openseq2seq.optimizers.norms import global_norm, own_norm
+from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.tables import checked_summaries
 
@@ -82,112 +85,82 @@ class PostProcessing(NamedTuple):
         if self.as_shipped and self.clip_gradients is not None:
             refuse_scalars(variables)
 
+    def processing(
+        self, pairs: Sequence[Pair], rate: Any, journal: Journal | None, **others: Any
+    ) -> Processing:
+        """What the core is to do to gradients.
 
-def post_processed(
-    how: PostProcessing,
-    gradients: Sequence[Gradient],
-    variables: Sequence[Tensor],
-    rate: Any,
-    journal: Journal | None = None,
-) -> list[Gradient]:
-    """Gradients clipped or scaled by LARC; neither they nor the variables are written to.
+        Args:
+            pairs: The gradients, which are not written to, and what will be updated.
+            rate: The learning rate of the step, a number or tensor of shape ().
+            journal: Gets the summaries, or None.
+            **others: More parts of the `Processing`.
+        """
+        clip, unscaling = self.clip_gradients, others.get("unscaling")
+        return Processing(
+            global_clipnorm=None if clip is None else float(clip),
+            overflow=self.as_shipped,
+            whole_is_nan=False,
+            trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
+            watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
+            narrow=True,
+            **others,
+        )
 
-    Args:
-        how: What to do.
-        gradients: A tensor, slices or None for each variable.
-        variables: What will be updated.
-        rate: The learning rate of the step, a number or tensor of shape ().
-        journal: Optional. Gets the summaries.
-    """
-    how.check(gradients, variables)
-    wanted = frozenset() if journal is None else journal.wanted
-    made = list(gradients)
-    clips = how.clip_gradients is not None
-    if clips or "global_gradient_norm" in wanted:
-        norm = _norm(made, how)
-        if journal is not None and "global_gradient_norm" in wanted:
-            journal.scalar("global_gradient_norm", norm)
-        if clips:
-            made = clipped(made, variables, how.clip_gradients, norm)
-    if journal is not None:
-        _describe(journal, made, variables, how.as_shipped)
-        if clips and "global_gradient_norm" in wanted:
-            journal.scalar("global_clipped_gradient_norm", _norm(made, how))
-    if how.larc is not None:
-        made = _scaled_by_larc(how, how.larc, made, variables, rate, journal)
-    return made
+    def _ratios(self, larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        return larc.ratios(sizes, lengths, rate, self.as_shipped)
 
+    def _trust(
+        self, larc: Larc, pairs: Sequence[Pair], rate: Any, sizes: np.ndarray, lengths: np.ndarray
+    ) -> np.ndarray:
+        dtypes = [var.dtype for _, var in pairs]
+        return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
 
-def _norm(gradients: Sequence[Gradient], how: PostProcessing) -> Tensor:
-    present = [values_of(grad) for grad in gradients if grad is not None]
-    return global_norm(present, how.as_shipped)
-
-
-def _describe(
-    journal: Journal,
-    gradients: Sequence[Gradient],
-    variables: Sequence[Tensor],
-    as_shipped: bool,
-) -> None:
-    for grad, var, tag in zip(gradients, variables, tags_of(variables), strict=True):
-        if grad is None:
-            continue
-        values = values_of(grad)
-        if "gradients" in journal.wanted:
-            journal.histogram(f"gradients/{tag}", values, masked=True)
-        if "gradient_norm" in journal.wanted:
-            journal.scalar(f"gradient_norm/{tag}", own_norm(values, as_shipped))
-        if "variables" in journal.wanted:
-            journal.histogram(f"variables/{tag}", var)
-        if "variable_norm" in journal.wanted:
-            journal.scalar(f"variable_norm/{tag}", own_norm(var, as_shipped))
-
-
-def _scaled_by_larc(
-    how: PostProcessing,
-    larc: Larc,
-    gradients: Sequence[Gradient],
-    variables: Sequence[Tensor],
-    rate: Any,
-    journal: Journal | None,
-) -> list[Gradient]:
-    dense = [
-        whole(grad, var) for grad, var in zip(gradients, variables, strict=True) if grad is not None
-    ]
-    ratios = larc.ratios(dense, variables, rate, how.as_shipped)
-    factors = [
-        saturated(factor, var.dtype).to(var.device)
-        for factor, var in zip(larc.capped(ratios), variables, strict=True)
-    ]
-    if journal is not None and "larc_summaries" in journal.wanted:
-        note_larc(journal, larc, tags_of(variables), ratios, factors, rate)
-    return [factor * grad for factor, grad in zip(factors, dense, strict=True)]
+    def _note(
+        self,
+        journal: Journal,
+        pairs: Sequence[Pair],
+        rate: Any,
+        unscaling: np.ndarray | None,
+        known: Known,
+    ) -> None:
+        """Note what is known of a step's gradients and variables."""
+        rows = known
+        if self.larc is not None and any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
+            # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
+            values = [values_of(grad) for grad, _ in pairs]
+            plain = Processing(unscaling=unscaling, overflow=self.as_shipped)
+            rows = plain.known(Tensors(values, [var for _, var in pairs]), [np.float32])
+        shows_norm = "global_gradient_norm" in journal.wanted
+        if shows_norm:
+            journal.scalar("global_gradient_norm", _single(rows.global_norm))
+        tags = tags_of([var for _, var in pairs])
+        for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
+            if "gradients" in journal.wanted:
+                factor = 1.0 if unscaling is None else float(unscaling[index])
+                values = values_of(grad).float() * factor * float(known.clip_scale)
+                journal.histogram(f"gradients/{tag}", values, masked=True)
+            if "gradient_norm" in journal.wanted:
+                journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))
+            if "variables" in journal.wanted:
+                journal.histogram(f"variables/{tag}", var)
+            if "variable_norm" in journal.wanted:
+                journal.scalar(f"variable_norm/{tag}", _single(known.variable_norms[index]))
+        if self.clip_gradients is not None and shows_norm:
+            journal.scalar("global_clipped_gradient_norm", _single(known.clipped_global_norm))
+        if self.larc is not None and "larc_summaries" in journal.wanted:
+            ratios = self._ratios(self.larc, rate, known.variable_norms, known.clipped_norms)
+            for tag, ratio, factor in zip(tags, ratios, known.trust, strict=True):
+                if self.larc.clips:
+                    journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
+                journal.scalar(f"larc_grad_update/{tag}", factor)
+                journal.scalar(f"larc_final_lr/{tag}", np.float32(float(rate)) * factor)
 
 
-def note_larc(
-    journal: Journal,
-    larc: Larc,
-    tags: Sequence[str],
-    ratios: Iterable[Tensor],
-    factors: Iterable[Tensor],
-    rate: Any,
-) -> None:
-    """Note what LARC did to each variable.
-
-    Args:
-        journal: Where.
-        larc: How.
-        tags: The variables' names in tags.
-        ratios: r of each, before it is capped.
-        factors: What the gradient of each is multiplied by.
-        rate: The learning rate.
-    """
-    for tag, ratio, factor in zip(tags, ratios, factors, strict=True):
-        if larc.clips:
-            journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
-        journal.scalar(f"larc_grad_update/{tag}", factor)
-        final = torch.as_tensor(rate, dtype=factor.dtype, device=factor.device) * factor
-        journal.scalar(f"larc_final_lr/{tag}", final)
+def _single(norm: Any) -> float:
+    """As OpenSeq2Seq has it: in float32."""
+    with np.errstate(all="ignore"):
+        return float(np.float32(norm))
 
 
 def post_process_gradients(
@@ -234,7 +207,8 @@ def post_process_gradients(
 
     def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
         journal = None if summary_writer is None else Journal(how.summaries)
-        made = post_processed(how, gradients, variables, rate, journal)
+        pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
+        made = processed(gradients, variables, how.processing(pairs, rate, journal))
         if journal is not None:
             journal.write(summary_writer, global_step)
         return made

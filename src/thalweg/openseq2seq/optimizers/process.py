@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.core.outcome import not_taken
-from thalweg.openseq2seq.optimizers.accumulation import add, check_addable, zero
+from thalweg.core.outcome import Outcome, not_taken
+from thalweg.core.section import run
+from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
+from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import Gradient
-from thalweg.openseq2seq.optimizers.in_sweeps import InSweeps
-from thalweg.openseq2seq.optimizers.post_process import PostProcessing, post_processed
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
-from thalweg.openseq2seq.optimizers.update import Inner, update
-from thalweg.v1.train.optimizer import check_any
+from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
+from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
-_ADDED_UP = "The run added its gradients up"
-_SKIPPED = "The step was skipped"
-_TAKEN = "The step was taken"
+ADDED_UP = "The run added its gradients up"
 
 
-class Processing(NamedTuple):
+class Treatment(NamedTuple):
     """What a step does to its gradients; the same in all steps.
 
     Attributes:
@@ -46,18 +45,6 @@ class Processing(NamedTuple):
     writer: Any = None
 
 
-class Outcome(NamedTuple):
-    """What has become of a run.
-
-    Attributes:
-        taken: Whether there was an update.
-        errors: What constraints, the optimizer's `_finish` and the writer raised afterwards.
-    """
-
-    taken: bool
-    errors: list[BaseException]
-
-
 class Given(NamedTuple):
     """What a step is taken with.
 
@@ -66,41 +53,46 @@ class Given(NamedTuple):
         sums: The accumulators of the targets; [] where every run makes an update.
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
+        captured: In a graph the values that the optimizer captured when the graph was built.
     """
 
     backward: Backward
     sums: list[Tensor]
     rate: Any
     skip: bool = False
+    captured: Any = None
 
 
 def apply_processed(
-    inner: Inner,
-    how: Processing,
+    optimizer: Optimizer,
+    how: Treatment,
     given: Given,
     scaler: AutomaticLossScaler | None,
     loss_scale: Any,
     global_step: Tensor,
+    done: list[str],
 ) -> Outcome:
-    """Unscale, add up, reduce, clip or LARC, check, update, copy and tell: one run of a step.
+    """Add up, reduce, unscale, clip or LARC, check, update, copy and tell: one run of a step.
 
     An error that is raised changes nothing, and says so.
 
     Args:
-        inner: The optimizer that updates.
+        optimizer: What takes the step.
         how: What is done to the gradients.
         given: The gradients of this run. None of them is written to.
         scaler: What watches the gradients and decides, or None.
         loss_scale: The value of the summary of that name, or None for no such summary.
         global_step: The variable that counts updates.
+        done: An empty list; it is given a sentence as soon as something has been written.
 
     Returns:
-        Whether there was an update, and the errors that came after it, which say so.
+        Whether there was an update, and what was raised after it by constraints, the optimizer's
+        `_finish` and the writer.
     """
-    backward = given.backward
-    with torch.inference_mode(False), torch.no_grad(), not_taken():
+    with torch.inference_mode(False), torch.no_grad(), not_taken(done):
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
+        backward = given.backward
         # What this worker has no gradient for another one may have: looked at once they agree.
         if given.skip or not how.reduces:
             _check(how, backward)
@@ -108,10 +100,11 @@ def apply_processed(
             gradients = unscaled(backward)
             if how.iter_size > 1:
                 check_addable(gradients, backward.targets)
+                own = shares(gradients, how.iter_size)
                 if given.skip:
-                    add(given.sums, gradients, how.iter_size)
-                    return Outcome(False, _told(how, journal, step, _ADDED_UP))
-                gradients = _totals(given.sums, gradients, how.iter_size)
+                    run([*adding(given.sums, own), partial(done.append, f"{ADDED_UP}.")])
+                    return Outcome(False, _told(how, journal, step, ADDED_UP))
+                gradients = _totals(given.sums, own)
             if how.reduces:
                 gradients = reduced(
                     gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
@@ -119,45 +112,31 @@ def apply_processed(
             backward = backward.done(gradients)
             if how.reduces:
                 _check(how, backward)
-        sweeps = InSweeps(how.post, given.rate, scaler, journal)
-        taken, error = sweeps.take(inner, backward, global_step) or _step_by_step(
-            inner, how, backward, given.rate, scaler, journal, global_step
+        backward, unscaling = raw(backward.present())
+        parts = watching(scaler, done, clearing(given.sums))
+        processing = how.post.processing(
+            backward.pairs, given.rate, journal, unscaling=unscaling, **parts
         )
-        zero(given.sums)
-    errors = [] if error is None else [error]
-    return Outcome(taken, errors + _told(how, journal, step, _TAKEN if taken else _SKIPPED))
+        taken, errors = update(optimizer, backward, processing, global_step, given.captured)
+        return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
 
 
-def _check(how: Processing, backward: Backward) -> None:
+def _check(how: Treatment, backward: Backward) -> None:
     how.post.check(backward.gradients, backward.targets)
-    check_any(zip(backward.gradients, backward.targets, strict=True))
+    check_any(backward.pairs)
 
 
-def _step_by_step(
-    inner: Inner,
-    how: Processing,
-    backward: Backward,
-    rate: Any,
-    scaler: AutomaticLossScaler | None,
-    journal: Journal | None,
-    global_step: Tensor,
-) -> tuple[bool, BaseException | None]:
-    """The same as `InSweeps.take` for any gradients and optimizers; each part makes tensors."""
-    gradients = post_processed(how.post, unscaled(backward), backward.targets, rate, journal)
-    return update(inner, gradients, backward, scaler, global_step)
-
-
-def _totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """The sums with these gradients; None for a variable that had no gradient in any run."""
+def _totals(sums: Sequence[Tensor], shares: Sequence[Gradient]) -> list[Gradient]:
+    """The sums with these shares; None for a variable that had no gradient in any run."""
     totals = [total.detach().clone() for total in sums]
-    add(totals, gradients, count)
+    run(adding(totals, shares))
     return [
         None if grad is None and not total.any() else total
-        for total, grad in zip(totals, gradients, strict=True)
+        for total, grad in zip(totals, shares, strict=True)
     ]
 
 
-def _begun(how: Processing, given: Given, loss_scale: Any) -> Journal | None:
+def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
     if how.writer is None:
         return None
     journal = Journal(how.post.summaries, SCOPE)
@@ -168,7 +147,7 @@ def _begun(how: Processing, given: Given, loss_scale: Any) -> Journal | None:
     return journal
 
 
-def _told(how: Processing, journal: Journal | None, step: int, done: str) -> list[BaseException]:
+def _told(how: Treatment, journal: Journal | None, step: int, done: str) -> list[BaseException]:
     """Hand the summaries to the writer; what it raised."""
     if journal is None:
         return []

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from thalweg.core.outcome import not_taken, raise_first, restored
+from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
 from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -20,14 +21,10 @@ from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import (
-    Given,
-    Processing,
-    apply_processed,
-)
+from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import Training
-from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.openseq2seq.optimizers.update import TAKEN
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
@@ -55,7 +52,7 @@ class TrainingStep:
         rate: LiveRate,
         global_step: Any,
         scaler: AutomaticLossScaler | None,
-        how: Processing,
+        how: Treatment,
         skip_update: Any,
     ) -> None:
         self.optimizer = optimizer
@@ -145,8 +142,20 @@ class TrainingStep:
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        self.was_applied = False
-        with not_taken(), restored(self._rate.tensors), self._masters.renewed():
+        done: list[str] = []
+        try:
+            # Outside of inference mode, as autograd needs it.
+            with torch.inference_mode(False), not_taken(done):
+                value, outcome = self._run(differentiate, done)
+        finally:
+            self.was_applied = f"{TAKEN}." in done
+        raise_first(outcome.errors)
+        return value
+
+    def _run(
+        self, differentiate: Callable[[], tuple[Any, Backward]], done: list[str]
+    ) -> tuple[Any, Outcome]:
+        with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             value, backward = differentiate()
@@ -154,17 +163,15 @@ class TrainingStep:
             if self._accumulators is not None:
                 self._accumulators.make(backward.targets)
                 sums = self._accumulators.of(backward.targets)
-            outcome = apply_processed(
-                Inner(self._inner),
+            return value, apply_processed(
+                self._inner,
                 self._how,
                 Given(backward, sums, self._rate.value, skip),
                 None if self._mixed is None else self._mixed.loss_scaler,
                 None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
                 self.global_step,
+                done,
             )
-        self.was_applied = outcome.taken
-        raise_first(outcome.errors)
-        return value
 
     def _received(self, gradients: list[Any]) -> Backward:
         variables = self._known()

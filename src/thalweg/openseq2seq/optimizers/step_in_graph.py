@@ -24,8 +24,8 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Processing, apply_processed
-from thalweg.openseq2seq.optimizers.update import Inner
+from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Treatment, apply_processed
+from thalweg.openseq2seq.optimizers.update import captured_by
 from thalweg.v1.train.distribution import filled_over_replicas
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
@@ -37,7 +37,7 @@ def step_in_graph(
     rate: Any,
     global_step: Any,
     scaler: AutomaticLossScaler | None,
-    how: Processing,
+    how: Treatment,
     skip_update: Any,
 ) -> Any:
     """The tensor that takes a step when a session runs it; its value is the loss before that.
@@ -78,13 +78,13 @@ def step_in_graph(
             skip: Any,
             scale: Any,
             step: Tensor,
-            captured: list[Any],
+            captured: Any,
         ) -> Tensor:
             if mixed is not None:
                 check_mixed(value)
-            given = Given(Backward(**parts), sums, rate, as_skip(skip))
+            given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
             before = value.detach().clone()
-            outcome = apply_processed(Inner(inner, captured), how, given, watcher, scale, step)
+            outcome = apply_processed(inner, how, given, watcher, scale, step, [])
             raise_first(outcome.errors)
             return before
 
@@ -106,7 +106,7 @@ def step_in_graph(
                 skip_update if how.iter_size > 1 else False,
                 shown,
                 by_reference(global_step),
-                Inner.in_graph(inner, backward.targets).captured,
+                captured_by(inner, backward.targets),
             ],
             "train",
             kind="update",
@@ -117,7 +117,7 @@ def step_in_graph(
     return made
 
 
-def _connected(backward: Backward, how: Processing) -> Backward:
+def _connected(backward: Backward, how: Treatment) -> Backward:
     """Without the variables that have no gradient for any worker, if nothing needs one.
 
     Raises:

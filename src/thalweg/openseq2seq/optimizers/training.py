@@ -16,7 +16,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
-from thalweg.openseq2seq.optimizers.process import SCOPE, Processing
+from thalweg.openseq2seq.optimizers.process import SCOPE, Treatment
 from thalweg.openseq2seq.optimizers.rate import LiveRate, scaled_decay
 from thalweg.openseq2seq.optimizers.reduction import AllReduce
 from thalweg.openseq2seq.optimizers.step import TrainingStep
@@ -77,7 +77,8 @@ def optimize_loss(
         loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
         loss_scaling_params: Optional. Parameters of the algorithm.
         on_horovod: Whether gradients are averaged over workers, see `reduce_gradients`.
-        iter_size: How many runs make an update. Gradients are divided by it and added up.
+        iter_size: How many runs make an update. Gradients are multiplied by its reciprocal, as in
+            sessions, and added up.
         skip_update_ph: For `iter_size` above 1: whether a run only adds its gradients up. A bool,
             a callable that returns one, or in graph mode a placeholder.
         model: Optional. See `reduce_gradients`.
@@ -104,11 +105,12 @@ def optimize_loss(
     optimizer's `_finish` or the writer raised it: those come after the update.
 
     Differs from:
-        OpenSeq2Seq, which has defects that `as_shipped=True` computes as well: norms overflow
-        where squares leave float32; clipping refuses variables of shape (); LARC gives NaN where
-        learning rate and variable are 0; LogMax, see `LogMaxScaler`; NovoGrad forgets its average;
-        `weight_decay` is changed in the caller's dict; a loss scale of type int is refused;
-        `iter_size` is ignored unless `on_horovod`.
+        OpenSeq2Seq, which clips float64 gradients in float32. It has defects that
+        `as_shipped=True` computes as well: norms overflow where squares leave float32; clipping
+        refuses variables of shape (); LARC gives NaN where learning rate and variable are 0;
+        LogMax, see `LogMaxScaler`; NovoGrad forgets its average; `weight_decay` is changed in the
+        caller's dict; a loss scale of type int is refused; `iter_size` is ignored unless
+        `on_horovod`.
 
     Example:
         >>> from thalweg.openseq2seq.optimizers import lr_policies
@@ -143,7 +145,7 @@ def optimize_loss(
         raise InvalidTypeError(
             f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
         )
-    how = Processing(
+    how = Treatment(
         post,
         iter_size,
         bool(on_horovod),

@@ -1,137 +1,123 @@
-"""The last part of a step: finite check, loss scaler, update and copies, all or nothing."""
+"""The last part of a step: all that is written of it, at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from thalweg.core.outcome import add_taken, restored
-from thalweg.core.pairs import Pair, distinct
-from thalweg.core.step import Copies
-from thalweg.core.sweeps import Sweep
+from thalweg.core.outcome import Outcome, add_taken, says_not_taken
+from thalweg.core.pairs import distinct
+from thalweg.core.processing import Decision, Processing, materialised
+from thalweg.core.section import Call, run
+from thalweg.engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward, copy_back
-from thalweg.openseq2seq.optimizers.gradients import Gradient
+from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
-from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
+from thalweg.variable import REDUCED
+
+SKIPPED = "The step was skipped"
+TAKEN = "The step was taken"
 
 
-class Inner(NamedTuple):
-    """The optimizer that takes the steps.
+def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
+    """What an operation that updates variables of a graph captures; makes their slots."""
+    optimizer._create_slots(distinct(list(targets)))
+    return optimizer._captured()
 
-    Attributes:
-        optimizer: The optimizer.
-        captured: In a graph the values that it captured when the graph was built; else None.
+
+def watching(
+    scaler: AutomaticLossScaler | None, done: list[str], calls: Sequence[Call] = ()
+) -> dict[str, Any]:
+    """The parts of a `Processing` by which a scaler, if there is one, decides.
+
+    Args:
+        scaler: The scaler, which answers to the gradients as the step is written.
+        done: Is given a sentence then: what has become of the step.
+        calls: Functions in C that are called then, too.
     """
+    if scaler is None:
+        return {"calls": [*calls, partial(done.append, f"{TAKEN}.")]}
+    algorithm = scaler.scaler
 
-    optimizer: Optimizer
-    captured: list[Any] | None = None
+    def decide(has_nan: bool, amax: float) -> Decision:
+        taken = not has_nan and bool(np.isfinite(amax))
+        told = partial(done.append, f"{TAKEN if taken else SKIPPED}.")
+        return Decision(taken, [*algorithm.advanced(has_nan, amax), told])
 
-    @classmethod
-    def in_graph(cls, optimizer: Optimizer, targets: Sequence[Any]) -> Inner:
-        """For the operation that is to update variables of a graph; makes their slots."""
-        optimizer._create_slots(distinct(list(targets)))
-        return cls(optimizer, optimizer._captured())
-
-    def apply(
-        self, gradients: Sequence[Gradient], targets: Sequence[Tensor], global_step: Any
-    ) -> BaseException | None:
-        """Take a step.
-
-        Returns:
-            What a constraint or the optimizer's `_finish` raised after the update, or None.
-        """
-        pairs = list(zip(gradients, targets, strict=True))
-
-        def take(step: Any) -> bool:
-            self.optimizer.apply_gradients(pairs, step)
-            return True
-
-        _, error = self._taken(take, global_step)
-        return error
-
-    def sweep(
-        self,
-        optimizer: RuleOptimizer,
-        pairs: Sequence[Pair],
-        sweep: Sweep,
-        copies: Copies,
-        global_step: Any,
-    ) -> tuple[bool, BaseException | None] | None:
-        """Take a step in two sweeps, see `RuleOptimizer.apply_in_sweeps`.
-
-        Returns:
-            Whether it was taken, and what was raised after the update; None if it cannot be
-            taken like this.
-        """
-        taken, error = self._taken(
-            lambda step: optimizer.apply_in_sweeps(pairs, sweep, copies, step), global_step
-        )
-        return None if taken is None else (taken, error)
-
-    def _taken(
-        self, take: Callable[[Any], bool | None], global_step: Any
-    ) -> tuple[bool | None, BaseException | None]:
-        """Call `take` with a step counter; returns what it does.
-
-        An exception that comes once the counter has moved is returned and not raised.
-        """
-        # A counter of this step's own: others may move the one that was given.
-        alone = torch.zeros((), dtype=torch.int64)
-        shares = isinstance(self.optimizer, SyncReplicasOptimizer)  # it reads the counter
-        step = global_step if shares and global_step is not None else alone
-        before = step.clone()
-        with self.optimizer._locked(), torch.no_grad():
-            error: BaseException | None = None
-            try:
-                if self.captured is not None:
-                    self.optimizer._restore_captured(self.captured)
-                taken = take(step)
-            except BaseException as failure:
-                if torch.equal(step, before):
-                    raise
-                add_taken(failure)
-                taken, error = True, failure
-            if taken and global_step is not None and step is alone:
-                global_step.add_(1)
-            return taken, error
+    return {"decide": decide, "exact": algorithm.READS_AMAX, "calls": calls}
 
 
 def update(
-    inner: Inner,
-    gradients: Sequence[Gradient],
+    optimizer: Optimizer,
     backward: Backward,
-    scaler: AutomaticLossScaler | None,
+    how: Processing,
     global_step: Any,
-) -> tuple[bool, BaseException | None]:
-    """Update the targets and copy them to the variables they are masters of.
-
-    With a scaler, a gradient that is not finite leaves all as it is but the scaler.
+    captured: Any = None,
+) -> Outcome:
+    """Update the targets, and set the variables that they are masters of; all of it or nothing.
 
     Args:
-        inner: What takes the step.
-        gradients: Gradients by the targets.
-        backward: Names the targets and the variables.
-        scaler: Optional.
+        optimizer: What takes the step.
+        backward: Gradients by the targets, as `how` takes them.
+        how: What happens to the gradients.
         global_step: The variable that counts updates, or None.
+        captured: In a graph the values that the optimizer captured when the graph was built.
 
     Returns:
         Whether there was an update, and what was raised after it.
     """
-    if scaler is None:
-        error = inner.apply(gradients, backward.targets, global_step)
-        copy_back(backward)
-        return True, error
-    pairs = list(zip(gradients, backward.targets, strict=True))
-    has_nan, amax = scaler.check_grads(pairs)
-    with restored(list(scaler.variables.values())):
-        scaler.scaler.advance(has_nan, amax)
-        if bool(has_nan) or not bool(torch.isfinite(amax)):
-            return False, None
-        error = inner.apply(gradients, backward.targets, global_step)
-    copy_back(backward)
-    return True, error
+    own, takes, name = backward.present(), optimizer.takes_processing(), optimizer.get_name()
+    # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
+    if takes and not any(target.dtype in REDUCED for target in own.targets):
+        return optimizer._take(own.pairs, global_step, name, how, own.copies, captured)
+    with optimizer._locked():
+        pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
+        if not decision.taken:
+            run(decision.calls)
+            return Outcome(False, [])
+        if takes:
+            how = Processing(calls=decision.calls)
+            return optimizer._take(pairs, global_step, name, how, own.copies, captured)
+        made = iter([grad for grad, _ in pairs])
+        gradients = [None if grad is None else next(made) for grad in backward.gradients]
+        with contextlib.ExitStack() as stack:
+            if captured is not None:
+                hooks = optimizer._hooks(global_step, name, captured[0])
+                stack.enter_context(optimizer._taking(hooks))
+            return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
+
+
+def _by_override(
+    optimizer: Optimizer, backward: Backward, calls: Sequence[Call], global_step: Any
+) -> Outcome:
+    """Take a step by an optimizer that has an `apply_gradients` of its own.
+
+    The step counts as taken once the counter has moved.
+    """
+    step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
+    before = step.detach().clone()
+    try:
+        optimizer.apply_gradients(backward.pairs, step)
+        run([*_copying(backward), *calls])
+    except BaseException as error:
+        if says_not_taken(error) or torch.equal(step.detach(), before):
+            raise
+        add_taken(error)
+        run([*_copying(backward), *calls])
+        return Outcome(True, [error])
+    return Outcome(True, [])
+
+
+def _copying(backward: Backward) -> list[Call]:
+    """What sets the variables that have masters to these: the nearest number, never infinite."""
+    made: list[Call] = []
+    for copy, target in zip(backward.copies, backward.targets, strict=True):
+        if copy is not None:
+            largest = torch.finfo(copy.dtype).max
+            made.append(partial(copy.detach().copy_, target.detach().clamp(-largest, largest)))
+    return made

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.step import Dtype
+from thalweg.engines.engine import Dtype
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
@@ -93,6 +93,6 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         step = int(resolve(self._global_step).item()) + 1
-        return {**super()._scalars(dtype), "t": dtype(step)}
+        return {**super()._scalars(values, dtype, group), "t": dtype(step)}

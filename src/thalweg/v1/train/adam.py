@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
-
-from thalweg.core.step import Dtype
+from thalweg.core.section import Call, run
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import as_scalar, scalar_type
@@ -92,13 +92,20 @@ class AdamOptimizer(RuleOptimizer):
             "beta2_power"
         )
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         powers = {name: dtype(self._get_non_slot_variable(name).item()) for name in self.POWERS}
-        return {**super()._scalars(dtype), **powers}
+        return {**super()._scalars(values, dtype, group), **powers}
 
-    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+    def _counters(self, values: dict[str, Any]) -> list[Call]:
+        counters: list[Call] = []
         for name, hyper in self.POWERS.items():
             power = self._get_non_slot_variable(name)
             dtype = scalar_type(power)
-            with torch.no_grad():
-                power.fill_((dtype(power.item()) * as_scalar(self._values[hyper], dtype)).item())
+            moved = dtype(power.item()) * as_scalar(values[hyper], dtype)
+            counters.append(partial(power.detach().fill_, moved.item()))
+        return counters
+
+    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
+        run(self._counters(self._values()))
+
+    _FINISH = _finish

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from thalweg.core.pairs import Pair
-from thalweg.core.step import Dtype
+from torch import Tensor
+
+from thalweg.core.columns import Groups
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
@@ -14,6 +16,8 @@ from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.scalars import as_scalar, scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+_ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
 
 
 class FtrlOptimizer(RuleOptimizer):
@@ -103,17 +107,18 @@ class FtrlOptimizer(RuleOptimizer):
             ("linear", 0.0, self._linear_name or self._name),
         ]
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+    def _groups(
+        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+    ) -> Groups:
+        if not any(isinstance(grad, IndexedSlices) for grad in gradients):
+            return None
+        return [_ROWS if isinstance(grad, IndexedSlices) else None for grad in gradients]
+
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # beta joins l2 before the cast to the variable's dtype.
-        values = self._values
-        if self._has_rows:
+        if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
-        own = scalar_type(values["learning_rate"])
-        parts = [as_scalar(values[name], own) for name in ("learning_rate", "l2", "beta")]
-        return {**super()._scalars(dtype), "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}
-
-    def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
-        self._has_rows = any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
-        return super()._apply_pairs(pairs)
-
-    _has_rows = False
+        kind = scalar_type(values["learning_rate"])
+        parts = [as_scalar(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        own = super()._scalars(values, dtype, group)
+        return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.pairs import check_variables
-from thalweg.core.pipeline import NOTHING
+from thalweg.core.outcome import raise_first
+from thalweg.core.pairs import Pair, check_variables
+from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Copied
-from thalweg.core.step import Dtype, Plans, Stepper, check_pairs
+from thalweg.core.step import Hooks, Plans, Shared, check_pairs, take
+from thalweg.engines.engine import Dtype
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule
@@ -145,8 +148,21 @@ class ExponentialMovingAverage(Copied):
                     value = var.detach().clone()
                     self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            _move(self._plans.now().together, averages, variables, share)
+            self._move(averages, variables, share)
         return None
+
+    def _move(
+        self,
+        averages: Sequence[Tensor],
+        values: Sequence[Tensor],
+        share: Any,
+        counts: Sequence[Call] = (),
+    ) -> None:
+        """Bring averages nearer to values, all in one pass; `counts` are called after it."""
+        if averages:
+            pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
+            hooks = _Moving(share, counts)
+            raise_first(take(hooks, self._plans.now(), pairs).errors)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         graph = get_default_graph()
@@ -169,15 +185,18 @@ class ExponentialMovingAverage(Copied):
             averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
         ) -> None:
             share = _share(decay, count, kind)
-            plain = [index for index, slot in enumerate(biased) if slot is None]
+            moved = [
+                average if slot is None else slot
+                for average, slot in zip(averages, biased, strict=True)
+            ]
             with self._lock:
-                plans = self._plans.now()
-                own = [averages[i] for i in plain]
-                _move(plans.together, own, [values[i] for i in plain], share)
-                for average, value, slot, step in zip(averages, values, biased, steps, strict=True):
-                    if slot is not None:
-                        _move(plans.alone(slot), [slot], [value], share)
-                        _debias(average, slot, step, share)
+                counts = [
+                    call
+                    for average, slot, step in zip(averages, biased, steps, strict=True)
+                    if slot is not None
+                    for call in _debiasing(average, slot, step, share)
+                ]
+                self._move(moved, values, share, counts)
 
         return operation(
             run,
@@ -285,31 +304,41 @@ def _share(decay: Any, num_updates: Any, kind: ScalarType) -> Any:
     return kind(1) - kept
 
 
-def _move(
-    stepper: Stepper, averages: Sequence[Tensor], values: Sequence[Tensor], share: Any
-) -> None:
-    """Bring averages nearer to values, all in one pass."""
-    if not averages:
-        return
-    pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
+class _Moving(Hooks):
+    """One update of averages.
 
-    def scalars(dtype: Dtype) -> dict[str, Any]:
-        return {"share": dtype(share)}
+    Args:
+        share: How far they go.
+        counts: What follows, as functions in C.
+    """
 
-    given, rule = [value for value, _ in pairs], MOVING_AVERAGE
-    with torch.no_grad():
-        if stepper.repeat(rule, NOTHING, averages, given, scalars, current(), calls=False):
-            return
-        titles = titles_of(averages)
-        check_pairs(pairs, titles, scatter=False)
-        own = [()] * len(pairs)
-        stepper.take(rule, NOTHING, pairs, titles, own, scalars, current(), calls=False)
+    def __init__(self, share: Any, counts: Sequence[Call]) -> None:
+        self._share = share
+        self._counts = counts
+        self.selection = current()
+
+    def rule(self) -> Rule:
+        return MOVING_AVERAGE
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return titles_of(variables)
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=False)
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return []
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        return {"share": dtype(self._share)}
+
+    def counts(self, shared: Shared) -> list[Call]:
+        return list(self._counts)
 
 
-def _debias(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> None:
-    """Divide an average that began at 0 by the weight it has gathered."""
-    with torch.no_grad():
-        step.add_(1)
-        kind = scalar_type(step)
-        weight = kind(1) - power(kind(1) - kind(share), kind(step.item()))
-        average.copy_(biased / float(weight))
+def _debiasing(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> list[Call]:
+    """What divides an average that began at 0 by the weight it will have gathered."""
+    kind = scalar_type(step)
+    weight = kind(1) - power(kind(1) - kind(share), kind(step.item() + 1))
+    source, target = biased.detach(), average.detach()
+    return [partial(step.detach().add_, 1), partial(torch.div, source, float(weight), out=target)]

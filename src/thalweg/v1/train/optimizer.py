@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_function
-from thalweg.core.outcome import constrain, not_taken, raise_first, restored
-from thalweg.core.pairs import Pair, as_gradient, as_pairs, check_variables, distinct
-from thalweg.core.step import check_pairs
+from thalweg.core.outcome import Outcome, raise_first
+from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.processing import NOTHING, Processing
+from thalweg.core.section import Call
+from thalweg.core.step import Plans, finish, take
+from thalweg.engines.engine import Copies
 from thalweg.engines.selection import EngineName, Selection, check_name, current
-from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
     GraphVariable,
     SymbolicSlices,
+    SymbolicTensor,
     by_reference,
     current_session,
     executing_eagerly,
@@ -30,10 +35,13 @@ from thalweg.graph import (
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
+from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import name_of, titles_of
 
 _SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
+_SYMBOLIC = (SymbolicTensor, SymbolicSlices)
+_NOT_COPIED = ("_lock", "_under_way")
 
 
 class Optimizer(StateDict):
@@ -79,6 +87,8 @@ class Optimizer(StateDict):
         self._use_locking = use_locking
         self._name = name
         self._engine: EngineName | None = None
+        self._plans = Plans()
+        self._under_way: V1Hooks | None = None
         self._lock = threading.RLock()
 
     def get_name(self) -> str:
@@ -141,7 +151,7 @@ class Optimizer(StateDict):
             TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
-            return gating.minimize(self, loss, global_step, var_list, grad_loss)
+            return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
         pairs = self.compute_gradients(
             loss,
             var_list=var_list,
@@ -222,18 +232,98 @@ class Optimizer(StateDict):
         given = as_pairs(grads_and_vars)
         if not given:
             raise ValueError("No variables provided.")
-        is_eager = executing_eagerly()
-        if is_eager and self._repeats(given, global_step):
-            return None
-        if not is_eager or any(is_symbolic(part) for pair in given for part in pair):
+        kinds = set(map(type, chain.from_iterable(given)))
+        if not executing_eagerly() or any(issubclass(kind, _SYMBOLIC) for kind in kinds):
             return self._apply_in_graph(given, global_step, name)
-        with self._locked():
-            self._apply_eagerly(given, global_step, name or self._name)
+        self._apply(given, global_step, name or self._name)
         return None
 
-    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
-        """Whether the step was the last one with other gradients, and has been taken as such."""
-        return False
+    _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
+
+    def takes_processing(self) -> bool:
+        """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
+        own = [cls for cls in type(self).__mro__ if "apply_gradients" in vars(cls)]
+        return all("_APPLIES" in vars(cls) for cls in own) and "apply_gradients" not in vars(self)
+
+    def _apply(
+        self,
+        given: list[tuple[Any, Any]],
+        global_step: Any,
+        name: str,
+        captured: list[Any] | None = None,
+    ) -> None:
+        """Apply gradients now; those that are None are left out."""
+        if any(grad is None for grad, _ in given):
+            check_variables([var for _, var in given])
+            check_any(given)
+            given = [(grad, var) for grad, var in given if grad is not None]
+        raise_first(self._take(given, global_step, name, captured=captured).errors)
+
+    def _take(
+        self,
+        given: Sequence[tuple[Any, Any]],
+        global_step: Any,
+        name: str,
+        how: Processing = NOTHING,
+        copies: Copies = None,
+        captured: list[Any] | None = None,
+    ) -> Outcome:
+        """Take a step, eagerly or as a session runs.
+
+        Args:
+            given: Gradients, none of them None, and variables.
+            global_step: A variable that is raised by 1 after the updates, or None.
+            name: The name of the step.
+            how: What happens to the gradients first.
+            copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
+            captured: In a session the values of `_captured`. Without them a step inside of
+                `_taking` has those of that step.
+
+        Returns:
+            Whether the step was taken, and what was raised after the updates.
+        """
+        with self._locked():
+            values = None if captured is None else captured[0]
+            if values is None and self._under_way is not None:
+                values = self._under_way.values
+            with self._taking(self._hooks(global_step, name, values)) as hooks:
+                return take(hooks, self._plans.now(), given, how, copies)
+
+    def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
+        return V1Hooks(self, global_step, name, values)
+
+    @contextlib.contextmanager
+    def _taking(self, hooks: V1Hooks) -> Iterator[V1Hooks]:
+        """Take a step alone.
+
+        TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
+        is found there as long as it lasts, and no longer.
+        """
+        with self._locked():
+            before, self._under_way = self._under_way, hooks
+            try:
+                yield hooks
+            finally:
+                self._under_way = before
+
+    def _minimize_one_by_one(
+        self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
+    ) -> None:
+        value, variables = gating.forward(loss, var_list)
+        errors: list[BaseException] = []
+        with self._taking(self._hooks(global_step, self._name, None)) as hooks:
+            kept = self._plans.now()
+
+            def apply(grad: Gradient, var: Tensor) -> None:
+                outcome = take(hooks, kept.alone(var), [(grad, var)], is_last=False)
+                errors.extend(outcome.errors)
+
+            hooks.prepare(variables)
+            hooks.is_prepared = True
+            updated = gating.backward(value, variables, grad_loss, apply)
+            kept.forget_others(updated)
+            errors += finish(hooks)
+        raise_first(errors)
 
     def _locked(self) -> Any:
         return _SHARED if self._use_locking else self._lock
@@ -260,8 +350,11 @@ class Optimizer(StateDict):
                 dtypes differ.
         """
         given = as_pairs(grads_and_vars)
-        present = iter(_converted(given))
-        pairs = [(None, var) if grad is None else next(present) for grad, var in given]
+        titles = titles_of([var for _, var in given])
+        pairs = [
+            (None if grad is None else as_gradient(grad, var, title), var)
+            for (grad, var), title in zip(given, titles, strict=True)
+        ]
         summed = summed_over_replicas(pairs, distribution)
         found = [(grad, var) for grad, var in summed if grad is not None]
         self.apply_gradients(found, global_step, name)
@@ -288,11 +381,7 @@ class Optimizer(StateDict):
         captured = self._captured()
 
         def run(grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]) -> None:
-            given = list(zip(grads, leaves, strict=True))
-            with self._locked():
-                self._restore_captured(values)
-                if not self._repeats(given, step):
-                    self._apply_eagerly(given, step, op.name)
+            self._apply(list(zip(grads, leaves, strict=True)), step, op.name, values)
 
         op = operation(
             run,
@@ -308,68 +397,37 @@ class Optimizer(StateDict):
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
+    def _read(self) -> dict[str, Any]:
+        """What is read once a step, by name; callables are called."""
+        return {}
+
+    def _values(self) -> dict[str, Any]:
+        """What the step under way has read, or what one would read now."""
+        return self._read() if self._under_way is None else self._under_way.values
+
     def _captured(self) -> list[Any]:
-        """What a step in graph mode depends on besides gradients and variables."""
-        return [value for value in vars(self).values() if is_symbolic(value)]
+        """What a step in graph mode depends on besides gradients and variables: `_read` first."""
+        return [self._read(), [value for value in vars(self).values() if is_symbolic(value)]]
 
-    def _restore_captured(self, values: list[Any]) -> None:
-        """Called when a session runs with the values of `_captured`."""
+    def _calls(self) -> bool:
+        """Whether the beginning of a step calls users' functions."""
+        return True
 
-    def _apply_eagerly(self, given: list[tuple[Any, Any]], global_step: Any, name: str) -> None:
-        check_variables([var for _, var in given])
-        pairs = _converted(given)
-        if not pairs:
-            check_any(given)
-        _check_global_step(global_step)
-        with torch.inference_mode(False), torch.no_grad():
-            self._check(pairs)
-            with not_taken():
-                if current_session() is None:  # in a graph they were made when it was built
-                    self._create_slots(distinct([var for _, var in pairs]))
-                self._prepare()
-            errors = [*self._apply_pairs(pairs), *self._finished(name, global_step)]
-        raise_first(errors)
+    def _finishes_itself(self) -> bool:
+        """Whether `_finish` is a subclass's own."""
+        return getattr(self._finish, "__func__", None) is not type(self)._FINISH
 
-    def _finished(self, name: str, global_step: Any) -> list[BaseException]:
-        """Call `_finish` and count the step.
+    def _counters(self, values: dict[str, Any]) -> list[Call]:
+        """What counts a step beside `global_step`, as functions in C; given what it has read."""
+        return []
 
-        Returns:
-            What `_finish` raised: the updates are done by now.
-        """
-        errors: list[BaseException] = []
-        with torch.no_grad():
-            try:
-                self._finish([], name)
-            except BaseException as error:
-                error.add_note("The step was taken, but `_finish` failed.")
-                errors.append(error)
-            if global_step is not None:
-                global_step.add_(1)
-        return errors
-
-    def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
-        """One hook call per pair, in order; a constraint follows its variable's update.
-
-        Returns:
-            What constraints raised.
-        """
-        errors: list[BaseException] = []
-        with not_taken(), restored(self._written(distinct([var for _, var in pairs]))):
-            for grad, var in pairs:
-                if isinstance(grad, IndexedSlices):
-                    self._apply_slices(grad, var)
-                else:
-                    hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
-                    getattr(self, hook)(grad, var)
-                    errors += constrain(var, name_of(var))
-        return errors
-
-    def _apply_alone(self, grad: Any, var: Tensor) -> list[BaseException]:
-        """Apply one gradient of several that come one after the other."""
-        return self._apply_pairs([(grad, var)])
-
-    def _forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Called after `_apply_alone` of each of these variables."""
+    def _apply_one(self, grad: Gradient, var: Tensor) -> None:
+        """Call the hook for one pair."""
+        if isinstance(grad, IndexedSlices):
+            self._apply_slices(grad, var)
+        else:
+            hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
+            getattr(self, hook)(grad, var)
 
     def _apply_slices(self, grad: IndexedSlices, var: Tensor) -> None:
         repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
@@ -396,9 +454,6 @@ class Optimizer(StateDict):
         graph = None if session is None else session.graph
         own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
         return [*variables, *slots, *own]
-
-    def _check(self, pairs: list[Pair]) -> None:
-        check_pairs(pairs, titles_of([var for _, var in pairs]), scatter=self._scatters())
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
@@ -430,6 +485,8 @@ class Optimizer(StateDict):
             name_scope: The name of the step.
         """
 
+    _FINISH = _finish  # the library's own; `_counters` does what it does
+
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} must override _apply_dense.")
@@ -458,21 +515,12 @@ class Optimizer(StateDict):
         return self._resource_apply_sparse(summed.values, handle, summed.indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
+        return {key: value for key, value in vars(self).items() if key not in _NOT_COPIED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._under_way = None
         self._lock = threading.RLock()
-
-
-def _converted(given: Sequence[tuple[Any, Any]]) -> list[Pair]:
-    """The pairs that have a gradient, as tensors and slices."""
-    titles = titles_of([var for _, var in given])
-    return [
-        (as_gradient(grad, var, title), var)
-        for (grad, var), title in zip(given, titles, strict=True)
-        if grad is not None
-    ]
 
 
 def _title(var: Any) -> str:
@@ -489,15 +537,3 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
     if all(grad is None for grad, _ in pairs):
         names = [_title(var) for _, var in pairs]
         raise ValueError(f"No gradients provided for any variable: {names}.")
-
-
-def is_global_step(global_step: Any) -> bool:
-    """Whether it can be counted up: a scalar, or None."""
-    return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())
-
-
-def _check_global_step(global_step: Any) -> None:
-    if not is_global_step(global_step):
-        raise InvalidTypeError(
-            f"global_step must be a scalar variable or None, not {global_step!r}."
-        )

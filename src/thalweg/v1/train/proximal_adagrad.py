@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size
@@ -73,8 +74,8 @@ class ProximalAdagradOptimizer(RuleOptimizer):
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         return [("accumulator", self._initial_accumulator_value, self._name)]
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        check_step_size("learning_rate", self._values["learning_rate"])
-        check_step_size("l1_regularization_strength", self._values["l1"], zero=True)
-        check_step_size("l2_regularization_strength", self._values["l2"], zero=True)
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        check_step_size("learning_rate", values["learning_rate"])
+        check_step_size("l1_regularization_strength", values["l1"], zero=True)
+        check_step_size("l2_regularization_strength", values["l2"], zero=True)
+        return super()._scalars(values, dtype, group)

@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.slots import SlotStore
+from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
     current_session,
@@ -84,13 +85,18 @@ class State:
         return self.get_slot(var, slot_name)
 
     def _fill_slots(
-        self, variables: Sequence[Any], value: float, slot_name: str, op_name: str
+        self,
+        variables: Sequence[Any],
+        value: float,
+        slot_name: str,
+        op_name: str,
+        kind: Slot | None = None,
     ) -> None:
         """Slots filled with a number for those of the variables that lack them, made together."""
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             titles = [self._slot_title(var, op_name) for var in missing]
-            self._slots.make(missing, slot_name, value, titles)
+            self._slots.make(missing, slot_name, value, titles, kind)
 
     def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made with the value `val` if there is none.

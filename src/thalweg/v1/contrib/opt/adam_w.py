@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
-from thalweg.core.step import Dtype
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_W
-from thalweg.scalars import as_operand
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
 from thalweg.v1.train.adam import AdamOptimizer
 
@@ -49,5 +49,6 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
     def _rule(self) -> Rule:
         return ADAM_W
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
-        return {**super()._scalars(dtype), "weight_decay": as_operand(self._decay_value, dtype)}
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        own = super()._scalars(values, dtype, group)
+        return {**own, "weight_decay": self._decay(values, dtype, group)}

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from thalweg.core.pairs import Pair
-from thalweg.core.pipeline import Measure, PerVariable, Pipeline
-from thalweg.core.step import Dtype
-from thalweg.engines import compute_dtype
+from thalweg.core.columns import Groups
+from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import LARS, NESTEROV_LARS
-from thalweg.rules.lars import trust_ratio
 from thalweg.scalars import as_operand, as_scalar
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 from thalweg.variable import name_of
+
+
+class _Group(Enum):
+    SCALED = 1
+    SKIPPED = 2
+    ROWS = 3
 
 
 class LARSOptimizer(RuleOptimizer):
@@ -91,51 +94,21 @@ class LARSOptimizer(RuleOptimizer):
     def _skips(self, var: Tensor) -> bool:
         return any(part in name_of(var) for part in self._skip_list or ())
 
-    def _scalars(self, dtype: Dtype) -> dict[str, Any]:
+    def _groups(
+        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+    ) -> Groups:
+        return list(map(self._group, variables, gradients))
+
+    def _group(self, var: Tensor, grad: Any) -> _Group:
+        if isinstance(grad, IndexedSlices):
+            return _Group.ROWS
+        return _Group.SKIPPED if self._skips(var) else _Group.SCALED
+
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
-        # a Python float is rounded once.
-        given = {name: as_operand(value, dtype) for name, value in self._values.items()}
-        return {**given, "trust_ratio": dtype(1)}
-
-    def _one_by_one(self, pairs: Sequence[Pair] = ()) -> bool:
-        # The norms of a variable that comes twice are measured twice.
-        variables = [id(var) for _, var in pairs]
-        return len(set(variables)) < len(variables) or super()._one_by_one(pairs)
-
-    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
-        def of(measure: Measure) -> dict[str, np.ndarray]:
-            norms = np.sqrt([measure.variable_squares(), measure.squares()])
-            ratios, decays = np.ones(len(variables)), np.zeros(len(variables))
-            for index, (var, grad) in enumerate(zip(variables, gradients, strict=True)):
-                if isinstance(grad, IndexedSlices) or self._skips(var):
-                    continue
-                dtype = compute_dtype(var.dtype)
-                given = self._scalars(dtype)
-                var_norm, grad_norm = (dtype(norm) for norm in norms[:, index])
-                decay, epsilon = given["weight_decay"], given["epsilon"]
-                with np.errstate(all="ignore"):
-                    ratio = trust_ratio(var_norm, grad_norm, given["eeta"], decay, epsilon)
-                ratios[index] = ratio
-                decays[index] = decay
-            found = {"trust_ratio": ratios, "weight_decay": decays}
-            return {**found, **self._of_rows(variables, gradients)}
-
-        return PerVariable(of=of)
-
-    def _of_rows(
-        self, variables: Sequence[Tensor], gradients: Sequence[Any]
-    ) -> dict[str, np.ndarray]:
-        """What sparse gradients have otherwise: TensorFlow casts there."""
-        if not any(isinstance(grad, IndexedSlices) for grad in gradients):
-            return {}
-        casts = [as_scalar if isinstance(grad, IndexedSlices) else as_operand for grad in gradients]
-        return {
-            name: np.array(
-                [
-                    cast(self._values[name], compute_dtype(var.dtype))
-                    for cast, var in zip(casts, variables, strict=True)
-                ],
-                np.float64,
-            )
-            for name in ("learning_rate", "momentum")
-        }
+        # a Python float is rounded once; but not those of sparse gradients.
+        cast = as_scalar if group is _Group.ROWS else as_operand
+        own = {name: cast(values[name], dtype) for name in self.HYPERS}
+        if group is _Group.SCALED:
+            return {**own, "adaptive": dtype(1)}
+        return {**own, "adaptive": dtype(0), "weight_decay": dtype(0)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.core import section
 from thalweg.core.pairs import as_gradient, as_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
@@ -93,8 +95,12 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
             with self._locked(), torch.no_grad():
-                for grad, var, dims in clipped:
-                    _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
+                section.run(
+                    [
+                        _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
+                        for grad, var, dims in clipped
+                    ]
+                )
             return None
         with control_dependencies([step]):
             operations = [self._clip_in_graph(*each) for each in clipped]
@@ -107,7 +113,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
                 with self._locked(), torch.no_grad():
-                    _clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)
+                    section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
 
         inputs = [grad, by_reference(variable)]
         return operation(run, inputs, f"clip_{base_name(variable)}", kind="update")
@@ -127,12 +133,15 @@ def _checked(var: Any, dims: Sequence[int]) -> list[int]:
     return [dim % rank for dim in found]
 
 
-def _clip(grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float) -> None:
+def _clip(
+    grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
+) -> section.Call:
+    """What shortens a variable, as a function in C."""
+    plain = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
         rows = torch.unique(grad.indices.long())
-        var[rows] = _clipped(var[rows], dims, max_norm)
-    else:
-        var.copy_(_clipped(var, dims, max_norm))
+        return partial(plain.index_copy_, 0, rows, _clipped(plain[rows], dims, max_norm))
+    return partial(plain.copy_, _clipped(plain, dims, max_norm))
 
 
 def _clipped(value: Tensor, dims: list[int], max_norm: float) -> Tensor:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function
-from thalweg.core.outcome import not_taken, restored
-from thalweg.core.pairs import Pair, distinct
-from thalweg.core.pipeline import NOTHING, PerVariable, Pipeline
-from thalweg.core.step import Plans
-from thalweg.graph import by_reference, current_session, graph_variable_of, is_symbolic
+from thalweg.core.pairs import Gradient, Pair
+from thalweg.core.step import Hooks, take
+from thalweg.engines import Selection
+from thalweg.engines.engine import Dtype
+from thalweg.formula import Rule
+from thalweg.graph import by_reference, graph_variable_of, is_symbolic
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
+from thalweg.v1.train.hooks import raise_within
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import titles_of
 
-# The optimizer whose `minimize` is under way, and the variables that it is to decay.
-_MINIMIZING: ContextVar[tuple[Any, Any]] = ContextVar("decay_var_list", default=(None, None))
+# The optimizer that is called, and the variables that it is to decay; between both calls are
+# `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
+_DECAYED: ContextVar[tuple[Any, list[Any] | None]] = ContextVar(
+    "decay_var_list", default=(None, None)
+)
 
 
 class DecoupledWeightDecayExtension(Optimizer):
@@ -60,9 +65,6 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = weight_decay
-        self._decay_value: Any = None  # of the step under way
-        self._decay_var_list: list[Any] | None = None  # None: all
-        self._decay_plans = Plans()
         super().__init__(*args, **kwargs)
 
     def minimize(
@@ -84,8 +86,7 @@ class DecoupledWeightDecayExtension(Optimizer):
                 colocate_gradients_with_ops, name, grad_loss: As there.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
-        token = _MINIMIZING.set((self, decay_var_list))
-        try:
+        with self._decaying(decay_var_list):
             return super().minimize(
                 loss,
                 global_step,
@@ -96,8 +97,6 @@ class DecoupledWeightDecayExtension(Optimizer):
                 name,
                 grad_loss,
             )
-        finally:
-            _MINIMIZING.reset(token)
 
     def apply_gradients(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -112,89 +111,92 @@ class DecoupledWeightDecayExtension(Optimizer):
             grads_and_vars, global_step, name: As there.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
-        optimizer, chosen = _MINIMIZING.get()
+        optimizer, chosen = _DECAYED.get()
         if decay_var_list is None and optimizer is self:
             decay_var_list = chosen
-        listed = None if decay_var_list is None else list(decay_var_list)
-        with self._locked():
-            self._decay_var_list = listed or None
+        with self._decaying(decay_var_list):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
-    _APPLIES = apply_gradients
+    _APPLIES = True
 
-    def sweeps(self) -> bool:
-        """See `RuleOptimizer.sweeps`."""
-        return self.FUSED and super().sweeps()  # pyright: ignore
+    @contextlib.contextmanager
+    def _decaying(self, chosen: Iterable[Any] | None) -> Iterator[None]:
+        token = _DECAYED.set((self, list(chosen or ()) or None))
+        try:
+            yield
+        finally:
+            _DECAYED.reset(token)
 
-    def apply_in_sweeps(self, *step: Any) -> bool | None:
-        """See `RuleOptimizer.apply_in_sweeps`; all variables are decayed."""
-        with self._locked():
-            if current_session() is None:
-                self._decay_var_list = None
-            return super().apply_in_sweeps(*step)  # pyright: ignore
-
-    def _decays(self, var: Tensor) -> bool:
-        chosen = self._decay_var_list
-        return chosen is None or any(var is each for each in chosen)
-
-    def _pipeline(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Pipeline:
-        """For a rule that has the decay in it: 0 for the variables that are left out."""
-        if not self.FUSED or self._decay_var_list is None:
-            return NOTHING
-        chosen = np.array([self._decays(var) for var in variables])
-        return PerVariable(
-            of=lambda measure: {
-                "weight_decay": np.where(chosen, as_operand(self._decay_value, np.float64), 0.0)
-            }
-        )
-
-    def _prepare(self) -> None:
-        if current_session() is None:
-            self._decay_value = self._call_if_callable(self._weight_decay)
-        super()._prepare()
+    def _read(self) -> dict[str, Any]:
+        optimizer, chosen = _DECAYED.get()
+        decay = self._call_if_callable(self._weight_decay)
+        own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
+        return {**own, **super()._read()}
 
     def _captured(self) -> list[Any]:
-        chosen = [graph_variable_of(var) for var in self._decay_var_list or ()]
-        own = [by_reference(var) if is_symbolic(var) else var for var in chosen]
-        return [self._call_if_callable(self._weight_decay), own, super()._captured()]
-
-    def _restore_captured(self, values: list[Any]) -> None:
-        self._decay_value, chosen, others = values
-        self._decay_var_list = list(chosen) or None
-        super()._restore_captured(others)
-
-    def _apply_pairs(self, pairs: list[Pair]) -> list[BaseException]:
-        if self.FUSED:
-            return super()._apply_pairs(pairs)
-        variables = distinct([var for _, var in pairs])
-        decayed = [(grad, var) for grad, var in pairs if self._decays(var)]
-        if len(variables) < len(pairs):  # decay and step alternate where a variable comes twice
-            with not_taken(), restored(self._written(variables)):
-                return [error for pair in pairs for error in self._apply_pairs([pair])]
-        with not_taken(), restored([var for _, var in decayed]):
-            self._decay_weights(decayed)
-            return super()._apply_pairs(pairs)
-
-    def _decay_weights(self, pairs: list[Pair]) -> None:
-        if pairs:
-            with torch.no_grad():
-                self._decay_plans.now().together.take(
-                    WEIGHT_DECAY,
-                    NOTHING,
-                    pairs,
-                    titles_of([var for _, var in pairs]),
-                    [()] * len(pairs),
-                    lambda dtype: {"weight_decay": as_operand(self._decay_value, dtype)},
-                    self._selection(),
-                    calls=False,
-                )
+        read, *others = super()._captured()
+        if read["decay_var_list"] is not None:
+            chosen = [graph_variable_of(var) for var in read["decay_var_list"]]
+            read["decay_var_list"] = [
+                by_reference(var) if is_symbolic(var) else var for var in chosen
+            ]
+        return [read, *others]
 
     def _calls(self) -> bool:
-        own = is_function(self._weight_decay)
-        return own or super()._calls()  # pyright: ignore[reportAttributeAccessIssue]
+        return is_function(self._weight_decay) or super()._calls()
 
-    def _repeats(self, given: list[tuple[Any, Any]], global_step: Any) -> bool:
-        return self.FUSED and super()._repeats(given, global_step)
+    def _groups(
+        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+    ) -> Groups:
+        """For a rule that has the decay in it: whether each variable is decayed."""
+        if not self.FUSED or values["decay_var_list"] is None:
+            return super()._groups(values, variables, gradients)  # pyright: ignore
+        return [_is_chosen(var, values) for var in variables]
+
+    def _decay(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> Any:
+        """The decay of a group, as such a rule takes it."""
+        return dtype(0) if group is False else as_operand(values["decoupled_decay"], dtype)
+
+    def _one_by_one(self) -> bool:
+        return not self.FUSED or super()._one_by_one()  # pyright: ignore
+
+    def _apply_one(self, grad: Gradient, var: Tensor) -> None:
+        values = self._values()
+        if not self.FUSED and _is_chosen(var, values):
+            hooks = _Decay(values["decoupled_decay"], self._selection())
+            kept = self._plans.now().alone(var).alone(var)  # beside those of the step
+            raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
+        super()._apply_one(grad, var)
+
+
+def _is_chosen(var: Tensor, values: dict[str, Any]) -> bool:
+    chosen = values["decay_var_list"]
+    return chosen is None or any(var is each for each in chosen)
+
+
+class _Decay(Hooks):
+    """The decay of one variable, in the course of a step."""
+
+    constrains = False
+
+    def __init__(self, decay: Any, selection: Selection) -> None:
+        self._decay = decay
+        self.selection = selection
+
+    def rule(self) -> Rule:
+        return WEIGHT_DECAY
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return titles_of(variables)
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """It was checked with the step."""
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return []
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        return {"weight_decay": as_operand(self._decay, dtype)}
 
 
 @cache

@@ -1,0 +1,158 @@
+"""What an optimizer of TensorFlow 1 has to say about a step: its hooks, in TensorFlow's order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.columns import Groups, derived
+from thalweg.core.outcome import After, raise_first
+from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
+from thalweg.core.section import Call
+from thalweg.core.step import Hooks, Shared, check_pairs
+from thalweg.engines.engine import Dtype
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.graph import current_session
+from thalweg.variable import titles_of
+
+
+class V1Hooks(Hooks):
+    """One step.
+
+    Args:
+        optimizer: The `Optimizer`.
+        global_step: What is raised by 1, or None.
+        name: The name of the step.
+        values: What the optimizer reads once a step, by name. If None it is read when it is first
+            asked for; a graph's operation has it from when the graph was built.
+    """
+
+    def __init__(
+        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+    ) -> None:
+        self._optimizer = optimizer
+        self._global_step = global_step
+        self._name = name
+        self._values = values
+        self.selection = optimizer._selection()
+        self.calls = optimizer._calls()
+        self.repeats = _is_global_step(global_step)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the optimizer reads once a step."""
+        if self._values is None:
+            self._values = self._optimizer._read()
+        return self._values
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return titles_of(variables)
+
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        variables = [var for _, var in given]
+        check_variables(variables)
+        titles = titles_of(variables)
+        return [
+            (as_gradient(grad, var, title), var)
+            for (grad, var), title in zip(given, titles, strict=True)
+        ]
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        if not _is_global_step(self._global_step):
+            raise InvalidTypeError(
+                f"global_step must be a scalar variable or None, not {self._global_step!r}."
+            )
+        titles = titles_of([var for _, var in pairs])
+        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        if current_session() is None:  # in a graph they were made when it was built
+            self._optimizer._create_slots(list(variables))
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        self._optimizer._prepare()
+        _ = self.values
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        self._optimizer._apply_one(grad, var)
+
+    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        return self._optimizer._written(variables)
+
+    def finish(self) -> list[After]:
+        if not self._optimizer._finishes_itself():
+            return []
+        return [After(self._finish, "`_finish` failed")]
+
+    def _finish(self) -> None:
+        with torch.no_grad():
+            self._optimizer._finish([], self._name)
+
+    def counts(self, shared: Shared) -> list[Call]:
+        optimizer, step = self._optimizer, self._global_step
+        counted = [] if optimizer._finishes_itself() else optimizer._counters(self.values)
+        return counted if step is None else [*counted, partial(step.detach().add_, 1)]
+
+
+class RuleHooks(V1Hooks):
+    """One step of an optimizer that runs a rule."""
+
+    def __init__(
+        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(optimizer, global_step, name, values)
+        self.repeats = self.repeats and not optimizer._one_by_one()
+
+    def rule(self) -> Rule:
+        return self._optimizer._rule()
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return self._optimizer._one_by_one()
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return self._optimizer._slots.of(var, [slot.name for slot in self.rule().slots])
+
+    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+        return self._optimizer._groups(self.values, variables, gradients)
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        return derived(self.rule(), self._optimizer._scalars(self.values, dtype, group), dtype, 1)
+
+
+class AloneHooks(RuleHooks):
+    """A user's hook that hands one variable to the rule, in the course of a step.
+
+    Args:
+        optimizer: The optimizer.
+        values: What it has read for the step; None if no step is under way.
+    """
+
+    constrains = False
+    is_prepared = True
+
+    def __init__(self, optimizer: Any, values: dict[str, Any] | None) -> None:
+        super().__init__(optimizer, None, "", values)
+        self.calls, self.repeats = False, True
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        """The step has made them."""
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return False
+
+
+def raise_within(errors: Sequence[BaseException]) -> None:
+    """Raise what came after the update of one variable; the step may be put back yet."""
+    for error in errors:
+        error.__notes__.clear()  # they say that it was taken
+    raise_first(errors)
+
+
+def _is_global_step(global_step: Any) -> bool:
+    """Whether it can be counted up: a scalar, or None."""
+    return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())
