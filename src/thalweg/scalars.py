@@ -154,8 +154,8 @@ def cos(x: Scalar) -> Any:
 
 
 def reciprocal(constant: Any) -> Any:
-    """1 / constant, in the constant's dtype."""
-    return type(constant)(1) / constant
+    """1 / constant, in the dtype of the constant, a NumPy scalar or a tensor."""
+    return 1 / constant
 
 
 def raised(base: Any, exponent: float) -> Any:

@@ -188,6 +188,7 @@ class _Call(Hooks):
     constrains = False
 
     def __init__(self, rule: Rule, title: str, slots: Sequence[Tensor], scalars: Arguments) -> None:
+        super().__init__()
         self._rule, self._title = rule, title
         self._slots, self._scalars = slots, scalars
         self.selection = current()

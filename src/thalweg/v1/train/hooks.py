@@ -35,6 +35,7 @@ class V1Hooks(Hooks):
     def __init__(
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
     ) -> None:
+        super().__init__()
         self._optimizer = optimizer
         self._global_step = global_step
         self._name = name

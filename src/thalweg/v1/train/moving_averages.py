@@ -313,6 +313,7 @@ class _Moving(Hooks):
     """
 
     def __init__(self, share: Any, counts: Sequence[Call]) -> None:
+        super().__init__()
         self._share = share
         self._counts = counts
         self.selection = current()

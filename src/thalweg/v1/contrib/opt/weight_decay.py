@@ -180,6 +180,7 @@ class _Decay(Hooks):
     constrains = False
 
     def __init__(self, decay: Any, selection: Selection) -> None:
+        super().__init__()
         self._decay = decay
         self.selection = selection
 
