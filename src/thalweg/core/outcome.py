@@ -55,13 +55,18 @@ def not_taken(done: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if done:
-            error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
-            if not any(note.startswith(done[0].rstrip(".")) for note in _notes(error)):
-                error.add_note(done[0])
-        elif not says_not_taken(error):
-            error.add_note(_NOT_TAKEN)
+        say(error, done)
         raise
+
+
+def say(error: BaseException, done: Sequence[str]) -> None:
+    """Add the note of `not_taken` to an exception."""
+    if done:
+        error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
+        if not any(note.startswith(done[0].rstrip(".")) for note in _notes(error)):
+            error.add_note(done[0])
+    elif not says_not_taken(error):
+        error.add_note(_NOT_TAKEN)
 
 
 def says_not_taken(error: BaseException) -> bool:
@@ -101,15 +106,14 @@ def written(
     """
     begun = [] if begun is None else begun
     errors: list[BaseException] = []
-    every: list[tuple[Call, str]] = [(each, "") for each in writes]
-    every.append((partial(begun.append, f"{_TAKEN}."), ""))
+    functions = [*writes, partial(begun.append, f"{_TAKEN}.")]
+    missing: dict[int, str] = {}
     for after in then:
-        every.append((after.call, after.missing))
-        if after.write is not None:
-            every.append((after.write, ""))
-    every += [(each, "") for each in counts]
-    functions = iter([call for call, _ in every])
-    remaining = calls(functions)
+        missing[len(functions)] = after.missing
+        functions += [after.call] if after.write is None else [after.call, after.write]
+    functions += counts
+    pending = iter(functions)
+    remaining = calls(pending)
     while True:
         try:
             consume(remaining)
@@ -117,8 +121,7 @@ def written(
         except BaseException as error:
             if not begun:
                 raise
-            _, missing = every[len(every) - length_hint(functions) - 1]
-            add_taken(error, missing)
+            add_taken(error, missing.get(len(functions) - length_hint(pending) - 1, ""))
             errors.append(error)
 
 

@@ -25,6 +25,7 @@ from thalweg.core.outcome import (
     constraint_of,
     not_taken,
     putting_back,
+    say,
     written,
 )
 from thalweg.core.pairs import Gradient, Pair, distinct
@@ -233,9 +234,12 @@ def repeat(
     """
     if kept.last is None:
         return None
-    with not_taken(hooks.begun):
+    try:
         planned = _again(hooks, kept, given, how, copies)
         return None if planned is None else _carried_out(hooks, planned, how, is_last)
+    except BaseException as error:
+        say(error, hooks.begun)
+        raise
 
 
 def finish(hooks: Hooks) -> list[BaseException]:
@@ -259,14 +263,8 @@ def _again(
         gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
         return None
-    asked = last._replace(
-        rule=rule,
-        stages=how.stages,
-        variables=variables,
-        gradients=gradients,
-        selection=hooks.selection,
-        copies=copies,
-    )
+    stages, selection = how.stages, hooks.selection
+    asked = Request(rule, stages, variables, gradients, last.slots, last.titles, selection, copies)
     if not ready.again(asked):
         return None
     _prepare(hooks, variables)
