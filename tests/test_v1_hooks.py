@@ -159,7 +159,7 @@ def test_processed_gradients_and_copies(hooked: bool) -> None:
     opt = maker(hooked)(1.0, 0.0)
     rows = IndexedSlices(torch.ones(1, 1), torch.tensor([1]))
     copies = [torch.zeros(2).half(), v.detach().bfloat16()]
-    how = Processing(unscaling=np.float32([0.5, 0.25]), clipvalue=0.75)
+    how = Processing(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
     step = Variable(np.int64(0))
     outcome = opt._take([(torch.tensor([1.0, 4.0]), w), (rows, v)], step, "s", how, copies)
     assert outcome == (True, [])
