@@ -342,14 +342,15 @@ def test_lars_has_the_ratio_1_where_a_norm_is_0(w: list[float], g: list[float]) 
     assert var.tolist() == [w[0] - 0.5 * g[0], w[1] - 0.5 * g[1]]
 
 
-def test_lars_measures_a_variable_that_comes_twice_twice() -> None:
-    one, two = Variable([3.0, 4.0], name="w"), Variable([3.0, 4.0], name="w")
-    grads = [torch.tensor([30.0, 40.0]), torch.tensor([1.0, 2.0])]
-    first, second = contrib.LARSOptimizer(5.0, eeta=0.5), contrib.LARSOptimizer(5.0, eeta=0.5)
-    first.apply_gradients([(grad, one) for grad in grads])
-    for grad in grads:
-        second.apply_gradients([(grad, two)])
-    assert torch.equal(one, two)
+def test_lars_measures_a_variable_that_comes_twice_before_both_updates() -> None:
+    w = Variable([3.0, 4.0], name="w")
+    opt = contrib.LARSOptimizer(1.0, momentum=0.5, weight_decay=0.0, eeta=0.25)
+    opt.apply_gradients([(torch.tensor(grad), w) for grad in ([30.0, 40.0], [0.0, 2.0])])
+    first, second = 0.25 * 5.0 / 50.0, 0.25 * 5.0 / 2.0  # the norm of w is 5 for both
+    velocity = [first * 30.0, first * 40.0]
+    wanted = [3.0 - velocity[0], 4.0 - velocity[1]]
+    velocity = [0.5 * velocity[0], 0.5 * velocity[1] + second * 2.0]
+    np.testing.assert_allclose(w.numpy(), np.subtract(wanted, velocity), rtol=1e-6)
 
 
 def averaged(values: list[float], decay: float) -> float:

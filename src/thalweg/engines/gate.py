@@ -175,7 +175,8 @@ def _check_memory(
             seen.add(id(var))
             tensors += [var, *own]
             titles += [name, *(f"a slot of {name}" for _ in own)]
-        if copy is not None:
+        if copy is not None and id(copy) not in seen:
+            seen.add(id(copy))
             layout.check_copy(var, copy, name)
             tensors.append(copy)
             titles.append(f"the copy of {name}")

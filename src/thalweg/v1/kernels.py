@@ -19,9 +19,8 @@ from torch import Tensor
 from thalweg.core.columns import derived
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_gradient
-from thalweg.core.step import Hooks, Kept, take
+from thalweg.core.step import Dtype, Hooks, Kept, take
 from thalweg.engines import check_gradients
-from thalweg.engines.engine import Dtype
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule

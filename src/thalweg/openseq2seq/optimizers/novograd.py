@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
@@ -43,6 +43,7 @@ class NovoGrad(RuleOptimizer):
         gradients that are None, and sums the squares in float32. torch.optim has no NovoGrad.
 
     Example:
+        >>> from thalweg import Variable
         >>> w = Variable([3.0, 4.0], name="w")
         >>> opt = NovoGrad(0.5)
         >>> opt.apply_gradients([([3.0, 4.0], w)])

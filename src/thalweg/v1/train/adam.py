@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from thalweg.core.section import Call, run
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import as_scalar, scalar_type

@@ -13,8 +13,7 @@ from thalweg.core.columns import Groups, derived
 from thalweg.core.outcome import After, raise_first
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
-from thalweg.core.step import Hooks, Shared, check_pairs
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype, Hooks, Shared, check_pairs
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session

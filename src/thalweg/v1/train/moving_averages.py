@@ -17,8 +17,7 @@ from thalweg.core.pairs import Pair, check_variables
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Copied
-from thalweg.core.step import Hooks, Plans, Shared, check_pairs, take
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype, Hooks, Plans, Shared, check_pairs, take
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule

@@ -16,8 +16,7 @@ from thalweg.core.outcome import Outcome, raise_first
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
-from thalweg.core.step import Plans, finish, take
-from thalweg.engines.engine import Copies
+from thalweg.core.step import Copies, Plans, finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,

@@ -10,8 +10,7 @@ from torch import Tensor
 from thalweg import scalars
 from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function, is_number
-from thalweg.core.step import scatters, take
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype, scatters, take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import Groups
-from thalweg.engines.engine import Dtype
+from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import LARS, NESTEROV_LARS

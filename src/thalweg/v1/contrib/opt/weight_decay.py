@@ -13,9 +13,8 @@ from torch import Tensor
 from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.pairs import Gradient, Pair
-from thalweg.core.step import Hooks, take
+from thalweg.core.step import Dtype, Hooks, take
 from thalweg.engines import Selection
-from thalweg.engines.engine import Dtype
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic
 from thalweg.rules.weight_decay import WEIGHT_DECAY

@@ -1,0 +1,198 @@
+"""Hooks of subclasses in the one flow of a step: what they see, and what is put back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import IndexedSlices, Variable, graph
+from thalweg.core.processing import Decision, Processing
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import contrib, train
+
+both = pytest.mark.parametrize("hooked", [False, True], ids=["rule", "hook"])
+
+
+class Hooked(train.MomentumOptimizer):
+    """Momentum whose hook hands each variable to the rule, and fails at one of them if told to."""
+
+    seen = 0
+    fails_at = ""
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        self.seen += 1
+        super()._apply_dense(grad, var)
+        if var.name == self.fails_at:
+            raise RuntimeError("burnt")
+
+
+def maker(hooked: bool) -> Any:
+    return Hooked if hooked else train.MomentumOptimizer
+
+
+@both
+def test_a_constraint_follows_each_update_once(hooked: bool) -> None:
+    calls = []
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.tolist())
+        return x / 2
+
+    w = Variable([4.0], constraint=halved)
+    opt = maker(hooked)(1.0, 0.0)
+    for _ in range(2):
+        opt.apply_gradients([(torch.ones(1), w)])
+    assert calls == [[3.0], [0.5]]
+    assert w.item() == 0.25
+
+
+@pytest.mark.parametrize("gate", [0, 1, 2])
+def test_a_hook_sees_every_step(gate: int) -> None:
+    w, v = Variable([1.0, 2.0]), Variable([1.0, 2.0])
+    opt, plain = Hooked(0.1, 0.9), train.MomentumOptimizer(0.1, 0.9)
+    for _ in range(4):
+        opt.minimize(lambda: (w * w).sum(), var_list=[w], gate_gradients=gate)
+        plain.minimize(lambda: (v * v).sum(), var_list=[v])
+    assert opt.seen == 4
+    assert torch.equal(w, v)
+
+
+def test_a_callable_is_called_once_a_step() -> None:
+    calls: list[None] = []
+    opt = Hooked(lambda: calls.append(None) or 0.5, 0.9)
+    variables = [Variable([1.0]), Variable([1.0]), Variable(np.ones(1))]
+    for step in range(1, 4):
+        opt.apply_gradients([(torch.ones_like(var), var) for var in variables])
+        assert len(calls) == step
+
+
+def test_tensors_of_hyperparameters_are_those_of_the_step_or_of_now() -> None:
+    rates = iter([1.0, 2.0, 3.0, 4.0])
+    seen = []
+
+    class Reading(train.AdamOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> None:
+            seen.append(self._lr_t.item())
+
+    opt = Reading(lambda: next(rates))
+    w, v = Variable([1.0]), Variable([1.0])
+    for _ in range(2):
+        opt.apply_gradients([(torch.ones(1), w), (torch.ones(1), v)])
+    assert seen == [1.0, 1.0, 2.0, 2.0]
+    assert opt._lr_t.item() == 3.0  # no step is under way
+
+
+@pytest.mark.parametrize("calls_super", [False, True])
+def test_a_finish_of_a_subclass_of_adam_counts_if_it_calls_adams(calls_super: bool) -> None:
+    class Finishing(train.AdamOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> Any:
+            if calls_super:
+                super()._finish(update_ops, name_scope)
+
+    opt, w = Finishing(0.1, beta1=0.5), Variable([1.0])
+    for _ in range(3):
+        opt.apply_gradients([(torch.ones(1), w)])
+    assert opt._get_beta_accumulators()[0].item() == (0.5**4 if calls_super else 0.5)
+
+
+def extended(fused: bool) -> Any:
+    if fused:
+        return contrib.opt.MomentumWOptimizer
+    return contrib.opt.extend_with_decoupled_weight_decay(Hooked)
+
+
+def test_a_step_that_fails_leaves_no_decay() -> None:
+    a, b = Variable([1.0], name="a"), Variable([1.0], name="b")
+    opt = extended(False)(0.5, 1.0, 0.9)
+    opt.fails_at = "b:0"
+    with pytest.raises(RuntimeError, match="burnt") as caught:
+        opt.apply_gradients([(torch.ones(1), a), (torch.ones(1), b)])
+    assert [note for note in caught.value.__notes__ if "step" in note] == [
+        "The step was not taken: no variable and no slot has changed."
+    ]
+    assert (a.item(), b.item(), opt.get_slot(a, "momentum").item()) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_decay_and_step_alternate_where_a_variable_comes_twice(fused: bool) -> None:
+    w, grad = Variable([8.0]), torch.ones(1)
+    extended(fused)(0.5, 1.0, 0.5).apply_gradients([(grad, w), (grad, w)])
+    assert w.item() == (8.0 * 0.5 - 1.0) * 0.5 - 1.5
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_chosen_variables_decay_and_the_choice_is_of_one_call(fused: bool) -> None:
+    a, b, zero = Variable([8.0]), Variable([8.0]), torch.zeros(1)
+    opt = extended(fused)(0.5, 1.0, 0.5)
+    opt.apply_gradients([(zero, a), (zero, b)], decay_var_list=[a])
+    assert (a.item(), b.item()) == (4.0, 8.0)
+    opt.apply_gradients([(zero, a), (zero, b)])
+    assert (a.item(), b.item()) == (2.0, 4.0)
+    opt.minimize(lambda: (a * 0 + b * 0).sum(), var_list=[a, b], decay_var_list=[b])
+    assert (a.item(), b.item()) == (2.0, 2.0)
+
+
+def test_what_takes_processing() -> None:
+    class Own(train.AdamOptimizer):
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            return super().apply_gradients(*args, **kwargs)
+
+    adam, patched = train.AdamOptimizer(), train.AdamOptimizer()
+    patched.apply_gradients = adam.apply_gradients
+    assert adam.takes_processing()
+    assert Hooked(0.1, 0.9).takes_processing()
+    assert extended(True)(0.1, 0.1, 0.9).takes_processing()
+    assert extended(False)(0.1, 0.1, 0.9).takes_processing()
+    extended_own = contrib.opt.extend_with_decoupled_weight_decay(Own)
+    moving = contrib.opt.MovingAverageOptimizer(adam)
+    for each in (Own(), patched, extended_own(0.1), moving):
+        assert not each.takes_processing()
+
+
+@both
+def test_processed_gradients_and_copies(hooked: bool) -> None:
+    w, v = Variable([3.0, 4.0]), Variable([[1.0], [2.0]])
+    opt = maker(hooked)(1.0, 0.0)
+    rows = IndexedSlices(torch.ones(1, 1), torch.tensor([1]))
+    copies = [torch.zeros(2).half(), v.detach().bfloat16()]
+    how = Processing(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
+    step = Variable(np.int64(0))
+    outcome = opt._take([(torch.tensor([1.0, 4.0]), w), (rows, v)], step, "s", how, copies)
+    assert outcome == (True, [])
+    assert (w.tolist(), v.tolist(), step.item()) == ([2.5, 3.25], [[1.0], [1.75]], 1)
+    assert [copy.tolist() for copy in copies] == [w.tolist(), v.tolist()]
+
+
+@both
+def test_a_skipped_step_changes_nothing_but_what_is_decided(hooked: bool) -> None:
+    w, step, skipped = Variable([3.0]), Variable(np.int64(0)), torch.zeros(())
+    opt = maker(hooked)(1.0, 0.0)
+
+    def decide(has_nan: bool, largest: float) -> Decision:
+        taken = bool(np.isfinite(largest))
+        return Decision(taken, [] if taken else [partial(skipped.add_, 1)])
+
+    how = Processing(decide=decide)
+    for value, taken in ((1.0, True), (float("inf"), False), (1.0, True)):
+        outcome = opt._take([(torch.tensor([value]), w)], step, "s", how)
+        assert outcome == (taken, [])
+    assert (w.item(), step.item(), skipped.item()) == (1.0, 2, 1.0)
+
+
+def test_a_slot_of_shape_nothing_in_a_graph() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(np.ones(3), name="w")
+        opt = NovoGrad(0.5)
+        op = opt.apply_gradients([(torch.ones(3, dtype=torch.float64), w)])
+        session.run(graph.global_variables_initializer())
+        session.run(op)
+        slot = opt.get_slot(w, "grads_ema")
+        assert (slot.name, slot.dtype, session.run(slot)) == (
+            "w/NovoGrad/grads_ema:0",
+            torch.float64,
+            3.0,
+        )
