@@ -62,14 +62,6 @@ def test_nothing_imports_upwards(path: Path) -> None:
 
 
 # Circles that are to be opened; what is left of one may remain, and no other may be made.
-KNOWN_CIRCLES = (
-    {"thalweg.v1.train.gating", "thalweg.v1.train.optimizer"},
-    {
-        "thalweg.keras.optimizers.differentiation",
-        "thalweg.keras.optimizers.in_graph",
-        "thalweg.keras.optimizers.optimizer",
-    },
-)
 
 
 def _title(path: Path) -> str:
@@ -115,10 +107,7 @@ def _circles(sources: dict[str, str]) -> list[set[str]]:
 def test_no_modules_import_each_other() -> None:
     # A package's `__init__` lists what its modules offer, and so stands apart from them.
     modules = [path for path in MODULES if path.name != "__init__.py"]
-    circles = _circles({_title(path): path.read_text() for path in modules})
-    assert [
-        circle for circle in circles if not any(circle <= known for known in KNOWN_CIRCLES)
-    ] == []
+    assert _circles({_title(path): path.read_text() for path in modules}) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.section import run
 from thalweg.engines.cpu.plan import DensePlan
+from thalweg.engines.engine import Columns, Request
+from thalweg.engines.selection import DEFAULT
 from thalweg.formula import Rule, Slot
 
 
@@ -82,13 +85,15 @@ def roofline(
         copies: None, or for each a tensor of a 16-bit type that is set to the variable.
     """
     made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
-    dtypes = [grad.dtype for grad in gradients]
-    plan = DensePlan(RULES[slots], (), variables, made, dtypes, copies or [None] * len(variables))
-    plan.point_at(gradients)
-    scalars: dict[type, dict[str, float]] = {np.float32: {}, np.float64: {}}
+    names = [""] * len(variables)
+    asked = Request(
+        RULES[slots], (), variables, gradients, made, names, DEFAULT, list(copies) or None
+    )
+    plan = DensePlan(asked)
+    columns = Columns({np.float32: {}, np.float64: {}}, {})
 
     # The table points at the gradients, so the step keeps them.
     def step(kept: Sequence[Tensor] = tuple(gradients)) -> None:
-        plan.run(scalars, {}, True)
+        run(plan.calls(columns))
 
     return step

@@ -171,7 +171,7 @@ def per_variable(
     if slots:
         plain = [slot.detach() for slot in slots.values()]
         values = [torch.tensor(now[key], dtype=slot.dtype) for key, slot in slots.items()]
-        writes.append(partial(torch._foreach_copy_, plain, values))
+        writes.append(partial(torch._foreach_copy_, plain, values))  # pyright: ignore
     return Columns(columns.shared, separate), writes
 
 

@@ -73,19 +73,16 @@ class Gate:
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
         asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
-        raw = self._all_raw(asked, [count > 1 for count in map(seen.get, map(id, variables))])
+        raw = self._all_raw(asked, len(rounds) > 1)
         made = [self._round(asked, number, own, raw) for number, own in enumerate(rounds)]
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
         return Together(asked, made)
 
-    def _all_raw(self, asked: Request, repeated: Sequence[bool]) -> list[bool]:
-        """Whether each part of the step is for the CPU engine.
-
-        A variable that comes twice has one engine: the reference engine computes before it writes.
-        """
+    def _all_raw(self, asked: Request, repeats: bool) -> list[bool]:
+        """Whether the CPU engine updates each variable; if variables repeat, each has one engine."""
         raw = [self._is_raw(asked, index) for index in range(len(asked.variables))]
-        if any(repeated) and not all(raw):
+        if repeats and not all(raw):
             slow = {id(var) for var, fits in zip(asked.variables, raw, strict=True) if not fits}
             raw = [id(var) not in slow for var in asked.variables]
         return raw

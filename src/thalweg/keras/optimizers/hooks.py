@@ -11,9 +11,8 @@ from torch import Tensor
 
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
-from thalweg.core.step import Hooks, Shared, check_pairs
+from thalweg.core.step import Dtype, Hooks, Shared, check_pairs
 from thalweg.engines import compute_dtype
-from thalweg.engines.engine import Dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices

@@ -11,9 +11,8 @@ from torch import Tensor
 from thalweg.core.columns import check_names, derived
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import Call
-from thalweg.core.step import Shared, scatters, take
+from thalweg.core.step import Dtype, Shared, scatters, take
 from thalweg.engines import check_rule, compute_dtype
-from thalweg.engines.engine import Dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
