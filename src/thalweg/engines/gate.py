@@ -80,7 +80,7 @@ class Gate:
         return Together(asked, made)
 
     def _all_raw(self, asked: Request, repeats: bool) -> list[bool]:
-        """Whether the CPU engine updates each variable; if variables repeat, each has one engine."""
+        """Whether each variable is the CPU engine's; one that repeats has one engine."""
         raw = [self._is_raw(asked, index) for index in range(len(asked.variables))]
         if repeats and not all(raw):
             slow = {id(var) for var, fits in zip(asked.variables, raw, strict=True) if not fits}
