@@ -56,8 +56,8 @@ def not_taken(done: Sequence[str] = ()) -> Iterator[None]:
         yield
     except BaseException as error:
         if done:
-            error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
-            error.add_note(done[0])
+            others = [note for note in _notes(error) if note not in (_NOT_TAKEN, done[0])]
+            error.__notes__ = [*others, done[0]]
         elif not says_not_taken(error):
             error.add_note(_NOT_TAKEN)
         raise
