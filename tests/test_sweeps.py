@@ -95,16 +95,18 @@ def by_hand(case: Case, gradients: list[Any], clip_scale: Any, trusts: bool) -> 
     dtype, made = np.float64 if case.wide == F64 else np.float32, []
     factors = trust(case.unscaling, case.unscaling)
     for grad, one, factor in zip(gradients, case.unscaling, factors, strict=True):
-        is_sparse = isinstance(grad, IndexedSlices)
-        if is_sparse:
-            grad = IndexedSlices(grad.values.to(case.wide), grad.indices, grad.dense_shape)
-            grad = grad.to_dense() if trusts else grad
-        array = values_of(grad).to(case.wide).numpy()
+        rows = grad if isinstance(grad, IndexedSlices) else None
+        wide = values_of(grad).to(case.wide)
+        if rows is not None and trusts:
+            wide = IndexedSlices(wide, rows.indices, rows.dense_shape).to_dense()
+        array = wide.numpy()
         for each in (one, clip_scale, factor if trusts else 1):
             array = array * dtype(each)
         values = torch.from_numpy(array)
-        rows = is_sparse and not trusts
-        made.append(IndexedSlices(values, grad.indices, grad.dense_shape) if rows else values)
+        if rows is not None and not trusts:
+            made.append(IndexedSlices(values, rows.indices, rows.dense_shape))
+        else:
+            made.append(values)
     return made
 
 
