@@ -299,6 +299,12 @@ def _anew(
         if is_last:
             kept.forget_others([var for _, var in pairs])
         return _by_hooks(hooks, pairs, how, copies, is_last)
+    if rule.whole and how and how.trust is None and _has_rows(pairs):
+        # Rows are processed as they come, before the rule has them added up.
+        pairs, decision = materialised(pairs, how, hooks.selection.denormals == "flush")
+        if not decision.taken:
+            return Outcome(False, written(decision.calls))
+        how = Processing(calls=decision.calls)
     if rule.whole or how.trust is not None:
         pairs = whole(pairs)
     variables = [var for _, var in pairs]
@@ -415,6 +421,10 @@ def _by_hooks(
         if not hooks.begun:
             consume(undo)
         raise
+
+
+def _has_rows(pairs: Sequence[Pair]) -> bool:
+    return any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
 
 
 def _divided(

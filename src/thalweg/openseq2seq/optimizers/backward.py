@@ -109,7 +109,7 @@ def reciprocal(scale: Any) -> float:
 
 
 def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
-    """Gradients by the targets, and what each is still to be multiplied by: float32 or None.
+    """Gradients by the targets, and what those that are not None are still to be multiplied by.
 
     A gradient with a penalty is a tensor of its own, unscaled. All gradients are concrete tensors.
     """
@@ -122,4 +122,4 @@ def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
     for index, grad in zip(penalised, made, strict=True):
         gradients[index] = grad
         unscaling[index] = 1
-    return backward.done(gradients), unscaling
+    return backward.done(gradients), unscaling[[grad is not None for grad in gradients]]

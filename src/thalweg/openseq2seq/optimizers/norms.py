@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core import norms
+from thalweg.core.processing import Processing
 from thalweg.engines import Tensors
-from thalweg.engines.engine import Columns
-from thalweg.formula import gradient_squares
 from thalweg.graph import Output, operation
 from thalweg.openseq2seq.optimizers.gradients import (
     concrete,
@@ -29,9 +27,9 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
 
     def measure(given: list[Any]) -> Tensor:
         found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
-        (squares,) = Tensors(found, found).sums((gradient_squares,), (), Columns({}, {}))
+        known = Processing(overflow=as_shipped).known(Tensors(found, found), [np.float32])
         with np.errstate(over="ignore"):
-            norm = np.float32(norms.global_norm(squares, as_shipped))
+            norm = np.float32(known.global_norm)
         return torch.tensor(norm, device=found[0].device if found else None)
 
     if not deferred(present):

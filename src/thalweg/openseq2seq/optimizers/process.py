@@ -112,10 +112,10 @@ def apply_processed(
             backward = backward.done(gradients)
             if how.reduces:
                 _check(how, backward)
-        backward, unscaling = raw(backward.present())
+        backward, unscaling = raw(backward)
         parts = watching(scaler, done, clearing(given.sums))
         processing = how.post.processing(
-            backward.pairs, given.rate, journal, unscaling=unscaling, **parts
+            backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))

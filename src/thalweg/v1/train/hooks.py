@@ -149,7 +149,7 @@ class AloneHooks(RuleHooks):
 def raise_within(errors: Sequence[BaseException]) -> None:
     """Raise what came after the update of one variable; the step may be put back yet."""
     for error in errors:
-        error.__notes__.clear()  # they say that it was taken
+        error.__notes__ = []  # they say that it was taken
     raise_first(errors)
 
 

@@ -1,0 +1,305 @@
+"""A step of `optimize_loss` as one call of the optimizer: places, numbers and interruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openseq2seq_steps import Training, differing
+from thalweg import IndexedSlices, Variable, graph
+from thalweg.openseq2seq.optimizers import optimize_loss, update
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import (
+    MixedPrecisionOptimizerWrapper,
+    mp_regularizer_wrapper,
+)
+from thalweg.v1 import train
+
+HALF = torch.float16
+SGD = train.GradientDescentOptimizer
+TABLE_ROWS = 64
+
+
+def table() -> Variable:
+    return Variable(torch.zeros(2, 1, dtype=HALF), name="table")
+
+
+def rows(value: float = 1638.0) -> IndexedSlices:
+    values = torch.full((TABLE_ROWS, 1), value, dtype=HALF)
+    return IndexedSlices(values, torch.zeros(TABLE_ROWS).long(), (2, 1))
+
+
+def stepping(variables: Any, optimizer: Any = "SGD", **options: Any) -> Any:
+    settings = {"dtype": "mixed", "summaries": [], **options}
+    return optimize_loss(lambda: None, optimizer, {}, lambda _: 1.0, variables, **settings)
+
+
+# Rows of 16 bits
+
+
+@pytest.mark.parametrize("has_penalty", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"larc_params": {"larc_eta": 1.0, "larc_mode": "scale", "min_update": 1.0}}],
+    ids=["plain", "larc"],
+)
+def test_rows_that_repeat_are_added_up_in_float32(
+    has_penalty: bool, options: dict[str, Any]
+) -> None:
+    var = table()
+    if has_penalty:
+        mp_regularizer_wrapper(lambda w: 0.0 * w.sum())(var)
+    step = stepping([var], **options)
+    step.apply_gradients([rows()])
+    assert step.optimizer.get_master(var).flatten().tolist() == [-1638.0 * TABLE_ROWS, 0.0]
+    assert var.flatten().tolist() == [-65504.0, 0.0]
+
+
+def test_a_sum_of_rows_that_16_bits_do_not_hold_is_no_overflow() -> None:
+    var = table()
+    step = stepping([var], loss_scaling="Backoff", loss_scaling_params={"scale_max": 1.0})
+    assert step.apply_gradients([rows()]) is True
+    assert step.apply_gradients([rows(float("inf"))]) is False
+
+
+def test_a_variable_that_is_listed_twice_is_updated_twice() -> None:
+    w = Variable(torch.ones(3, dtype=HALF), name="w")
+    step = stepping([w, w], clip_gradients=1e9)
+    for _ in range(2):
+        step.apply_gradients([torch.full((3,), 0.25, dtype=HALF)] * 2)
+    assert w.tolist() == [0.0] * 3
+
+
+# Numbers
+
+
+def test_clipped_gradients_of_16_bit_variables_are_rounded_before_the_update() -> None:
+    grad = torch.tensor([3.0, 4.1, 0.7, 11.3], dtype=HALF)
+    w, slot = Variable(torch.ones(4, dtype=HALF), name="w"), np.zeros(4, np.float16)
+    value = np.ones(4, np.float16)
+    step = optimize_loss(
+        lambda: None, "Momentum", {"momentum": 0.9}, lambda _: 0.3, [w], clip_gradients=1.0
+    )
+    factor = np.float32(1 / np.linalg.norm(grad.double().numpy()))
+    rounded = (grad.float().numpy() * factor).astype(np.float16).astype(np.float32)
+    for _ in range(3):
+        step.apply_gradients([grad])
+        moved = slot.astype(np.float32) * np.float32(0.9) + rounded
+        value = (value.astype(np.float32) - moved * np.float32(0.3)).astype(np.float16)
+        slot = moved.astype(np.float16)
+    np.testing.assert_array_equal(w.numpy(), value)
+
+
+def test_three_runs_are_shares_by_the_reciprocal_as_in_sessions() -> None:
+    runs = iter([True, True, False])
+    w = Variable(torch.zeros(3), name="w")
+    step = stepping([w], dtype=torch.float32, iter_size=3, skip_update_ph=lambda: next(runs))
+    grad = torch.tensor([5.0, 0.7, 1e-3])
+    for _ in range(3):
+        step.apply_gradients([grad])
+    share = grad.numpy() * (np.float32(1) / np.float32(3))
+    np.testing.assert_array_equal(w.numpy(), -((share + share) + share))
+    assert not np.array_equal(share, grad.numpy() / np.float32(3))
+
+
+# Arguments and places
+
+
+def test_gates_are_given_by_position() -> None:
+    w = Variable(torch.ones(2, dtype=HALF), name="w")
+    opt = MixedPrecisionOptimizerWrapper(SGD(1.0), 8.0)
+    loss = lambda: w.float().sum()  # noqa: E731
+    ((grad, _),) = opt.compute_gradients(loss, [w], opt.GATE_OP, None, False, torch.tensor(2.0))
+    assert grad.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, "mixed"], ids=str)
+def test_a_step_in_inference_mode_is_the_step_outside_of_it(dtype: Any) -> None:
+    kind = HALF if dtype == "mixed" else torch.float32
+    ends = []
+    for inside in (False, True):
+        w = Variable(torch.ones(2, dtype=kind), name="w")
+        step = optimize_loss(
+            lambda w=w: (w.float() ** 2).sum(), "Adam", {}, lambda s: 0.1 / (1 + int(s)), [w], dtype
+        )
+        with torch.inference_mode(inside):
+            losses = [step().item() for _ in range(2)]
+        step()
+        ends.append((losses, w.tolist()))
+    assert ends[0] == ends[1]
+
+
+class Overriding(train.MomentumOptimizer):
+    """Momentum of a user who looks at each step."""
+
+    seen: list[Any]
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        self.seen = [*getattr(self, "seen", []), [grad for grad, _ in pairs]]
+        return super().apply_gradients(pairs, *args, **options)
+
+
+def in_a_session(optimizer: Any) -> list[Any]:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable(torch.ones(3).half(), name="w")
+        op = optimize_loss(
+            (w.float() ** 2).sum(), optimizer, {"momentum": 0.5},
+            lambda step: 0.25 / (1.0 + step.to(torch.float32)),
+            dtype="mixed", loss_scaling="Backoff", clip_gradients=1.0,
+        )  # fmt: skip
+        session.run(graph.global_variables_initializer())
+        for _ in range(3):
+            session.run(op)
+        return session.run([w, *graph.global_variables()])
+
+
+def test_an_override_of_apply_gradients_has_a_session_s_learning_rate() -> None:
+    for a, b in zip(in_a_session(Overriding), in_a_session("Momentum"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_override_of_apply_gradients_is_given_all_pairs_and_the_global_step() -> None:
+    w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
+    steps: list[Any] = []
+
+    class Looking(SGD):
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None) -> Any:
+            steps.append((global_step, [var for _, var in grads_and_vars]))
+            return super().apply_gradients(grads_and_vars, global_step)
+
+    step = stepping([w, u], Looking, dtype=torch.float32)
+    step.apply_gradients([torch.ones(1), None])
+    ((counter, variables),) = steps
+    assert counter is step.global_step
+    assert variables[0] is w
+    assert variables[1] is u
+    assert (w.item(), u.item(), int(counter)) == (0.0, 1.0, 1)
+
+
+# All or nothing
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_what_an_override_raises_is_before_or_after_the_step(late: bool) -> None:
+    class Failing(train.AdamOptimizer):
+        armed = False
+
+        def apply_gradients(self, *args: Any, **options: Any) -> Any:
+            if late or not self.armed:
+                super().apply_gradients(*args, **options)
+            if self.armed:
+                raise OSError("burnt")
+
+    training, other = (
+        Training(Failing, HALF, loss_scaling="Backoff", loss_scaling_params={"step_window": 1})
+        for _ in range(2)
+    )
+    for each in (training, other):
+        each.step()
+    before = {**training.state(), **training.scaler_state()}
+    training.step.optimizer.optimizer.armed = True
+    with pytest.raises(OSError, match="burnt") as raised:
+        training.step()
+    notes = raised.value.__notes__
+    wanted = other if late else training
+    if late:
+        other.step()
+    after = {**training.state(), **training.scaler_state()}
+    assert differing(after, {**wanted.state(), **wanted.scaler_state()} if late else before) == []
+    assert training.step.was_applied is late
+    said = "The step was taken." if late else (
+        "The step was not taken: no variable and no slot has changed."
+    )  # fmt: skip
+    assert notes == [said]
+
+
+def interrupted_after(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
+    """Have a Ctrl-C come as soon as the optimizer has returned."""
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        call(*given, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.AdamOptimizer, "_take", interrupted)
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["taken", "skipped"])
+def test_an_interruption_after_the_step_undoes_nothing(
+    bad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = [
+        Training("Adam", HALF, loss_scaling="Backoff", loss_scaling_params={"scale_max": 16.0},
+                 learning_rate_decay_fn=lambda step: 0.1 / (1 + int(step)))
+        for _ in range(2)
+    ]  # fmt: skip
+    for each in trainings:
+        each.gradients["head"][2] = float("inf") if bad else 1.0
+    training, other = trainings
+    other.step()
+    with monkeypatch.context() as context:
+        interrupted_after(context, train.AdamOptimizer._take)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            training.step()
+    said = "The step was skipped." if bad else "The step was taken."
+    assert raised.value.__notes__ == [said]
+    assert training.step.was_applied is (not bad)
+    for each in trainings:
+        each.gradients["head"][2] = 1.0
+    assert differing(training.state(), other.state()) == []
+    assert differing(training.scaler_state(), other.scaler_state()) == []
+    with torch.no_grad():  # a master that began anew would follow
+        for each in trainings:
+            each.own["head"].fill_(3.0)
+            each.step()
+    assert differing(training.state(), other.state()) == []
+
+
+def test_an_interruption_after_gradients_were_added_up_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
+    from thalweg.openseq2seq.optimizers import process
+
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_told", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        training.step()
+    assert raised.value.__notes__ == ["The run added its gradients up."]
+    assert training.step.was_applied is False
+    assert training.state()["sum of head"].any()
+
+
+@pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
+def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> None:
+    scaler, other = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
+    before = scaler.state_dict()
+    for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
+        calls = scaler.scaler.advanced(has_nan, amax)
+        assert differing(before, scaler.state_dict()) == []
+        for call in calls:
+            call()
+        other.update_op(has_nan, amax)
+        before = other.state_dict()
+        assert differing(before, scaler.state_dict()) == []
+
+
+def test_a_static_scale_takes_its_step_without_looking_at_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    own = update.update
+
+    def watched(optimizer: Any, backward: Any, how: Any, *others: Any) -> Any:
+        seen.append(how)
+        return own(optimizer, backward, how, *others)
+
+    monkeypatch.setattr("thalweg.openseq2seq.optimizers.process.update", watched)
+    stepping([Variable(torch.ones(2, dtype=HALF))]).apply_gradients([torch.ones(2, dtype=HALF)])
+    assert seen[0].measured == ()
