@@ -41,9 +41,9 @@ def test_a_constraint_elsewhere_leaves_plans_in_force(
     var, opt, other = Variable(torch.zeros(2)), make(), Variable(0.0)
     opt.apply_gradients([(torch.ones(2), var)])
     found: list[bool] = []
-    applies = DensePlan.applies
+    again = DensePlan.again
     monkeypatch.setattr(
-        DensePlan, "applies", lambda self, given: found.append(applies(self, given)) or found[-1]
+        DensePlan, "again", lambda self, asked: found.append(again(self, asked)) or found[-1]
     )
     for _ in range(3):
         other.constraint = torch.relu

@@ -134,7 +134,6 @@ class Variable(torch.nn.Parameter):
     _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
 
     _created = itertools.count()
-    changes = 0  # of slots' memory, in the process: plans are made anew then
 
     def __new__(
         cls,
@@ -307,7 +306,6 @@ class StateVariable(Variable):
     def data(self, value: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
         self.moves.count += 1
-        Variable.changes += 1
 
     def _state(self) -> dict[str, Any]:
         return {key: value for key, value in super()._state().items() if key != "_moves"}

@@ -363,11 +363,25 @@ def _at_once(
     if not hooks.constrains:
         consume(calls([*own.calls, *counts]))
         return []
-    found = [getattr(var, "constraint", None) for var in asked.variables]
-    if found.count(None) < len(found):
-        places = [place for place, constraint in enumerate(found) if constraint is not None]
-        then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
+    then = [constraint_of(asked.variables[k], asked.titles[k]) for k in _constrained(asked)] + then
     return written(own.calls, then, counts, hooks.begun)
+
+
+def _constrained(asked: Request) -> list[int]:
+    """Positions of the variables that have a constraint, which may have been given just now."""
+    found = [getattr(var, "constraint", None) for var in asked.variables]
+    if found.count(None) == len(found):
+        return []
+    places = [place for place, constraint in enumerate(found) if constraint is not None]
+    for place in places:
+        grad = asked.gradients[place]
+        if not isinstance(grad, Tensor) or grad.layout != torch.strided:
+            raise _sparse(asked.titles[place])
+    return places
+
+
+def _sparse(title: str) -> RuntimeError:
+    return RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
 
 
 def _in_rounds(
@@ -481,4 +495,4 @@ def check_pairs(
     check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow)
     for grad, var, title in zip(gradients, variables, titles, strict=True):
         if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
-            raise RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
+            raise _sparse(title)

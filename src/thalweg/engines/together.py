@@ -11,7 +11,6 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.engine import Call, Columns, Dtype, Request, Round, Stages
 from thalweg.formula import Formula
-from thalweg.variable import Variable
 
 
 class Part(Protocol):
@@ -54,7 +53,6 @@ class Together:
         self._count = len(asked.variables)
         self._rounds = rounds
         self._parts = [part for parts in rounds for part in parts]
-        self._changes = Variable.changes
         self.is_single = len(rounds) == 1
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
@@ -65,8 +63,6 @@ class Together:
     def again(self, asked: Request) -> bool:
         """See `Ready`."""
         if not self.is_single or len(asked.variables) != self._count:
-            return False
-        if Variable.changes != self._changes:
             return False
         return all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts)
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import getters
 from thalweg.engines import layout
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
@@ -19,13 +18,13 @@ from thalweg.engines.cpu.measure import Leaves, table_peaks
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
 from thalweg.formula import Formula, Rule
-from thalweg.variable import Variable
+from thalweg.variable import StateVariable
 
 _CPU = {-1}
 
 
 def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
-    return np.fromiter(map(getters.address, tensors), np.int64, len(tensors))
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
 class Group:
@@ -65,7 +64,7 @@ class Group:
         sizes = [variables[index].numel() for index in members]
         base = np.zeros((len(members), len(storage)), np.int64)
         for row, own in enumerate(streams):
-            base[row, 0], *base[row, 2:] = map(getters.address, own)
+            base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
         self.bytes = np.array(sizes, np.int64) * storage[1].itemsize
         chunk = chunk_of(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
@@ -170,17 +169,20 @@ class DensePlan:
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self.written = [*variables, *slot_blocks, *copied]
         self._storages = [tensor.untyped_storage() for tensor in self.written]
-        self._copied_shapes = list(map(getters.shape, copied))
-        self._copied_strides = list(map(getters.stride, copied))
-        self._copied_dtypes = list(map(getters.dtype, copied))
-        self._changes = Variable.changes
-        self._pointers = list(map(getters.address, self.written))
-        self._shapes = list(map(getters.shape, variables))
-        self._strides = list(map(getters.stride, variables))
-        self._dtypes = list(map(getters.dtype, variables))
-        self._contiguous = all(map(getters.contiguous, variables))
-        slots_apart = [slot for each in slots for slot in each]
-        self.bounds = layout.bounds([*variables, *slots_apart, *copied])
+        self._copied_shapes = list(map(Tensor.size, copied))
+        self._copied_strides = list(map(Tensor.stride, copied))
+        self._copied_dtypes = [each.dtype for each in copied]
+        apart = [slot for each in slots for slot in each]
+        # The slots of a store share one counter of assignments to their `data`.
+        moves = {id(slot.moves): slot.moves for slot in apart if isinstance(slot, StateVariable)}
+        self._moves = list(moves.values())
+        self._moved = [each.count for each in self._moves]
+        self._pointers = list(map(Tensor.data_ptr, self.written))
+        self._shapes = list(map(Tensor.size, variables))
+        self._strides = list(map(Tensor.stride, variables))
+        self._dtypes = [each.dtype for each in variables]
+        self._contiguous = all(map(Tensor.is_contiguous, variables))
+        self.bounds = layout.bounds([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
         self._mark = partial(torch._C._increment_version, self.written)
@@ -228,10 +230,10 @@ class DensePlan:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
-        if Variable.changes != self._changes:
+        if [each.count for each in self._moves] != self._moved:
             return False
         try:
-            if list(map(getters.address, self.written)) != self._pointers:
+            if list(map(Tensor.data_ptr, self.written)) != self._pointers:
                 return False
         except RuntimeError:
             return False
@@ -244,19 +246,19 @@ class DensePlan:
         return True
 
     def _as_planned(self) -> bool:
-        if not all(map(eq, map(getters.shape, self.variables), self._shapes)):
+        if not all(map(eq, map(Tensor.size, self.variables), self._shapes)):
             return False
-        if list(map(getters.dtype, self.variables)) != self._dtypes:
+        if [each.dtype for each in self.variables] != self._dtypes:
             return False
         if self._copied and not (
-            all(map(eq, map(getters.shape, self._copied), self._copied_shapes))
-            and list(map(getters.stride, self._copied)) == self._copied_strides
-            and list(map(getters.dtype, self._copied)) == self._copied_dtypes
+            all(map(eq, map(Tensor.size, self._copied), self._copied_shapes))
+            and list(map(Tensor.stride, self._copied)) == self._copied_strides
+            and [each.dtype for each in self._copied] == self._copied_dtypes
         ):
             return False
         if self._contiguous:
-            return all(map(getters.contiguous, self.variables))
-        return list(map(getters.stride, self.variables)) == self._strides
+            return all(map(Tensor.is_contiguous, self.variables))
+        return list(map(Tensor.stride, self.variables)) == self._strides
 
     def _aim(self, gradients: Sequence[Any], bounds: np.ndarray | None) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.
@@ -284,17 +286,17 @@ class DensePlan:
     def _fit(self, gradients: Sequence[Any]) -> bool:
         if (
             set(map(type, gradients)) != {Tensor}
-            or not all(map(eq, map(getters.shape, gradients), self._shapes))
-            or list(map(getters.dtype, gradients)) != self._grad_dtypes
-            or set(map(getters.device, gradients)) != _CPU
+            or not all(map(eq, map(Tensor.size, gradients), self._shapes))
+            or [each.dtype for each in gradients] != self._grad_dtypes
+            or set(map(Tensor.get_device, gradients)) != _CPU
         ):
             return False
         if self._contiguous:
-            if not all(map(getters.contiguous, gradients)):
+            if not all(map(Tensor.is_contiguous, gradients)):
                 return False
-        elif list(map(getters.stride, gradients)) != self._strides:
+        elif list(map(Tensor.stride, gradients)) != self._strides:
             return False
-        return not any(map(getters.negative, gradients))
+        return not any(map(Tensor.is_neg, gradients))
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import getters
 from thalweg.core.processing import Processing, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -34,8 +33,8 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
     gradients = list(gradients)
     if (
         set(map(type, gradients)) == {Tensor}
-        and set(map(getters.layout, gradients)) == {torch.strided}
-        and not any(map(getters.requires_grad, gradients))
+        and all(grad.layout is torch.strided for grad in gradients)
+        and not any(grad.requires_grad for grad in gradients)
     ):
         return gradients
     return list(map(concrete, gradients))
@@ -48,7 +47,7 @@ def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> 
         InvalidTypeError: Names the first one.
     """
     if set(map(type, gradients)) == {Tensor} and (
-        list(map(getters.dtype, gradients)) == list(map(getters.dtype, variables))
+        [each.dtype for each in gradients] == [each.dtype for each in variables]
     ):
         return
     for grad, var in zip(gradients, variables, strict=True):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from thalweg import getters
 from thalweg.core.slots import SlotStore
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.v1.train.state import base_name
@@ -54,7 +53,7 @@ class Masters:
         """The same of each; those that eager mode asked for last are found without detours."""
         if any(map(is_symbolic, variables)) or current_session() is not None:
             return list(map(self.of, variables))
-        dtypes = list(map(getters.dtype, variables))
+        dtypes = [each.dtype for each in variables]
         asked, had, found = self._last
         if (
             self._stale
