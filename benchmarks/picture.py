@@ -83,21 +83,18 @@ def picture(made: Record) -> Picture:
 
 
 def _pair(axes: Any, place: int, figure: Figure, peer: str) -> None:
-    own, (other,) = (
-        figure.times[OURS],
-        [time for name, time in figure.times.items() if name not in (OURS, LIMIT)],
-    )
-    first = place == 0
-    ratio = relative(figure)
-    axes.barh(place - 0.19, ratio, 0.34, color=BLUE, label="Thalweg" if first else None)
-    axes.barh(place + 0.19, 1, 0.34, color=GRAY, label="the peer" if first else None)
-    end = ratio
+    (other,) = figure.times.keys() - {OURS, LIMIT}
+    own, theirs, ratio = figure.times[OURS], figure.times[other], relative(figure)
+    above, below = place - 0.19, place + 0.19
+    first = place == 0  # which names the colors
+    axes.barh(above, ratio, 0.34, color=BLUE, label="Thalweg" if first else None)
+    axes.barh(below, 1, 0.34, color=GRAY, label="the peer" if first else None)
     if LIMIT in figure.times:
         limit = ratio * figure.times[LIMIT] / own
         label = "one addition over the same memory" if first else None
         axes.plot([limit] * 2, [place - 0.38, place], color=RED, linewidth=1.5, label=label)
-    axes.text(end + 0.01, place - 0.19, f"{ratio:.2f}   {own:.3g} ms", va="center", color=BLUE)
-    axes.text(1.01, place + 0.19, f"{peer}   {other:.3g} ms", va="center")
+    axes.text(ratio + 0.01, above, f"{ratio:.2f}   {own:.3g} ms", va="center", color=BLUE)
+    axes.text(1.01, below, f"{peer}   {theirs:.3g} ms", va="center")
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from thalweg.graph import Graph, Session
 from thalweg.keras import optimizers as keras
 
 
+
 class Training:
     """A step that can be taken again and again, and everything that it may change."""
 
@@ -56,7 +57,9 @@ def variables(dtypes: list[torch.dtype], **options: Any) -> list[Variable]:
 
 def gradients(own: list[Variable], number: int, sparse: bool = False) -> list[Any]:
     generator = torch.Generator().manual_seed(number)
-    made: list[Any] = [torch.randn(var.shape, generator=generator).to(var.dtype) for var in own]
+    made: list[Any] = [
+        torch.randn(var.shape, generator=generator).to(var.dtype) for var in own
+    ]
     if sparse:
         rows = torch.randint(0, SHAPES[0][0], (50,), generator=generator)
         made[0] = IndexedSlices(made[0][:50].contiguous(), rows, torch.Size(SHAPES[0]))
@@ -271,7 +274,5 @@ def _judged(
 if __name__ == "__main__":
     torch.set_num_threads(2)
     sys.stdout.write(
-        json.dumps(
-            attack(sys.argv[1], sys.argv[2], int(sys.argv[3]), int((sys.argv[4:] or [0])[0]))
-        )
+        json.dumps(attack(sys.argv[1], sys.argv[2], int(sys.argv[3]), int((sys.argv[4:] or [0])[0])))
     )

@@ -75,7 +75,7 @@ class StateDict:
         self._awaits = False  # whether no variable has come for what was loaded
 
     def _extra_weights(self) -> dict[str, Tensor]:
-        """Those of the weights named in `EXTRA` that exist by now."""
+        """The weights named in `EXTRA` that exist by now."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class StateDict:
             "class_name", "format", "iterations" (int64 tensor), "hyperparameters" (numbers; not
             those given as schedules, callables or tensors), "weights" (optimizer-wide tensors) and
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
-            A variable whose name another had before is "name:0#1".
+            The second variable of a name is "name:0#1".
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
@@ -268,7 +268,7 @@ class StateDict:
 
 
 def _check_form(state_dict: Any, class_name: str) -> None:
-    """Refuse what is no state of this class of optimizer."""
+    """Refuse what is not a state of this class of optimizer."""
     if not isinstance(state_dict, dict) or "class_name" not in state_dict:
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."
