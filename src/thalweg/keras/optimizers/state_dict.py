@@ -268,7 +268,7 @@ class StateDict:
 
 
 def _check_form(state_dict: Any, class_name: str) -> None:
-    """Refuse what is not a state of this class of optimizer."""
+    """Refuse what is no state of this class of optimizer."""
     if not isinstance(state_dict, dict) or "class_name" not in state_dict:
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."
