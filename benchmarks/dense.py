@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figure import Figure, times
+from figure import Figure, compared
 
 from thalweg.bench import catalogue, peers, problem, roofline, shapes
 from thalweg.bench.timing import Contender, measure
@@ -25,12 +25,7 @@ def adam() -> list[Figure]:
             ],
             rounds=11, block=0.2,
         )  # fmt: skip
-        value = timings.ratio("thalweg", fused.name)
-        figures.append(
-            Figure(
-                f"adam_{name}", value, target, note=times(timings), disturbance=timings.disturbance
-            )
-        )
+        figures.append(compared(f"adam_{name}", timings, "thalweg", fused.name, target))
     return figures
 
 
@@ -48,17 +43,7 @@ def rules() -> list[Figure]:
             ],
             rounds=9, block=0.1,
         )  # fmt: skip
-        value = timings.ratio("roofline", "thalweg")
-        figures.append(
-            Figure(
-                f"roofline_{name}",
-                value,
-                0.85,
-                ">=",
-                note=times(timings),
-                disturbance=timings.disturbance,
-            )
-        )
+        figures.append(compared(f"roofline_{name}", timings, "roofline", "thalweg", 0.85, ">="))
     return figures
 
 
@@ -73,12 +58,4 @@ def clipping() -> list[Figure]:
         ],
         rounds=9, block=0.1,
     )  # fmt: skip
-    return [
-        Figure(
-            "global_clipnorm",
-            timings.ratio("clipped", "plain"),
-            1.30,
-            note=times(timings),
-            disturbance=timings.disturbance,
-        )
-    ]
+    return [compared("global_clipnorm", timings, "clipped", "plain", 1.30)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ from rich.table import Table
 
 from thalweg.bench.timing import OTHERS, Timings
 
-_MET = {True: "[green]yes[/]", False: "[red]no[/]", None: "[yellow]?[/]"}
+Sense = Literal["<=", ">="]
+_COLORS = {"yes": "green", "no": "red", "?": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -21,36 +22,72 @@ class Figure:
     Attributes:
         name: A short name, the same from run to run.
         value: What was measured.
-        target: What it should be.
+        target: What it should be; None where there is no target.
         sense: Whether the value should be at most or at least the target.
         unit: "x" for a ratio.
-        note: What it was measured from.
+        note: What it was measured from, where that is not `times`.
         disturbance: How many cores other processes used while it was measured.
+        times: Milliseconds of a step, by contender, all in the same rounds.
+        runs: In how many processes it was measured; the value is their median.
     """
 
     name: str
     value: float
-    target: float
-    sense: Literal["<=", ">="] = "<="
+    target: float | None = None
+    sense: Sense = "<="
     unit: str = "x"
     note: str = ""
     disturbance: float = 0.0
+    times: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 1
 
     @property
-    def met(self) -> bool | None:
-        """Whether the value is on the right side of the target; None if too much else ran."""
+    def met(self) -> Literal["yes", "no", "?", ""]:
+        """Whether the value is on the right side of its target; "?" if too much else ran.
+
+        Empty where there is no target.
+        """
+        if self.target is None:
+            return ""
         if self.disturbance > OTHERS:
-            return None
-        return self.value <= self.target if self.sense == "<=" else self.value >= self.target
+            return "?"
+        right = self.value <= self.target if self.sense == "<=" else self.value >= self.target
+        return "yes" if right else "no"
+
+    @property
+    def measured(self) -> str:
+        """The value with its unit."""
+        return f"{self.value:.3g} {self.unit}"
+
+    @property
+    def wanted(self) -> str:
+        """The target with its sense, or nothing."""
+        return "" if self.target is None else f"{self.sense} {self.target:.3g}"
+
+    @property
+    def origin(self) -> str:
+        """What the value was measured from."""
+        times = ", ".join(f"{name} {each:.3g} ms" for name, each in self.times.items())
+        runs = f"median of {self.runs} runs" if self.runs > 1 else ""
+        return "; ".join(part for part in (self.note or times, runs) if part)
 
     def as_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "met": self.met}
+        return asdict(self)
 
 
-def times(timings: Timings) -> str:
-    """The step times behind a figure."""
-    return ", ".join(f"{name} {1e3 * timings.median(name):.3g} ms" for name in timings.seconds)
+def compared(
+    name: str, timings: Timings, one: str, other: str, target: float, sense: Sense = "<="
+) -> Figure:
+    """How long a step of `one` takes in units of the `other`'s, in the same rounds."""
+    return Figure(
+        name,
+        timings.ratio(one, other),
+        target,
+        sense,
+        disturbance=timings.disturbance,
+        times={each: 1e3 * timings.median(each) for each in timings.seconds},
+    )
 
 
 def table(figures: Sequence[Figure]) -> Table:
@@ -60,29 +97,16 @@ def table(figures: Sequence[Figure]) -> Table:
         made.add_column(heading, justify="right" if heading == "measured" else "left")
     for each in figures:
         noise = f"[red]{each.disturbance:.1f}[/]" if each.disturbance > OTHERS else ""
-        made.add_row(
-            each.name, f"{each.value:.3g} {each.unit}", f"{each.sense} {each.target:.3g}",
-            _MET[each.met], noise, each.note,
-        )  # fmt: skip
+        met = f"[{_COLORS[each.met]}]{each.met}[/]" if each.met else ""
+        made.add_row(each.name, each.measured, each.wanted, met, noise, each.origin)
     return made
 
 
-def markdown(figures: Sequence[Figure]) -> str:
-    """The figures as a Markdown table; a figure measured beside other work is marked `?`."""
-    lines = ["| figure | measured | target | met | from |", "|---|---|---|---|---|"]
-    for each in figures:
-        met = {True: "yes", False: "no", None: "?"}[each.met]
-        lines.append(
-            f"| {each.name} | {each.value:.3g} {each.unit} | {each.sense} {each.target:.3g} |"
-            f" {met} | {each.note} |"
-        )
-    return "\n".join(lines)
-
-
 def middle(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Of the same figures measured in several processes, for each the one with the median value."""
+    """The figures with the median values, from several processes that measured the same ones."""
     result = []
     for same in zip(*runs, strict=True):  # of no runs, no figures
         wanted = median(figure.value for figure in same)
-        result.append(min(same, key=lambda figure: abs(figure.value - wanted)))
+        nearest = min(same, key=lambda figure: abs(figure.value - wanted))
+        result.append(replace(nearest, runs=len(same)))
     return result

@@ -1,8 +1,10 @@
 """Measure every figure the project promises and compare it with its target.
 
-    python benchmarks/figures.py [--only GROUP ...] [--repeat N] [--json | --markdown]
+    python benchmarks/figures.py [--only GROUP ...] [--repeat N] [--write | --json]
 
-Each group runs in a process of its own, so that none inherits another's memory.
+Each group runs in a process of its own, so that none inherits another's memory. `--write` puts the
+figures in `benchmarks/figures.json`, and from there in the tables of README.md and
+benchmarks/README.md; `picture.py` draws them.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import dense
 import graph
 import host
 import loop
+import record
 import sparse
 import startup
 import sweeps
+import tables
 import tensorflow1
-from figure import Figure, markdown, middle, table
+from figure import Figure, middle, table
+from record import Record
 from rich.console import Console
 
 GROUPS: dict[str, Callable[[], list[Figure]]] = {
@@ -40,7 +44,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "gating": tensorflow1.gating,
     "sparse-rows": sparse.rows,
     "sparse-torch": sparse.against_torch,
-    "host": host.cost,
+    "host": host.host,
     "allocation": host.allocation,
     "recompiling": host.recompiling,
     "import": startup.importing,
@@ -50,12 +54,45 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
 
 def _apart(group: str) -> list[Figure] | None:
     """The figures of a group, measured in another process; None if it failed."""
-    command = [sys.executable, __file__, "--here", "--json", "--only", group]
+    command = [sys.executable, __file__, "--here", "--only", group]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         return None
-    found: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
-    return [Figure(**{key: each[key] for key in each if key != "met"}) for each in found]
+    return record.of_json(json.loads(done.stdout)).groups[group]
+
+
+def _measured(groups: list[str], repeat: int, log: Console) -> tuple[Record, list[str]]:
+    """The figures, and the groups of which a process failed."""
+    made, failed = Record(record.machine(), {}), []
+    for group in groups:
+        log.print(f"measuring {group} ...", style="dim")
+        runs = [_apart(group) for _ in range(repeat)]
+        complete = [run for run in runs if run is not None]
+        if len(complete) < len(runs):
+            failed.append(group)
+        made.groups[group] = middle(complete)
+    return made, failed
+
+
+def _kept() -> dict[str, list[Figure]]:
+    """The figures that stand, to which others of the same machine may be added."""
+    stands = record.load()
+    if stands.machine != record.machine():
+        sys.exit(
+            f"{record.FILE.name} has figures of another machine, {stands.place}: measure all"
+            " groups, or leave out --write."
+        )
+    return stands.groups
+
+
+def _print(figures: list[Figure]) -> None:
+    console = Console()
+    console.print(table(figures))
+    judged = [figure for figure in figures if figure.met]
+    met = sum(figure.met == "yes" for figure in judged)
+    console.print(f"{met} of {len(judged)} figures meet their target.")
+    if unknown := sum(figure.met == "?" for figure in judged):
+        console.print(f"{unknown} are not to be trusted: other processes were running.")
 
 
 def main() -> int:
@@ -63,40 +100,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--repeat", type=int, default=1, help="processes; the median counts")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--write", action="store_true", help="write figures.json and both tables")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument("--here", action="store_true", help="measure in this process")
+    parser.add_argument("--here", action="store_true", help="measure in this process, print JSON")
     options = parser.parse_args()
+    if options.here:
+        found = {group: GROUPS[group]() for group in options.only}
+        print(json.dumps(Record(record.machine(), found).as_json()))
+        return 0
+    kept = _kept() if options.write and set(options.only) != set(GROUPS) else {}
     log = Console(stderr=True)
-    figures: list[Figure] = []
-    failed: list[str] = []
-    for group in options.only:
-        if options.here:
-            figures += GROUPS[group]()
-            continue
-        log.print(f"measuring {group} ...", style="dim")
-        runs = [_apart(group) for _ in range(options.repeat)]
-        complete = [run for run in runs if run is not None]
-        if len(complete) < len(runs):
-            failed.append(group)
-        figures += middle(complete)
-    met = sum(figure.met is True for figure in figures)
-    unknown = sum(figure.met is None for figure in figures)
+    made, failed = _measured(options.only, options.repeat, log)
+    figures = list(made.figures.values())
     if options.json:
-        made = {"met": met, "failed": failed, "figures": [each.as_json() for each in figures]}
-        print(json.dumps(made, indent=2))
-    elif options.markdown:
-        print(markdown(figures))
+        print(json.dumps({**made.as_json(), "failed": failed}, indent=2))
     else:
-        console = Console()
-        console.print(table(figures))
-        console.print(f"{met} of {len(figures)} figures meet their target.")
-        if unknown:
-            console.print(f"{unknown} are not to be trusted: other processes were running.")
+        _print(figures)
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2
-    return 0 if options.here or met == len(figures) else 1
+    if options.write:
+        both = {**kept, **made.groups}
+        whole = Record(made.machine, {name: both[name] for name in GROUPS if name in both})
+        whole.save()
+        tables.write(whole)
+    return 0 if all(figure.met in ("yes", "") for figure in figures) else 1
 
 
 if __name__ == "__main__":

@@ -1,43 +1,135 @@
-"""What a step costs besides its memory: host time, allocations, compilation."""
+"""What a step costs besides its memory: host time, Python calls, allocations, compilation."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from figure import Figure
 
+import thalweg
 from thalweg.bench import catalogue, memory, problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg.bench.timing import Contender, Timings, measure
 from thalweg.engines.cpu import launch, store
 from thalweg.keras.optimizers import Adam, schedules
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.v1 import train
 
-COUNTS = (1, 161, 500, 1000, 2000)
+Step = Callable[[], object]
+
+COUNTS = (1, 10, 100, 161, 2000)
 FIXED, EACH = 50.0, 0.7  # microseconds
+TOUCHED = 64 * 2**20  # bytes, more than any cache holds
+WALKED = 10  # tensors of the step whose calls are counted
 ROOM = 64 * 1024
+SOURCE = str(Path(thalweg.__file__).parent)
+
+
+def host() -> list[Figure]:
+    """Host time by the number of tensors, and the Python that a step walks through."""
+    return [*cost(), *calls()]
 
 
 def cost() -> list[Figure]:
-    """Microseconds of a steady Adam step over tensors of one element, by their number."""
-    entry = catalogue.entry("Adam")
-    contenders = [
-        Contender(str(count), problem.thalweg_step(entry, problem.make(_tiny(count))))
-        for count in COUNTS
-    ]
-    timings = measure(contenders, rounds=11, block=0.05)
+    """Microseconds of a steady Adam step over tensors of one element, by their number.
+
+    Warm: the step again and again. Cold: 64 MiB are written between steps, as the passes of a
+    training do, so that a step finds neither its data nor its instructions in a cache.
+    """
+    figures = []
+    for name in ("keras", "optimize_loss"):
+        steps = {count: STEPS[name](problem.make(_tiny(count))) for count in COUNTS}
+        for state, before in (("warm", None), ("cold", _toucher())):
+            contenders = [Contender(str(count), step, before) for count, step in steps.items()]
+            timings = measure(contenders, rounds=11, block=0.05)
+            figures += _costs(f"{name}_{state}", timings, judged=(name, state) == ("keras", "warm"))
+    return figures
+
+
+def _costs(name: str, timings: Timings, judged: bool) -> list[Figure]:
     times = [1e6 * timings.median(str(count)) for count in COUNTS]
     slope, start = np.polyfit(COUNTS, times, 1)
-    fit = f"fit: {start:.0f} us + {slope:.2f} us per tensor"
     return [
         Figure(
-            f"host_{count}",
+            f"host_{name}_{count}",
             time,
-            FIXED + EACH * count,
+            FIXED + EACH * count if judged else None,
             unit="us",
-            note=fit,
+            note=f"fit: {start:.0f} us + {slope:.2f} us per tensor",
             disturbance=timings.disturbance,
         )
         for count, time in zip(COUNTS, times, strict=True)
     ]
+
+
+def _toucher() -> Callable[[], None]:
+    other = torch.zeros(TOUCHED // torch.float32.itemsize)
+
+    def touch() -> None:
+        other.add_(1.0)
+
+    return touch
+
+
+def calls() -> list[Figure]:
+    """Python functions that a steady Adam step calls, and the source files of thalweg they are in.
+
+    Resumed generators count as calls; functions in C do not.
+    """
+    figures = []
+    for name, make in STEPS.items():
+        step = make(problem.make(_tiny(WALKED)))
+        for _ in range(3):
+            step()
+        entered = _entered(step)
+        files = {file for file in entered if file.startswith(SOURCE)}
+        own = sum(file in files for file in entered)
+        note = f"{WALKED} tensors"
+        figures += [
+            Figure(f"calls_{name}", len(entered), unit="calls", note=f"{note}; {own} of thalweg"),
+            Figure(f"rooms_{name}", len(files), unit="files", note=note),
+        ]
+    return figures
+
+
+def _entered(step: Step) -> list[str]:
+    """The file of each Python function called by a step, the step itself left out."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename != __file__:
+            found.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def _applying(optimizer: Any, made: problem.Problem) -> Step:
+    pairs = list(zip(made.gradients, made.variables, strict=True))
+    return lambda: optimizer.apply_gradients(pairs)
+
+
+def _optimizing(made: problem.Problem) -> Step:
+    step: Any = optimize_loss(
+        lambda: torch.zeros(()), "Adam", {}, lambda step: 1e-4, var_list=made.variables
+    )
+    return lambda: step.apply_gradients(made.gradients)
+
+
+STEPS: dict[str, Callable[[problem.Problem], Step]] = {
+    "keras": lambda made: _applying(Adam(1e-4), made),
+    "v1": lambda made: _applying(train.AdamOptimizer(1e-4), made),
+    "optimize_loss": _optimizing,
+}
 
 
 def _tiny(count: int) -> shapes.ShapeSet:

@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from figure import Figure, times
+from figure import Figure, compared
 from torch import Tensor
 
 from thalweg.bench.timing import Contender, measure
@@ -59,11 +59,8 @@ def rows() -> list[Figure]:
             for title, count in (("1,000,000 rows", LARGE), ("100,000 rows", SMALL))
         ]
         timings = measure(contenders, rounds=11, block=0.1)
-        value = timings.ratio(contenders[0].name, contenders[1].name)
-        note = times(timings)
-        figures.append(
-            Figure(f"sparse_rows_{name}", value, 1.2, note=note, disturbance=timings.disturbance)
-        )
+        large, small = (each.name for each in contenders)
+        figures.append(compared(f"sparse_rows_{name}", timings, large, small, 1.2))
     return figures
 
 
@@ -95,5 +92,4 @@ def _against(
         ],
         rounds=11, block=0.1,
     )  # fmt: skip
-    value, note = timings.ratio("torch", "thalweg"), times(timings)
-    return Figure(title, value, target, ">=", note=note, disturbance=timings.disturbance)
+    return compared(title, timings, "torch", "thalweg", target, ">=")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from figure import Figure, times
+from figure import Figure, compared
 from torch import Tensor
 
 from thalweg.bench import memory, problem, roofline, shapes
-from thalweg.bench.timing import Contender, Timings, measure
+from thalweg.bench.timing import Contender, measure
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 Step = Callable[[], Any]
@@ -28,7 +28,7 @@ def adamw() -> list[Figure]:
     for name in NAMES:
         step = _swept("AdamW", {"weight_decay": DECAY}, name, clip_gradients=CLIP)
         timings = measure([Contender("thalweg", step), _torch_adamw(name)], rounds=9, block=0.2)
-        figures.append(_figure(f"swept_adamw_{name}", timings, 0.60))
+        figures.append(compared(f"swept_adamw_{name}", timings, "thalweg", "torch", 0.60))
     return figures
 
 
@@ -38,7 +38,7 @@ def larc() -> list[Figure]:
     for name in NAMES:
         step = _swept("Momentum", {"momentum": MOMENTUM}, name, larc_params={"larc_eta": ETA})
         timings = measure([Contender("thalweg", step), _torch_larc(name)], rounds=9, block=0.2)
-        figures.append(_figure(f"swept_larc_{name}", timings, 0.35))
+        figures.append(compared(f"swept_larc_{name}", timings, "thalweg", "torch", 0.35))
     return figures
 
 
@@ -57,12 +57,7 @@ def masters() -> list[Figure]:
         add = roofline.roofline(2, targets, gradients, [var.detach() for var in variables])
         contenders = [Contender("thalweg", apply), Contender("roofline", add)]
         timings = measure(contenders, rounds=9, block=0.2)
-        figures.append(
-            Figure(
-                f"masters_{name}", timings.ratio("roofline", "thalweg"), 0.85, ">=",
-                note=times(timings), disturbance=timings.disturbance,
-            )
-        )  # fmt: skip
+        figures.append(compared(f"masters_{name}", timings, "roofline", "thalweg", 0.85, ">="))
     return figures
 
 
@@ -85,11 +80,6 @@ def room() -> list[Figure]:
                    note="resnet50; Python, NumPy and torch together, at most at once")
         )  # fmt: skip
     return figures
-
-
-def _figure(name: str, timings: Timings, target: float) -> Figure:
-    value = timings.ratio("thalweg", "torch")
-    return Figure(name, value, target, note=times(timings), disturbance=timings.disturbance)
 
 
 def _step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from figure import Figure, times
+from figure import Figure, compared
 from torch import Tensor, nn
 
 from thalweg.bench import catalogue, memory, problem, roofline, shapes
@@ -38,14 +38,7 @@ def rules() -> list[Figure]:
             rounds=9, block=0.1,
         )  # fmt: skip
         figures.append(
-            Figure(
-                f"v1_roofline_{name}",
-                timings.ratio("roofline", "thalweg"),
-                LEAST_SHARE,
-                ">=",
-                note=times(timings),
-                disturbance=timings.disturbance,
-            )
+            compared(f"v1_roofline_{name}", timings, "roofline", "thalweg", LEAST_SHARE, ">=")
         )
     return figures
 

@@ -24,9 +24,9 @@ class Commands(click.Group):
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any
     ) -> Any:
-        """Run a command and exit: 0 if it went well, 1 if it failed, 2 if it was asked wrongly.
+        """Run a command and exit: 0 if it went well, 1 if it failed, 2 for a wrong command line.
 
-        --debug is taken wherever it stands, also after the command.
+        --debug may stand anywhere, also after the command.
         """
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments

@@ -39,7 +39,7 @@ def cores() -> int:
 
 
 def clamped(context: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
-    """The number of threads, no more than there are cores; says so where it was more."""
+    """The number of threads, no more than there are cores; says so if more were asked for."""
     if threads is None or threads <= cores():
         return threads
     some = "1 core" if cores() == 1 else f"{cores()} cores"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_own(name: str) -> bool:
-    """Whether the name is one of a file's."""
+    """Whether the name is that of an object in a file."""
     return ".py" in name
 
 

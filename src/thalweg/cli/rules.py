@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def rules(as_json: bool) -> None:
-    """List the update rules, a line for each.
+    """List the update rules, one line each.
 
     \b
     Examples:

@@ -41,7 +41,7 @@ class Contestant:
         make: Makes the optimizer with a learning rate, or with its own if that is None.
         learning_rate: The learning rate to make it with.
         source: Where it comes from.
-        arguments: What else it is given.
+        arguments: The other arguments that it is made with.
     """
 
     name: str
@@ -61,7 +61,7 @@ def line_up(
             `openseq2seq:` before that of `thalweg.openseq2seq`, or `file.py:NAME`.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
-        rate: The learning rate of those that `rates` does not name.
+        rate: The learning rate of the contestants that `rates` does not name.
 
     Raises:
         RaceError: For a name or a rate that means nothing.

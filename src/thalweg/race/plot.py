@@ -19,7 +19,7 @@ NAME = 30  # and of a name in the legend, which would leave the curves no room
 
 
 def save(race: Race, path: Path) -> None:
-    """Draw the race into a PNG file."""
+    """Draw the race to a PNG file."""
     made = figure(race)
     with report.whole(path) as file:
         made.savefig(file, format="png")

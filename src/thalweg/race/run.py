@@ -113,7 +113,7 @@ def run(
         contestants: Who races.
         epochs: Passes over the training examples; the problem's default if None.
         seed: Decides the initial weights and the order of the examples.
-        threads: torch's threads for the time of the race. One is as fast for models this small,
+        threads: How many threads torch uses during the race. One is as fast for models this small,
             does not wait for busy cores, and gives the same numbers on every machine.
         progress: Called after every block of steps of one contestant.
 

@@ -65,7 +65,7 @@ class CosineDecayRestarts(FormulaSchedule):
 
         initial_learning_rate * ((1 - alpha) * 0.5 * m_mul**i * (1 + cos(pi * x)) + alpha)
 
-    in period `i`, of which the fraction `x` is over.
+    in period `i`; `x` is the fraction of it that is over.
 
     Args:
         initial_learning_rate: A float; its type is the type of the result. A Python float gives

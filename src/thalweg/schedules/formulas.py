@@ -2,7 +2,7 @@
 
 Keras' schedules, TensorFlow 1's decays and OpenSeq2Seq's policies are names, defaults and
 conversions over this table. `span` is the `decay_steps` of all three. The order of operations is
-the contract; `folded` ones are those of a session, see `reciprocal` and `raised`.
+the contract; `folded` stands for that of a session, see `reciprocal` and `raised`.
 """
 
 from __future__ import annotations

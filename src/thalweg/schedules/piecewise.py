@@ -36,8 +36,8 @@ class PiecewiseConstantDecay(FormulaSchedule):
         (tensor(1.), tensor(0.5000), tensor(0.1000))
 
     Differs from:
-        Boundaries are cast to the type of the step: with integer steps 1.5 acts as 1, inside an
-        optimizer, where the step is a float, as 1.5. So does TensorFlow.
+        Boundaries are cast to the type of the step: with integer steps 1.5 acts as 1;
+        inside an optimizer, where the step is a float, it acts as 1.5. TensorFlow does the same.
         TensorFlow finds an empty list of boundaries, or a descending one, when it is called; here
         the constructor raises ValueError. Integer values give float32; TensorFlow returns int32.
         `torch.optim.lr_scheduler.MultiStepLR` changes *at* a milestone, this after it.

@@ -1,6 +1,6 @@
 """TensorFlow's names over torch: `import thalweg.tf as tf` instead of `import tensorflow as tf`.
 
-There is what training code around an optimizer uses. Functions take TensorFlow's arguments and
+It has what training code uses around an optimizer. Functions take TensorFlow's arguments and
 torch's tensors, in eager mode and in graph mode. What `tf` had in TensorFlow 1 is there as well as
 in `tf.compat.v1`. A name that is missing says what to use instead.
 

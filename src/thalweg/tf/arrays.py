@@ -48,14 +48,14 @@ __all__ = [
 
 
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
-    """A new tensor of a number, array or nested lists, optionally laid out in a shape."""
+    """A new tensor from a number, array or nested lists, optionally laid out in a shape."""
     return graph.constant(value, dtype, None if shape is None else sizes(shape), name)
 
 
 def convert_to_tensor(
     value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
 ) -> Any:
-    """A tensor of anything that tensors are made of; a tensor is returned as it is."""
+    """A tensor from anything that one can be made of; a tensor is returned as it is."""
     return tensor(value, dtype_hint if dtype is None else dtype)
 
 
@@ -105,7 +105,7 @@ def eye(
 def range(
     start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
 ) -> Any:
-    """Numbers from `start`, or 0, up to a limit that is left out; int32 or float32 by default."""
+    """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default."""
     start, limit = (0, start) if limit is None else (start, limit)
     numbers = [to_tensor(number) for number in (start, limit, delta)]
     own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
@@ -115,7 +115,7 @@ def range(
 
 
 def linspace(start: float, stop: float, num: int, name: str | None = None) -> Any:
-    """`num` numbers at equal distances, both ends among them."""
+    """`num` numbers at equal distances, both ends included."""
     return graph.constant(torch.linspace(start, stop, num), name=name or "linspace")
 
 
@@ -188,7 +188,7 @@ def expand_dims(input: Any, axis: int, name: str | None = None) -> Any:
 
 
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
-    """Without its dimensions of size 1, all or those named."""
+    """The tensor without its dimensions of size 1: all, or the named ones."""
     axes = None if axis is None else sizes(axis)
     function = torch.squeeze if axes is None else lambda given: given.squeeze(axes)
     return call(function, tensor(input), name=name or "Squeeze")
@@ -211,7 +211,7 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
 
 
 def split(value: Any, num_or_size_splits: Any, axis: int = 0, name: str = "split") -> list[Any]:
-    """So many equal parts along an axis, or parts of the given sizes."""
+    """A number of equal parts along an axis, or parts of the given sizes."""
 
     def cut(given: Any) -> Any:
         if isinstance(num_or_size_splits, int):
@@ -227,13 +227,13 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, name: str = "split
 
 
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
-    """The tensor so many times along each dimension."""
+    """The tensor repeated along each dimension, a number of times for each."""
     times = sizes(multiples)
     return call(lambda given: given.repeat(times), tensor(input), name=name or "Tile")
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """Repeated along dimensions of size 1, up to a shape."""
+    """The tensor repeated along dimensions of size 1, up to a shape."""
     wanted = sizes(shape)
     return call(lambda given: given.expand(wanted), tensor(input), name=name or "BroadcastTo")
 
@@ -241,7 +241,7 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 def gather(
     params: Any, indices: Any, validate_indices: Any = None, axis: int = 0, name: str | None = None
 ) -> Any:
-    """What indices name along an axis; along the first one the gradient is slices."""
+    """What indices name along an axis; along the first axis the gradient is slices."""
     if axis == 0:
         return graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 

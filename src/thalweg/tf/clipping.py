@@ -22,8 +22,8 @@ _SLICES = (IndexedSlices, graph.SymbolicSlices)
 
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
-    """A tensor, or slices, scaled so that its norm is no higher; the norm of each part along
-    `axes`, or of all elements.
+    """A tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each part
+    along `axes`, or of all elements.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
@@ -40,8 +40,8 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 
 
 def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
-    """The common norm of tensors and slices; None is left out, and without any other there is no
-    norm: None.
+    """The common norm of tensors and slices; None is left out, and where
+    nothing else is there, the norm is None.
     """
     _check_list(t_list)
     parts = [_values(item) for item in t_list if item is not None]
@@ -57,7 +57,7 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
 def clip_by_global_norm(
     t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Tensors and slices scaled so that their common norm is no higher.
+    """Tensors and slices scaled so that their common norm is at most `clip_norm`.
 
     Args:
         t_list: A list; None stays None.

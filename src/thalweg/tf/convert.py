@@ -52,7 +52,7 @@ def stacked(tensors: list[Any], axis: int = 0, name: str | None = None) -> Any:
 
 
 def pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two operands; what is no tensor takes the other's dtype."""
+    """Two operands; one that is not a tensor takes the other's dtype."""
     if is_tensor(x):
         x = tensor(x)
         return x, tensor(y, x.dtype)

@@ -183,7 +183,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-    """The elements as another dtype."""
+    """The elements in another dtype."""
     return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
 
 

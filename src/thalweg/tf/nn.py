@@ -92,12 +92,12 @@ def sparse_softmax_cross_entropy_with_logits(
 
     Args:
         labels: Integers of the shape of `logits` without its last dimension.
-        logits: Unscaled logarithms of probabilities, those of the classes along the last dimension.
+        logits: Unscaled logarithms of probabilities, with the classes along the last dimension.
         name: Optional.
 
     Raises:
-        InvalidTypeError: Labels are no integers.
-        InvalidArgumentError: Their shape is another, or, on the CPU, one is no class's number.
+        InvalidTypeError: The labels are not integers.
+        InvalidArgumentError: Their shape is wrong, or, on the CPU, one is not a class number.
     """
 
     def entropy(given: Any, wanted: Any) -> Any:
@@ -143,7 +143,7 @@ def l2_loss(t: Any, name: str | None = None) -> Any:
 
 
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
-    """Divided by the Euclidean norm along axes, or of all elements."""
+    """The tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
     def scale(given: Any) -> Any:
@@ -170,7 +170,7 @@ def dropout(
     """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
 
     Raises:
-        InvalidArgumentError: `noise_shape` or `seed` is given, which torch's dropout has not.
+        InvalidArgumentError: `noise_shape` or `seed` is given, which torch's dropout does not have.
     """
     if noise_shape is not None or seed is not None:
         raise InvalidArgumentError("dropout takes neither noise_shape nor seed.")

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def set_seed(seed: int) -> None:
-    """Let random numbers, eager ones and those of the default graph, depend on `seed`."""
+    """Make random numbers, in eager mode and in the default graph, depend on `seed`."""
     torch.manual_seed(seed)
     graph.set_random_seed(seed)
 

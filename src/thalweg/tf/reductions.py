@@ -1,4 +1,4 @@
-"""Reductions: sums, means and extremes of elements, along axes or of all."""
+"""Reductions: sums, means and extremes, along axes or over all elements."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class _Either(type):
 
 
 class Variable(metaclass=_Either):
-    """A tensor that training updates: a `thalweg.Variable`, in graph mode one of the graph.
+    """A tensor that training updates: a `thalweg.Variable`, or in graph mode a variable of the
+    graph.
 
     Args:
         initial_value: A number, nested list, array, tensor, or a callable that returns one.

@@ -15,7 +15,7 @@ def as_epsilon(value: Any) -> Any:
     """The number given for epsilon; None and 0 mean 1e-7.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
         ValueError: It is NaN.
     """
     return 1e-7 if value is None else as_number("epsilon", value) or 1e-7

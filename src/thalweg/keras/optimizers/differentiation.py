@@ -42,7 +42,7 @@ class Differentiation:
                 computed under `tape`.
             var_list: Required. List or tuple (nested if need be) of variables, or a callable that
                 returns one, called after `loss`.
-            grad_loss: Optional. Weights of the loss's elements, of its shape.
+            grad_loss: Optional. Weights for the elements of the loss, in its shape.
             name: Accepted for compatibility; eager steps have no name.
             tape: Required when `loss` is a tensor.
 
@@ -51,7 +51,7 @@ class Differentiation:
 
         Raises:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
-            TypeError: There is no `var_list`, or an element of it is no variable.
+            TypeError: There is no `var_list`, or an element of it is not a variable.
         """
         pairs = self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
         if not pairs and isinstance(var_list, Iterator):

@@ -31,14 +31,14 @@ GradsAndVars = list[tuple[Any, Any]]
 
 
 def is_deferred(*parts: Any) -> bool:
-    """Whether a call with these arguments belongs into a graph."""
+    """Whether a call with these arguments belongs in a graph."""
     if current_session() is not None:
         return False
     return not executing_eagerly() or any(map(is_symbolic, parts))
 
 
 def variable(var: Any) -> Any:
-    """The graph's variable that stands for a torch parameter; what is symbolic is itself."""
+    """The graph's variable for a torch parameter; what is symbolic is returned as it is."""
     return graph_variable_of(var) if isinstance(var, torch.nn.Parameter) else var
 
 
@@ -64,7 +64,7 @@ def applied(
         step: Takes it, with the gradients and the variables of a session.
         given: Gradients and variables.
         create: Makes the state that the variables need, in the graph.
-        captured: Gives the tensors of the graph that the step depends on besides.
+        captured: Gives the other tensors of the graph that the step depends on.
         name: Name of the operation.
     """
     pairs = [(grad, variable(var)) for grad, var in given]

@@ -36,7 +36,7 @@ class Nadam(BuiltIn):
         beta_2: Share of v that is kept. A float, tensor or callable.
         epsilon: Added to the root; None and 0 mean 1e-7.
         name: Name of the optimizer.
-        **kwargs: `schedule_decay` is psi, 0.004 by default; else see `Optimizer`.
+        **kwargs: `schedule_decay` is psi, 0.004 by default; for the others see `Optimizer`.
 
     Raises:
         ValueError: learning_rate is a schedule.

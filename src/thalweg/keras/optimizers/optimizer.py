@@ -59,10 +59,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     many variables; it calls nothing and creates nothing.
 
     Args:
-        name: Name of the optimizer, the scope of its variables' names. None makes one of the
-            class's, unique in the process.
-        gradient_aggregator: Function from a list of (gradient, variable) to the same, called
-            before clipping. None leaves the gradients of a single replica as they are.
+        name: Name of the optimizer, the scope of its variables' names. None derives one from
+            the class's name, unique in the process.
+        gradient_aggregator: Function that takes a list of (gradient, variable) and returns one
+            like it, called before clipping. None leaves the gradients of a single replica as they
+            are.
         gradient_transformers: Functions of the same kind, called last, in order; not together with
             clipping.
         **kwargs: `clipvalue` (elements), `clipnorm` (per variable), `global_clipnorm` (all
@@ -70,7 +71,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             name of learning_rate).
 
     Raises:
-        TypeError: An unknown keyword, or one that is no number.
+        TypeError: An unknown keyword, or one whose value is not a number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
 
     Differs from:
@@ -152,9 +153,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             TypeError: The pairs are malformed, or dtypes differ.
             ValueError: No variable has a gradient, or a gradient does not fit its variable.
 
-        No variable and no slot has changed then, nor when a callable, a schedule, an aggregator, a
-        transformer or a hook fails. A constraint that fails is the only part of its step that is
-        not done. A note on the exception says which.
+        No variable and no slot has changed then, nor has any when a callable, a schedule, an
+        aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
+        is done. A note on the exception says which is the case.
         """
         with self._lock, self._hyper:
             given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
@@ -189,7 +190,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     @classmethod
     @cache
     def _overridden(cls) -> frozenset[str]:
-        """The hooks that a subclass has of its own."""
+        """The hooks that a subclass overrides."""
         return frozenset(
             name for name, hook in cls._BUILT_IN.items() if getattr(cls, name) is not hook
         )
@@ -244,13 +245,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         return pairs
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
-        """Hook: update `var` in place by a dense gradient of its shape and dtype."""
+        """Hook: update `var` in place with a dense gradient of its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} must override _resource_apply_dense.")
 
     def _resource_apply_sparse(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        """Hook: update the rows `indices` of `var`, each named once, by the rows of `grad`."""
+        """Hook: update the rows `indices` of `var`, each named once, with the rows of `grad`."""
         raise NotImplementedError(f"{type(self).__name__} must override _resource_apply_sparse.")
 
     def _resource_apply_sparse_duplicate_indices(
@@ -283,10 +284,10 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made of a configuration.
+        """An optimizer made from a configuration.
 
         Args:
-            config: As `get_config` returns it, and left as it is; `lr` stands for `learning_rate`.
+            config: As `get_config` returns it; it is not changed. `lr` stands for `learning_rate`.
             custom_objects: Classes that the configuration names, by name.
         """
         config = dict(config)

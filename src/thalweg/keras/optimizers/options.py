@@ -22,7 +22,7 @@ def as_option(key: str, value: Any) -> Any:
     """A number that is 0 or more, or None where None was given.
 
     Raises:
-        TypeError: It is no number; names the argument.
+        TypeError: It is not a number; names the argument.
         ValueError: It is negative or NaN, or a norm that is not finite.
     """
     if value is None:

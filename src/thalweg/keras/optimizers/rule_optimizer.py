@@ -34,7 +34,7 @@ class RuleOptimizer(Optimizer):
 
     Raises:
         TypeError: A keyword that is neither.
-        RuleError: Names of the rule's scalars mean something else to every optimizer.
+        RuleError: A scalar of the rule has a name that means something else to every optimizer.
 
     Example:
         >>> from thalweg import Hyper, Rule, Variable, sign
@@ -79,7 +79,7 @@ class RuleOptimizer(Optimizer):
         return self.rule
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, Any]:
-        """The rule's hyperparameters of this step as scalars of a compute dtype."""
+        """The rule's hyperparameters in this step as scalars of a compute dtype."""
         values = {
             hyper.name: self._scalar(hyper.name, dtype)
             for hyper in self._rule().hypers
@@ -174,10 +174,10 @@ class RuleOptimizer(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made of a configuration.
+        """An optimizer made from a configuration.
 
         Args:
-            config: As `get_config` returns it, and left as it is.
+            config: As `get_config` returns it; it is not changed.
             custom_objects: Your rules, and classes of schedules, by name; the library's rules are
                 known.
 

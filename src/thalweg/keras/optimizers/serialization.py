@@ -37,7 +37,7 @@ def deserialize(config: dict[str, Any], custom_objects: dict[str, Any] | None = 
         custom_objects: Your own classes, by name.
 
     Raises:
-        ValueError: The class is unknown, or the dictionary is none of `serialize`.
+        ValueError: The class is unknown, or the dictionary is not one that `serialize` returns.
     """
     if not isinstance(config, dict) or "class_name" not in config:
         raise ValueError(f"Expected a dictionary with 'class_name' and 'config', not {config!r}.")

@@ -54,7 +54,7 @@ class StateDict(state.Copied):
         return given + [self._hyper.raw(name) for name in self._hyper]
 
     def _extra_weights(self) -> dict[str, Tensor]:
-        """Those of the weights named in `EXTRA` that exist by now."""
+        """The weights named in `EXTRA` that exist by now."""
         return {}
 
     def _make_extra(self, name: str, dtype: torch.dtype) -> None:
@@ -68,7 +68,7 @@ class StateDict(state.Copied):
             "class_name", "format", "iterations" (int64 tensor), "hyperparameters" (numbers; not
             those given as schedules, callables or tensors), "weights" (optimizer-wide tensors) and
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
-            A variable whose name another had before is "name:0#1".
+            The second variable of a name is "name:0#1".
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which sessions keep.

@@ -78,7 +78,7 @@ class Weights:
         return resolve(self._iterations)
 
     def _own(self, initial_value: Any, name: str) -> Any:
-        """A variable of the optimizer's that is not trained; of the graph that is being built."""
+        """A variable of the optimizer that is not trained; one of the graph that is being built."""
         if executing_eagerly():
             return Variable(initial_value, name, trainable=False)
         return make_variable(initial_value, name)
@@ -110,7 +110,7 @@ class Weights:
             var: A variable.
             slot_name: Name of the slot.
             initializer: "zeros", "ones", a callable of (shape, dtype), a number or a tensor.
-            shape: Shape of the slot; that of the variable if None.
+            shape: Shape of the slot; the variable's if None.
 
         Returns:
             The slot, of the variable's dtype and device.
@@ -133,7 +133,7 @@ class Weights:
         return slot
 
     def _add_slots(self, variables: Sequence[Tensor], name: str, initial: float) -> list[Variable]:
-        """Slots for those of several variables that lack them, made together."""
+        """Slots for the variables that lack them, made together."""
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
@@ -149,7 +149,7 @@ class Weights:
         """The slot of a variable.
 
         Raises:
-            KeyError: There is none of this name, or not yet.
+            KeyError: There is no slot of this name, or not yet.
         """
         found = self._slots.get(var, slot_name)
         if found is None:
@@ -212,8 +212,8 @@ class Weights:
         """Set the values of `weights`, in their order; numbers are converted to their dtypes.
 
         Raises:
-            ValueError: The list has another length, an array has another shape, a value is no
-                number that its weight can hold, or iterations is negative. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a value is not
+                a number that its weight can hold, or iterations is negative. Nothing is set then.
         """
         weights = self._adapted_weights(list(weights))
         if len(weights) != len(self._weights):
@@ -250,7 +250,7 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
     Raises:
         ValueError: The shapes differ.
         InvalidTypeError: It is not numeric, or complex.
-        InvalidArgumentError: The weight holds integers, and the value is none of them.
+        InvalidArgumentError: The weight holds integers, and the value is not one.
     """
     title = name_of(weight)
     try:

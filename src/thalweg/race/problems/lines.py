@@ -2,9 +2,10 @@
 
 A line is 3 to 6 of scikit-learn's 1,797 digit images of 8 x 8 side by side, with 0 to 3 empty
 columns before each. Time runs along the columns, 8 pixels to a frame, as in speech; the labels are
-the digits in their order, and CTC aligns the two. Lines to test on are made of images that no line
-to train on contains. The images: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten
-Digits", UCI Machine Learning Repository 1998, CC BY 4.0, https://doi.org/10.24432/C50P49.
+the digits in their order, and CTC aligns the two. The test lines are made of images
+that no training line contains. The images: E. Alpaydin and C. Kaynak, "Optical Recognition of
+Handwritten Digits", UCI Machine Learning Repository 1998, CC BY 4.0,
+https://doi.org/10.24432/C50P49.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Lines(Problem):
     """The problem, with CTC as its loss; accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        """The mean over the lines of a batch of their loss per label."""
+        """The loss per label, averaged over the lines of a batch."""
         return line_loss(model(self.train.inputs[rows]), self.train.targets[rows])
 
     def scores(self, model: nn.Module) -> Scores:
@@ -79,7 +80,7 @@ def lines(
         images: Shape (n, 8, 8), rows before columns.
         labels: The digit in each.
         count: How many lines.
-        random: Decides.
+        random: Makes the random choices.
 
     Returns:
         Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6), BLANK where the line
@@ -103,9 +104,9 @@ class LineReader(nn.Module):
     """Three convolutions along the columns, each with batch normalization; 38,816 parameters.
 
     Args:
-        dtype: Of the convolutions' weights and of what flows between layers. Products are added up
-            in float32, as the matrix units of GPUs do; batch normalization and the scores that
-            come out are float32.
+        dtype: Dtype of the convolutions' weights and of what flows between layers. Products are
+            added up in float32, as in the matrix units of GPUs; batch normalization and the scores
+            that come out are float32.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -149,13 +150,13 @@ def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def read(scores: Tensor) -> list[list[int]]:
-    """The labels that are most likely frame by frame, repeats and blanks taken out."""
+    """The labels that are most likely frame by frame, with repeats and blanks taken out."""
     best = scores.argmax(1).tolist()
     return [[label for label, _ in groupby(line) if label != BLANK] for line in best]
 
 
 def distance(one: list[int], other: list[int]) -> int:
-    """How many labels must be put in, left out or exchanged to make one list the other."""
+    """How many labels must be inserted, deleted or replaced to turn one list into the other."""
     row = list(range(len(other) + 1))
     for count, label in enumerate(one, 1):
         diagonal, row[0] = row[0], count

@@ -1,8 +1,8 @@
 """The next token in the sources of Python's own standard library: large table, sparse gradients.
 
 Four tokens of context give seven features: the tokens themselves, the last two and the middle two
-as pairs, and the last three as a triple. Tokens have rows of their own in the embedding table,
-pairs and triples are hashed to the rest of its 65,536 rows. The answer is one of the 2,000 most
+as pairs, and the last three as a triple. Tokens have rows of their own in the embedding table;
+pairs and triples are hashed into the rest of its 65,536 rows. The answer is one of the 2,000 most
 frequent tokens; positions followed by a rarer one are left out.
 """
 

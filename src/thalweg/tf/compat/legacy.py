@@ -46,7 +46,7 @@ def Variable(
     use_resource: bool | None = None,
     shape: Any = None,
 ) -> Any:
-    """A variable of the graph, in eager mode a `thalweg.Variable`; see `thalweg.graph.Variable`.
+    """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.graph.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
     ignored.
@@ -124,7 +124,7 @@ def softmax_cross_entropy_with_logits(
 def sparse_softmax_cross_entropy_with_logits(
     _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
-    """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; the arguments need their names."""
+    """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
     _refuse(_sentinel, "sparse_softmax_cross_entropy_with_logits")
     return nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name)
 
@@ -132,7 +132,7 @@ def sparse_softmax_cross_entropy_with_logits(
 def sigmoid_cross_entropy_with_logits(
     _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
-    """As `tf.nn.sigmoid_cross_entropy_with_logits`; the arguments need their names."""
+    """As `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
     _refuse(_sentinel, "sigmoid_cross_entropy_with_logits")
     return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
 
@@ -150,7 +150,7 @@ def dropout(
     name: str | None = None,
     rate: float | None = None,
 ) -> Any:
-    """Elements set to 0; `keep_prob` is the probability of those that are not.
+    """Random elements set to 0; `keep_prob` is the probability that an element is kept.
 
     Raises:
         ValueError: Neither, or both, of `keep_prob` and `rate`.

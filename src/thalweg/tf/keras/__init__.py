@@ -1,6 +1,6 @@
 """`tf.keras`: thalweg's optimizers, and everything else from Keras 3 on its torch backend.
 
-Keras is imported when the first name of it is asked for. `compile` of models takes the optimizers
+Keras is imported when one of its names is first used. `compile` of models takes the optimizers
 of `tf.keras.optimizers`, or their names.
 """
 

@@ -1,4 +1,4 @@
-"""`tf.keras.optimizers`: those of thalweg; `legacy` has the same ones."""
+"""`tf.keras.optimizers`: thalweg's optimizers; `legacy` has the same ones."""
 
 from thalweg.keras import optimizers as legacy
 from thalweg.keras.optimizers import *

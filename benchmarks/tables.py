@@ -1,0 +1,117 @@
+"""Write the tables of figures in README.md and benchmarks/README.md from `figures.json`.
+
+    python benchmarks/tables.py
+
+`figures.py --write` does this after it has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import record
+from figure import Figure
+from record import Record
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+
+# What a step does, the figures of it, and what it was measured beside.
+CHOSEN = (
+    (
+        "Adam, step time: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000",
+        "{adam_gpt2} · {adam_resnet50} · {adam_small2000}",
+        "`torch.optim.Adam(fused=True)` = 1",
+    ),
+    (
+        "unscaling, overflow check, clipping by the global norm and AdamW, step time:"
+        " ResNet-50 · GPT-2",
+        "{swept_adamw_resnet50} · {swept_adamw_gpt2}",
+        "`GradScaler.unscale_`, `clip_grad_norm_` and `AdamW(fused=True)` = 1",
+    ),
+    (
+        "unscaling, overflow check, LARC and momentum, step time: ResNet-50 · GPT-2",
+        "{swept_larc_resnet50} · {swept_larc_gpt2}",
+        "the same in torch's `_foreach_` functions = 1",
+    ),
+    (
+        "the rule with the lowest share of the memory bandwidth, ResNet-50: Keras · TensorFlow 1",
+        "{keras} · {tensorflow1}",
+        "one addition over the same tensors = 1",
+    ),
+    (
+        "8,192 sparse entries, table of 1,000,000 rows, how many times faster: Adagrad · LazyAdam",
+        "{sparse_adagrad_vs_torch} · {sparse_lazy_adam_vs_torch}",
+        "`torch.optim.Adagrad` · `torch.optim.SparseAdam` = 1",
+    ),
+    (
+        "Adam in a small training loop, step time",
+        "{training_loop}",
+        "`torch.optim.Adam(fused=True)` = 1",
+    ),
+)
+
+
+def shown(figure: Figure) -> str:
+    """The value alone; with a question mark if it was measured beside other work."""
+    return f"{figure.value:.3g}" + "?" * (figure.met == "?")
+
+
+def few(made: Record) -> str:
+    """The README's table: the figures that decide whether the library is worth a try."""
+    values = {name: shown(figure) for name, figure in made.figures.items()}
+    values["keras"] = _lowest(made.groups["rules"], "roofline_")
+    values["tensorflow1"] = _lowest(made.groups["v1-rules"], "v1_roofline_")
+    lines = ["| what a step does | measured | beside |", "|---|---|---|"]
+    lines += [f"| {what} | {text.format_map(values)} | {peer} |" for what, text, peer in CHOSEN]
+    return "\n".join([*lines, "", f"Medians. {made.place}.{_doubts(made.figures.values())}"])
+
+
+def all_of(made: Record) -> str:
+    """The table of benchmarks/README.md: every figure, with its target and what is behind it."""
+    lines = ["| figure | measured | target | met | from |", "|---|---|---|---|---|"]
+    for each in made.figures.values():
+        cells = (each.name, each.measured, each.wanted, each.met, each.origin)
+        lines.append(f"| {' | '.join(cells)} |")
+    text = f"{made.place}.{_doubts(made.figures.values())}"
+    return "\n".join([text, "", *lines])
+
+
+def _lowest(figures: Iterable[Figure], prefix: str) -> str:
+    least = min(figures, key=lambda figure: figure.value)
+    return f"{shown(least)} ({least.name.removeprefix(prefix)})"
+
+
+def _doubts(figures: Iterable[Figure]) -> str:
+    doubtful = any(figure.met == "?" for figure in figures)
+    return " `?`: other processes were running, so the figure says little." if doubtful else ""
+
+
+def tables(made: Record) -> Mapping[Path, str]:
+    """Where each table stands, and its text."""
+    return {ROOT / "README.md": few(made), ROOT / "benchmarks" / "README.md": all_of(made)}
+
+
+def between(path: Path) -> tuple[str, str, str]:
+    """A file's text before, between and after the two markers.
+
+    Raises:
+        ValueError: If a marker is missing.
+    """
+    before, begin, rest = path.read_text().partition(BEGIN)
+    inside, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no {BEGIN.strip()} ... {END.strip()} to write between.")
+    return before + begin, inside, end + after
+
+
+def write(made: Record) -> None:
+    """Put the tables between their markers."""
+    for path, text in tables(made).items():
+        before, _, after = between(path)
+        path.write_text(f"{before}{text}\n{after}")
+
+
+if __name__ == "__main__":
+    write(record.load())

@@ -1,0 +1,64 @@
+"""The figures in the README and in benchmarks/README.md are those in figures.json."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FILES = ("figure", "record", "tables", "picture")
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports one of the scripts' modules, which find each other in their own folder."""
+    pytest.importorskip("rich", reason="rich is not installed")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield module
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("file", ["README.md", "benchmarks/README.md"])
+def test_table_is_the_one_of_the_record(load: Any, file: str) -> None:
+    tables, stands = load("tables"), load("record").load()
+    path = BENCHMARKS.parent / file
+    assert tables.between(path)[1] == tables.tables(stands)[path] + "\n"
+
+
+def test_figure_measured_beside_other_work_is_marked(load: Any) -> None:
+    tables, stands = load("tables"), load("record").load()
+    stands.groups["adam"] = [replace(each, disturbance=1.0) for each in stands.groups["adam"]]
+    first = stands.figures["adam_gpt2"]
+    assert f"| {first.value:.3g}? · " in tables.few(stands)
+    assert "so the figure says little" in tables.few(stands)
+    assert "| ? |" in tables.all_of(stands)
+
+
+def test_file_without_markers_is_refused(load: Any, tmp_path: Path) -> None:
+    path = tmp_path / "text.md"
+    path.write_text("no table here\n")
+    with pytest.raises(ValueError, match="has no <!-- figures -->"):
+        load("tables").between(path)
+
+
+def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture, stands = load("picture"), load("record").load()
+    (axes,) = picture.picture(stands).axes
+    lengths = [bar.get_width() for bar in axes.patches]
+    assert lengths[1::2] == [1.0] * len(picture.DRAWN)
+    named = dict(zip([name for name, _, _ in picture.DRAWN], lengths[::2], strict=True))
+    assert named["adam_gpt2"] == stands.figures["adam_gpt2"].value
+    assert named["sparse_adagrad_vs_torch"] == 1 / stands.figures["sparse_adagrad_vs_torch"].value
