@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -310,3 +311,16 @@ def test_constraint_comes_between_two_updates_of_a_variable(engine: str) -> None
     opt.engine = engine
     opt.apply_gradients([([2.0], w), ([-0.25], w)])
     assert w.item() == 0.25
+
+
+@both_engines
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({"clipnorm": 1.0}, 0.0), ({"global_clipnorm": 1.0}, math.nan)]
+)
+def test_a_sum_of_squares_that_float32_cannot_hold_is_infinite(
+    options: dict[str, float], wanted: float, engine: str
+) -> None:
+    var, opt = thalweg.Variable([0.0, 0.0]), SGD(1.0, **options)
+    opt.engine = engine
+    opt.apply_gradients([([1e20, 1e20], var)])
+    np.testing.assert_array_equal(var.numpy(), np.float32(wanted))

@@ -1,0 +1,170 @@
+"""One step of the core, by hooks as small as they can be: groups, measures, rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import Hyper, Rule, Slot, Variable, sqrt
+from thalweg.core.columns import derived
+from thalweg.core.processing import NOTHING, Processing
+from thalweg.core.step import Hooks, Kept, check_pairs, take
+from thalweg.engines import Selection
+from thalweg.engines.cpu.launch import Compiled
+from thalweg.formula import narrow
+from thalweg.rules import ADAM, MOMENTUM
+
+ENGINES = ("cpu", "reference")
+
+
+class Plain(Hooks):
+    """A step of a rule with hyperparameters by group."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        slots: dict[int, list[Tensor]],
+        engine: Any,
+        groups: Sequence[Hashable] | None = None,
+        of: dict[Hashable, dict[str, float]] | None = None,
+        steps: dict[Hashable, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._rule, self._slots, self._groups = rule, slots, groups
+        self._of, self._steps = of or {}, steps or {}
+        self.selection = Selection(engine)
+        self.asked: list[Hashable] = []
+
+    def rule(self) -> Rule:
+        return self._rule
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return [f"w{index}" for index in range(len(variables))]
+
+    def check(self, pairs: Any, narrow: bool) -> None:
+        check_pairs(pairs, self.titles(pairs), scatter=True, narrow=narrow)
+
+    def groups(self, variables: Any, gradients: Any) -> Any:
+        return self._groups
+
+    def scalars(self, dtype: Any, group: Hashable) -> dict[str, Any]:
+        self.asked.append((dtype, group))
+        own = {hyper.name: hyper.default for hyper in self._rule.hypers} | self._of.get(group, {})
+        values = {name: dtype(value) for name, value in own.items()}
+        return derived(self._rule, values, dtype, self._steps.get(group, 1))
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return self._slots[id(var)]
+
+
+def made(sizes: Sequence[int], dtypes: Sequence[torch.dtype], rule: Rule) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    own = [
+        Variable(torch.randn(size, generator=generator).to(dtype))
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    kinds = {torch.float64: torch.float64}
+    slots = {
+        id(var): [
+            torch.full((), slot.initial, dtype=kinds.get(var.dtype, torch.float32))
+            if slot.scalar
+            else torch.full_like(var.detach(), slot.initial)
+            for slot in rule.slots
+        ]
+        for var in own
+    }
+    gradients = [torch.randn(var.shape, generator=generator).to(var.dtype) for var in own]
+    return own, slots, gradients
+
+
+MIXED = [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float32]
+SIZES = [300, 17, 40, 1, 70_000]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rule", [ADAM, MOMENTUM], ids=lambda rule: rule.name)
+def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -> None:
+    groups = ["a", "b", "a", "c", "b"]
+    of = {"a": {"learning_rate": 0.5}, "b": {"learning_rate": 0.1}, "c": {}}
+    steps = {"a": 1, "b": 7, "c": 3}
+    own, slots, gradients = made(SIZES, MIXED, rule)
+    hooks = Plain(rule, slots, engine, groups, of, steps)
+    take(hooks, Kept(), list(zip(gradients, own, strict=True)))
+    alone, others, again = made(SIZES, MIXED, rule)
+    for group in ("a", "b", "c"):
+        members = [index for index, each in enumerate(groups) if each == group]
+        pairs = [(again[index], alone[index]) for index in members]
+        one = Plain(rule, others, engine, [group] * len(members), of, steps)
+        take(one, Kept(), pairs)
+    for var, other in zip(own, alone, strict=True):
+        assert torch.equal(var, other)
+        for slot, same in zip(slots[id(var)], others[id(other)], strict=True):
+            assert torch.equal(slot, same)
+    assert len(hooks.asked) == len(set(hooks.asked))  # prepare runs once for each
+
+
+def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, slots, gradients = made([64] * 100, [torch.float32] * 100, ADAM)
+    groups = list(range(100))
+    of = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
+    launches: list[int] = []
+    call = Compiled.call
+    monkeypatch.setattr(Compiled, "call", lambda *given: launches.append(1) or call(*given))
+    take(Plain(ADAM, slots, "cpu", groups, of), Kept(), list(zip(gradients, own, strict=True)))
+    assert len(launches) == 1
+
+
+def per_variable(*, ratio_squares, steps, learning_rate):
+    ratio = narrow(sqrt(ratio_squares), like=learning_rate)
+    return {"own_rate": learning_rate * ratio, "steps": steps + 1}
+
+
+def update(var, grad, m, *, own_rate):
+    m = m * 0.5 + grad
+    return var - own_rate * m, m
+
+
+def ratio_squares(var, grad, m):
+    return (var * grad + m) * (var * grad + m)
+
+
+MEASURING = Rule(
+    name="Measuring",
+    update=update,
+    measures={"ratio_squares": ratio_squares},
+    per_variable=per_variable,
+    hypers=(Hyper("learning_rate", 0.01),),
+    slots=(Slot("m", 0.25), Slot("steps", 2.0, scalar=True)),
+)
+
+
+@pytest.mark.parametrize("how", [NOTHING, Processing(global_clipnorm=0.7)], ids=["plain", "clip"])
+def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(how: Processing) -> None:
+    found = []
+    for engine in ENGINES:
+        own, slots, gradients = made(SIZES, MIXED, MEASURING)
+        kept = Kept()
+        for _ in range(3):
+            take(Plain(MEASURING, slots, engine), kept, list(zip(gradients, own, strict=True)), how)
+        found.append([*own, *(slot for var in own for slot in slots[id(var)])])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert [slots[id(var)][1].item() for var in own] == [5.0] * len(own)
+
+
+def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
+    var = Variable(torch.tensor([3.0, 4.0]))
+    slots = {id(var): [torch.zeros(2), torch.zeros(())]}
+    first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    take(Plain(MEASURING, slots, "cpu"), Kept(), [(first, var), (second, var)])
+    rate = np.float32(0.01)
+    m = np.array([1.0, 0.0], np.float32)
+    wanted = np.array([3.0, 4.0], np.float32) - rate * np.float32(3) * m
+    wanted = wanted - rate * np.float32(4) * (m * np.float32(0.5) + np.array([0.0, 1.0]))
+    assert var.tolist() == pytest.approx(wanted.tolist())
+    assert slots[id(var)][1].item() == 2.0
