@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -36,22 +34,10 @@ class Table:
         assert bool((self.memory[outside] == CANARY).all())
 
 
-# Scalars that are measured by the rules' optimizers.
-RATIO = {"trust_ratio": 0.5}
-MEASURED = {
-    "LARS": RATIO,
-    "NesterovLARS": RATIO,
-    "NovoGrad": {"grad_scale": 0.5, "share": 1.0},
-}
-
-
 def optimizer(case, engine):
     if case.rule.name == "Nadam":  # whose momentum schedule is state of the optimizer
         given = {name.replace("beta", "beta_"): value for name, value in case.hypers.items()}
         made = Nadam(**given)
-    elif case.rule.name in MEASURED:
-        rule = replace(case.rule, prepare=lambda: MEASURED[case.rule.name])
-        made = RuleOptimizer(rule, **case.hypers)
     else:
         made = RuleOptimizer(case.rule, **case.hypers)
     made.engine = engine

@@ -27,12 +27,19 @@ class SymbolicVariable(Symbolic):
 
     __slots__ = ()
 
-    def beside(self, initial: Callable[[], torch.Tensor], name: str) -> Any:
-        """A new variable of the same graph, shape and dtype, which is not trained.
+    def beside(
+        self,
+        initial: Callable[[], torch.Tensor],
+        name: str,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Any:
+        """A new variable of the same graph, which is not trained.
 
         Args:
             initial: Called when a session initializes the variable, and may then use `resolve`.
             name: The whole name, outside of all name scopes; made unique.
+            dtype, shape: Those of the new variable; those of this one if None.
         """
         raise NotImplementedError
 

@@ -29,4 +29,4 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 def run(functions: Sequence[Call]) -> None:
     """Call functions in C, one after the other; not one of them, or all."""
-    consume(calls(functions))
+    consume(map(operator.call, functions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,10 +131,12 @@ class SlotStore:
                 start += size
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
-                value: Any = _filled(var, initial, _dtype(var, kind))
+                own = _dtype(var, kind)
                 if is_scalar:
-                    value = torch.tensor(initial, dtype=_dtype(var, kind))
-                slot = var.beside(value, titles[index])
+                    filled = partial(torch.tensor, initial, dtype=own)
+                else:
+                    filled = _filled(var, initial, own)
+                slot = var.beside(filled, titles[index], own, () if is_scalar else None)
             else:
                 slot = over(views[index], titles[index], self._moves)
             made.append(self.put(var, name, slot))

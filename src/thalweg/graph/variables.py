@@ -112,8 +112,14 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
         return op.outputs[0]
 
-    def beside(self, initial: Callable[[], torch.Tensor], name: str) -> GraphVariable:
-        deferred = Output(self.dtype, self.shape)
+    def beside(
+        self,
+        initial: Callable[[], torch.Tensor],
+        name: str,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> GraphVariable:
+        deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         return create(self.graph, initial, name, trainable=False, deferred=deferred, absolute=True)
 
     def load(self, value: Any, session: Any = None) -> None:

@@ -121,7 +121,8 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
                 )
         pairs = list(zip(grads, tensors, strict=True))
         if self.weight_decay is not None:
-            wrapped._check(wrapped._filtered(pairs))
+            hooks = wrapped._hooks(False)
+            hooks.check(hooks.convert(pairs), False)
             super()._apply_weight_decay(trainable_variables)
         # Keras counts the batches itself, also those that only add to accumulated gradients.
         counted = int(wrapped.iterations)

@@ -114,7 +114,7 @@ class RuleOptimizer(Optimizer):
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
         for slot in self._rule().slots:
-            self._add_slots(var_list, slot.name, self._slot_initial(slot.name))
+            self._add_slots(var_list, slot.name, self._slot_initial(slot.name), slot)
 
     def _scatters(self) -> bool:
         return scatters(self._rule())

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, flaw, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
     executing_eagerly,
@@ -132,13 +133,15 @@ class Weights:
         self._weights.append(self._slots.put(var, slot_name, slot))
         return slot
 
-    def _add_slots(self, variables: Sequence[Tensor], name: str, initial: float) -> list[Variable]:
+    def _add_slots(
+        self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
+    ) -> list[Variable]:
         """Slots for the variables that lack them, made together."""
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
         titles = [self._slot_title(var, name) for var in missing]
-        made = self._slots.make(missing, name, initial, titles)
+        made = self._slots.make(missing, name, initial, titles, kind)
         self._weights.extend(made)
         return made
 
