@@ -155,7 +155,7 @@ def per_variable(
         for place, name in enumerate(names):
             given[name] = np.array([now[id(scalar_slots[i][place])] for i in members], dtype)
         with np.errstate(all="ignore"):
-            made = rule.per_variable(**given_to(rule, "per_variable", given))  # pyright: ignore
+            made = rule.per_variable(**given_to(rule, "per_variable", given))  # pyright: ignore[reportOptionalCall]
         for name, value in made.items():
             values = np.broadcast_to(np.asarray(value, dtype), (len(members),))
             if name in names:
@@ -171,7 +171,8 @@ def per_variable(
     if slots:
         plain = [slot.detach() for slot in slots.values()]
         values = [torch.tensor(now[key], dtype=slot.dtype) for key, slot in slots.items()]
-        writes.append(partial(torch._foreach_copy_, plain, values))  # pyright: ignore
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        writes.append(partial(copy, plain, values))
     return Columns(columns.shared, separate), writes
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -18,9 +19,17 @@ from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
     """Whether the value is a plain real number of Python or NumPy."""
     return isinstance(value, int | float | np.integer | np.floating)
+
+
+def _is_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
+    return isinstance(value, np.ndarray)
+
+
+def _is_numpy_scalar(value: object) -> TypeGuard[np.generic[Any]]:
+    return isinstance(value, np.generic)
 
 
 def is_function(value: object) -> bool:
@@ -30,7 +39,7 @@ def is_function(value: object) -> bool:
 
 def is_on(value: Any) -> bool:
     """Whether a momentum makes a slot: a number above 0, or any tensor or callable."""
-    if isinstance(value, np.ndarray):
+    if _is_array(value):
         value = value[()]
     return bool(value > 0) if is_number(value) else True
 
@@ -42,7 +51,7 @@ def as_number(name: str, value: Any) -> Any:
         InvalidTypeError: It is no real number; names the argument.
         InvalidArgumentError: It is NaN.
     """
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+    if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
         value = value.item()
     if not is_number(value):
         raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.{_hint(value)}")
@@ -70,7 +79,7 @@ def _checked(name: str, value: Any) -> Any:
     shape = tuple(getattr(value, "shape", ()))
     if shape:
         raise InvalidArgumentError(f"{name} must be a scalar, not of shape {shape}.")
-    if isinstance(value, np.ndarray):
+    if _is_array(value):
         value = value[()]
     if isinstance(value, torch.Tensor):
         if value.is_complex():
@@ -101,7 +110,7 @@ def _hint(value: Any) -> str:
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
-        isinstance(each, torch.Tensor | dict) for each in value
+        isinstance(each, torch.Tensor | dict) for each in cast("Sequence[Any]", value)
     )
     if is_list or isinstance(value, Iterator | torch.nn.Module | dict):
         return " Variables go to minimize() or apply_gradients(), not to the constructor."
@@ -114,7 +123,7 @@ def _like(old: Any, value: int | float) -> Any:
     Raises:
         OverflowError: It is too large.
     """
-    if isinstance(old, np.generic):
+    if _is_numpy_scalar(old):
         return old.dtype.type(value)
     is_whole = isinstance(old, torch.Tensor) and not old.is_floating_point()
     if is_whole or (isinstance(value, int) and is_number(old) and not isinstance(old, float)):
@@ -183,7 +192,8 @@ class Hyperparameters:
                 " callable to the constructor, or set a number."
             )
         else:
-            number = value.item() if isinstance(value, torch.Tensor | np.generic) else value
+            is_tensor = isinstance(value, torch.Tensor)
+            number = value.item() if is_tensor or _is_numpy_scalar(value) else value
             if not old.is_floating_point() and not float(number).is_integer():
                 raise InvalidTypeError(
                     f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
@@ -260,7 +270,7 @@ class Hyperparameters:
             if isinstance(value, Variable) and self.created:
                 found[name] = value.item()
             elif is_number(value):
-                found[name] = value.item() if isinstance(value, np.generic) else value  # pyright: ignore
+                found[name] = value.item() if isinstance(value, np.generic) else value
         return found
 
     def shown(self) -> dict[str, str]:

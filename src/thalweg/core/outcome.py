@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class After(NamedTuple):
 
 
 @contextlib.contextmanager
-def not_taken(done: Sequence[str] = ()) -> Iterator[None]:
+def not_taken(done: Sequence[str] = ()) -> Generator[None]:
     """Say of an exception that nothing has changed, or what has been done by then.
 
     Args:
@@ -132,7 +132,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Iterator[None]:
+def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Generator[None]:
     """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
     with torch.no_grad():
         undo = calls(putting_back(tensors))

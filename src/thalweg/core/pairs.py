@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import Module
@@ -31,7 +31,7 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
             f"grads_and_vars must be an iterable of (gradient, variable), not {grads_and_vars!r}."
         ) from None
     for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise InvalidTypeError(
                 f"grads_and_vars must hold pairs (gradient, variable), not {pair!r}."
             )
@@ -74,13 +74,13 @@ def flatten(var_list: Any) -> list[Tensor]:
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, dict):
-        var_list = var_list.values()
+        var_list = cast("dict[Any, Any]", var_list).values()
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
             f"var_list must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
         )
-    return [var for each in var_list for var in flatten(each)]
+    return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each)]
 
 
 def refuse_no_variables(var_list: Any) -> None:

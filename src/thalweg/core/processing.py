@@ -7,6 +7,8 @@ the gradients, and over the variables where their norms are asked for, then the 
 is written. `materialised` does the same to tensors, for optimizers that want to see them.
 """
 
+# Formulas of rules are plain arithmetic without types.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +24,7 @@ from thalweg.core import norms
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
+from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
 from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
@@ -47,9 +50,9 @@ class Measures(Protocol):
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]: ...
+    ) -> Sequence[Float64]: ...
 
-    def peaks(self) -> np.ndarray: ...
+    def peaks(self) -> Float64: ...
 
 
 class Decision(NamedTuple):
@@ -87,13 +90,13 @@ class Processing:
         narrow: Whether gradients of float32 variables may be of a 16-bit type.
     """
 
-    unscaling: np.ndarray | None = None
+    unscaling: Array | None = None
     clipvalue: float | None = None
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     overflow: bool = True
     whole_is_nan: bool = True
-    trust: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    trust: Callable[[Float64, Float64], Array] | None = None
     decide: Callable[[bool, float], Decision] | None = None
     exact: bool = False
     calls: Sequence[Call] = ()
@@ -119,11 +122,11 @@ class Processing:
         return (gradient_squares,) if by_norm or self.decide is not None else ()
 
     @cached_property
-    def _first(self) -> Stages:
+    def first(self) -> Stages:
         """The stages that come before norms and are no factors."""
         if self.clipvalue is None:
             return ()
-        return tuple(stage for stage in self.stages if stage in (_BEFORE_NORMS))
+        return tuple(stage for stage in self.stages if stage in _BEFORE_NORMS)
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
         """The scalars that all variables share, of a compute dtype."""
@@ -148,7 +151,7 @@ class Processing:
 
 
 NOTHING = Processing()
-_BEFORE_NORMS = (clipping.unscale, clipping.clip_by_value)
+_BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
 class Known:
@@ -168,21 +171,21 @@ class Known:
         self._measures = measures
         self._dtypes = dtypes
         self._wanted = tuple(dict.fromkeys((*how.measured, *formulas)))
-        self._sums: dict[Formula, np.ndarray] = {}
+        self._sums: dict[Formula, Float64] = {}
 
-    def _sum(self, formula: Formula) -> np.ndarray:
+    def _sum(self, formula: Formula) -> Float64:
         """A sum over raw gradients, or over clipped elements where elements are clipped."""
         if formula not in self._sums:
             wanted = tuple(dict.fromkeys((*self._wanted, formula)))
             how = self._how
             separate = {} if how.unscaling is None else {"unscaling": how.unscaling}
             columns = Columns({dtype: how.shared(dtype) for dtype in self._dtypes}, separate)
-            found = self._measures.sums(wanted, how._first, columns)
+            found = self._measures.sums(wanted, how.first, columns)
             self._sums |= zip(wanted, found, strict=True)
         return self._sums[formula]
 
     @cached_property
-    def _roots(self) -> np.ndarray:
+    def _roots(self) -> Float64:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
         how = self._how
         with np.errstate(all="ignore"):
@@ -191,7 +194,7 @@ class Known:
                 return found
             return found * how.unscaling
 
-    def _overflowing(self, roots: np.ndarray) -> np.ndarray:
+    def _overflowing(self, roots: Float64) -> Float64:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
         if not self._how.overflow:
             return roots
@@ -199,12 +202,12 @@ class Known:
             return np.where(np.isinf(norms.norms(np.square(roots), True)), np.inf, roots)
 
     @cached_property
-    def gradient_norms(self) -> np.ndarray:
+    def gradient_norms(self) -> Float64:
         """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
         return self._overflowing(self._roots)
 
     @cached_property
-    def variable_norms(self) -> np.ndarray:
+    def variable_norms(self) -> Float64:
         """The norm of each variable before the step; float64 of shape (n,)."""
         return norms.norms(self._sum(variable_squares), self._how.overflow)
 
@@ -229,7 +232,7 @@ class Known:
         return norms.clip_factor(norm, bound, self._how.whole_is_nan)
 
     @cached_property
-    def clipped_norms(self) -> np.ndarray:
+    def clipped_norms(self) -> Float64:
         """The norm of each gradient after clipping."""
         limit = self._how.clipnorm
         with np.errstate(all="ignore"):
@@ -246,17 +249,17 @@ class Known:
             return float(norms.global_norm(np.square(self.clipped_norms), self._how.overflow))
 
     @cached_property
-    def trust(self) -> np.ndarray:
+    def trust(self) -> Array:
         """What each gradient is multiplied by last, of shape (n,)."""
         if self._how.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)
         return self._how.trust(self.variable_norms, self.clipped_norms)
 
     @cached_property
-    def separate(self) -> dict[str, np.ndarray]:
+    def separate(self) -> dict[str, Array]:
         """The scalars of the stages that differ by variable."""
         how = self._how
-        found: dict[str, np.ndarray] = {}
+        found: dict[str, Array] = {}
         if how.unscaling is not None:
             found["unscaling"] = how.unscaling
         if how.clipnorm is not None:
@@ -268,7 +271,7 @@ class Known:
             found["trust_factor"] = self.trust
         return found
 
-    def measure(self, formula: Formula, columns: Columns) -> np.ndarray:
+    def measure(self, formula: Formula, columns: Columns) -> Float64:
         """A rule's measure: of the processed gradients.
 
         That of a formula of the rule's own costs a sweep where gradients are processed.
@@ -300,11 +303,11 @@ class Known:
             peaks = self._peaks()
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
-    def _peaks(self) -> np.ndarray:
+    def _peaks(self) -> Array:
         """The largest magnitude of each processed gradient, in the arithmetic of the update."""
         # Rounding keeps the order of numbers, so the largest one stays the largest.
         how, dtype = self._how, self._dtypes[0]
-        found = self._measures.peaks().astype(dtype)
+        found: Array = self._measures.peaks().astype(dtype)
         if how.unscaling is not None:
             found = found * how.unscaling
         if how.clipvalue is not None:

@@ -14,12 +14,12 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 Call = Callable[[], Any]
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
-consume: Callable[[Iterator[Any]], Any] = partial(deque, maxlen=0)
+consume: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
 
 
 def calls(functions: Iterable[Call]) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _made(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dic
         ) from error
     if not isinstance(made, dict):
         raise RuleError(f"{where} must return a dict of scalars by name, not {made!r}.")
-    return made
+    return cast("dict[str, Any]", made)
 
 
 def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def flushing() -> bool:
 
 
 @contextlib.contextmanager
-def denormals(flush: bool) -> Iterator[None]:
+def denormals(flush: bool) -> Generator[None]:
     """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread."""
     found = flushing()
     if found == flush:

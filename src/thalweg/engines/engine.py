@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
+from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -58,7 +59,7 @@ class Columns(NamedTuple):
     """
 
     shared: Mapping[Dtype, Scalars]
-    separate: Mapping[str, np.ndarray]
+    separate: Mapping[str, Array]
 
     def only(self, members: Sequence[int]) -> Columns:
         """Those of some of the variables."""
@@ -109,7 +110,7 @@ class Ready(Protocol):
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """For each formula its sum over the elements of each variable, in float64.
 
         Args:
@@ -119,7 +120,7 @@ class Ready(Protocol):
         """
         ...
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
         ...
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.engines.arrays import Int64
 from thalweg.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -64,7 +65,7 @@ def check_memory(tensor: Tensor, what: str) -> None:
     """
     found, nbytes = False, 0
     # A class with its own dispatch (DTensor, FakeTensor) keeps its elements elsewhere, if at all.
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:  # pyright: ignore
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         try:
             nbytes = tensor.untyped_storage().nbytes()
             found = tensor.data_ptr() != 0 and not tensor._is_zerotensor()
@@ -148,7 +149,7 @@ def overlapping(tensor: Tensor) -> bool:
     return False
 
 
-def _offsets(tensor: Tensor) -> np.ndarray | None:
+def _offsets(tensor: Tensor) -> Int64 | None:
     if tensor.numel() > _ENUMERABLE:
         return None
     total = np.zeros((), np.int64)
@@ -168,7 +169,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def bounds(tensors: Sequence[Tensor]) -> np.ndarray:
+def bounds(tensors: Sequence[Tensor]) -> Int64:
     """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
     spans = np.array([span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # Address 0 counts as theirs: a gradient there lies on the meta device.
@@ -180,7 +181,7 @@ def bounds(tensors: Sequence[Tensor]) -> np.ndarray:
     return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
 
 
-def apart(starts: np.ndarray | int, sizes: np.ndarray | int, bounds: np.ndarray) -> bool:
+def apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
     """Whether no run of so many bytes reaches into memory with these bounds."""
     # A run that begins inside lies after an odd number of bounds; one that ends inside, or behind,
     # has more of them before its end than before its start.
@@ -214,14 +215,14 @@ def _share(a: Tensor, b: Tensor) -> bool:
         return False
     if dense(a) and dense(b):
         return True
-    addresses = []
+    addresses: list[Int64] = []
     for tensor in (a, b):
         offsets = _offsets(tensor)
         if offsets is None:
             return True
         starts = offsets * tensor.element_size() + tensor.data_ptr()
         addresses.append(np.add.outer(starts, np.arange(tensor.element_size())).ravel())
-    return bool(np.intersect1d(*addresses).size)
+    return bool(np.intersect1d(addresses[0], addresses[1]).size)
 
 
 def check_copy(var: Tensor, copy: Tensor, name: str) -> None:

@@ -69,7 +69,7 @@ class Tree:
         self, counts: npt.NDArray[np.int64], device: torch.device | str | None = None
     ) -> None:
         def placed(indices: npt.NDArray[np.int64]) -> Any:
-            return indices if device is None else torch.from_numpy(indices).to(device)
+            return indices if device is None else torch.from_numpy(indices).to(device)  # pyright: ignore[reportUnknownMemberType]
 
         self._tensors = len(counts)
         present = np.flatnonzero(counts)

@@ -4,6 +4,8 @@ NumPy rather than torch on CPU memory, because torch.sqrt is 1 ulp off on 0.64 %
 Tensors elsewhere are computed with torch.
 """
 
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import inspect
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout, libm
+from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.denormals import denormals
 from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scalars, Stages
 from thalweg.engines.layout import compute_dtype
@@ -40,19 +43,23 @@ def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..
     return apply
 
 
-def _where(condition: Any, a: Any, b: Any) -> Any:
+def _where(condition: Array, a: Array, b: Array) -> Array:
     return np.where(condition, a, b)
 
 
-def _maximum(a: Any, b: Any) -> Any:
+def _maximum(a: Array, b: Array) -> Array:
     return np.where((a > b) | (a != a), a, b)
 
 
-def _minimum(a: Any, b: Any) -> Any:
+def _minimum(a: Array, b: Array) -> Array:
     return np.where((a < b) | (a != a), a, b)
 
 
-def _sign(x: Any) -> Any:
+def _square(x: Any) -> Any:
+    return x * x
+
+
+def _sign(x: Array) -> Array:
     one = np.asarray(x).dtype.type(1)
     return np.where(x > 0, one, np.where(x < 0, -one, x))
 
@@ -64,7 +71,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "where": _where,
     "maximum": _maximum,
     "minimum": _minimum,
-    "square": lambda x: x * x,
+    "square": _square,
     "exp": _rounded_once(libm.exp, 1),
     "log": _rounded_once(libm.log, 1),
     "power": _rounded_once(libm.power, 2),
@@ -82,14 +89,26 @@ def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Any]:
     return apply
 
 
+def _torch_maximum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a > b) | (a != a), a, b)
+
+
+def _torch_minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where((a < b) | (a != a), a, b)
+
+
+def _torch_sign(x: Tensor) -> Tensor:
+    return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     "sqrt": torch.sqrt,
     "absolute": torch.abs,
-    "sign": lambda x: torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x)),
+    "sign": _torch_sign,
     "where": torch.where,
-    "maximum": lambda a, b: torch.where((a > b) | (a != a), a, b),
-    "minimum": lambda a, b: torch.where((a < b) | (a != a), a, b),
-    "square": lambda x: x * x,
+    "maximum": _torch_maximum,
+    "minimum": _torch_minimum,
+    "square": _square,
     "exp": _torch_rounded(torch.exp),
     "log": _torch_rounded(torch.log),
     "power": _torch_rounded(torch.pow),
@@ -176,7 +195,7 @@ def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> di
     return {name: dtype(scalars[name]) for name in wanted}
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _numpy(tensor: Tensor) -> Array:
     tensor = tensor.detach().resolve_neg()
     return tensor.numpy() if tensor.dtype in _WIDE else tensor.float().numpy()
 
@@ -186,8 +205,8 @@ def evaluate(
     tensors: list[Tensor],
     scalars: Scalars,
     dtype: Dtype | None = None,
-    rows: np.ndarray | None = None,
-) -> list[np.ndarray]:
+    rows: Int64 | None = None,
+) -> list[Array]:
     """A formula over NumPy copies of tensors, or of `rows` of them.
 
     It is computed in `dtype`, by default the one that the first tensor is computed in.
@@ -202,12 +221,10 @@ def evaluate(
         return _flushed(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flushed(
-    formula: Formula, results: Sequence[Any], var: np.ndarray, grad: int
-) -> list[np.ndarray]:
+def _flushed(formula: Formula, results: Sequence[Any], var: Array, grad: int) -> list[Array]:
     """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
     one, transcript = var.dtype.type(1), transcribe(formula)
-    arrays = []
+    arrays: list[Array] = []
     for index, result in enumerate(results):
         passed = transcript.passes(index, index + (grad if index else 0))
         array = np.asarray(result, var.dtype)
@@ -249,7 +266,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _waves(rows: np.ndarray) -> list[np.ndarray]:
+def _waves(rows: Int64) -> list[Int64]:
     """Positions of first, second, third ... occurrences of each row, in order of appearance."""
     seen: dict[int, int] = {}
     waves: list[list[int]] = []
@@ -262,7 +279,7 @@ def _waves(rows: np.ndarray) -> list[np.ndarray]:
     return [np.array(wave, np.int64) for wave in waves]
 
 
-def _grouped(values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _grouped(values: Array, rows: Int64) -> tuple[Array, Int64]:
     """Each row once, in order of first appearance, with its values added in order of appearance."""
     waves = _waves(rows)
     first = waves[0] if waves else np.empty(0, np.int64)
@@ -315,13 +332,13 @@ class ReferencePart:
             return layout.packed(grad.values)
         return layout.like(grad, var) if layout.dense(var) else layout.packed(grad)
 
-    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+    def again(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """See `Ready`."""
         grad, var = self._values, self._tensors[0]
         if stages:
@@ -334,7 +351,7 @@ class ReferencePart:
         tensors = [var, grad, *self._tensors[1:]]
         return [_sum(each, [_flat(tensor, var) for tensor in tensors]) for each in formulas]
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """See `Ready`."""
         values = self._values
         if not values.numel():
@@ -393,7 +410,7 @@ def _flat(tensor: Tensor, var: Tensor) -> Tensor:
     return layout.like(tensor, var).as_strided((var.numel(),), (1,))
 
 
-def _sum(formula: Formula, tensors: Sequence[Tensor]) -> np.ndarray:
+def _sum(formula: Formula, tensors: Sequence[Tensor]) -> Float64:
     """The sum of a formula over elements, in the order that all engines have; of shape (1,)."""
     wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
     counts = leaf_counts([wide[0].numel()])
@@ -434,7 +451,7 @@ def _torch_results(
 
 def _row_results(
     rule: Rule, tensors: Sequence[Tensor], values: Tensor, indices: Tensor, scalars: Scalars
-) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+) -> Iterator[tuple[Int64, list[Array]]]:
     """Rows, each once, and what the variable and its slots are there after a step."""
     var = tensors[0]
     formula = rule.update_sparse or rule.update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
@@ -68,7 +68,7 @@ def engine(
 
 
 @contextlib.contextmanager
-def _chosen(name: EngineName | None, denormals: Denormals | None) -> Iterator[None]:
+def _chosen(name: EngineName | None, denormals: Denormals | None) -> Generator[None]:
     before = current()
     token = _current.set(Selection(name or before.name, denormals or before.denormals))
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu import measure
 from thalweg.engines.engine import Columns, Stages
 from thalweg.engines.layout import compute_dtype
@@ -27,7 +28,7 @@ class Tensors:
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """See `Ready`; formulas are `gradient_squares` and `variable_squares`."""
         if not stages:
             return [
@@ -45,6 +46,6 @@ class Tensors:
                     (row[index],) = measure.sums(each, [var])
         return list(found)
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """See `Ready`."""
         return measure.peaks(self._gradients)

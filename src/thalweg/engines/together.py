@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.engines import layout
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Dtype, Request, Round, Stages
 from thalweg.formula import Formula
 
@@ -23,15 +24,15 @@ class Part(Protocol):
     @property
     def written(self) -> Sequence[Tensor]: ...
 
-    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+    def again(self, asked: Request, bounds: Int64) -> bool:
         """As `Ready.again`; no gradient may lie in memory with these bounds."""
         ...
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]: ...
+    ) -> Sequence[Float64]: ...
 
-    def peaks(self) -> np.ndarray: ...
+    def peaks(self) -> Float64: ...
 
     def calls(self, columns: Columns) -> list[Call]: ...
 
@@ -68,7 +69,7 @@ class Together:
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """See `Ready`."""
         found = [np.zeros(self._count, np.float64) for _ in formulas]
         for own, part in self._parts:
@@ -78,7 +79,7 @@ class Together:
                 total[own] = each
         return found
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """See `Ready`."""
         found = np.zeros(self._count, np.float64)
         for own, part in self._parts:

@@ -11,7 +11,6 @@ import __future__
 import ast
 import functools
 import inspect
-import operator
 import textwrap
 import types
 import weakref
@@ -32,8 +31,9 @@ _ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "min
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
-_FUTURE = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+_FUTURE: int = functools.reduce(
+    lambda flags, flag: flags | flag,
+    (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names),
 )
 
 LITERAL = "_literal"  # the name under which an engine supplies its number type
@@ -57,7 +57,7 @@ class Transcript:
 
     positional: tuple[str, ...]
     scalars: tuple[str, ...]
-    body: tuple[ast.stmt, ...]
+    body: tuple[ast.Assign, ...]
     results: tuple[ast.expr, ...]
     helpers: tuple[ast.FunctionDef, ...]
     filename: str
@@ -78,9 +78,9 @@ class Transcript:
         """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
         expression = self.results[result]
         for statement in reversed(self.body):
-            target = statement.targets[0]  # type: ignore[attr-defined]
-            if isinstance(expression, ast.Name) and target.id == expression.id:
-                expression = statement.value  # type: ignore[attr-defined]
+            (target,) = statement.targets
+            if isinstance(expression, ast.Name) and isinstance(target, ast.Name):
+                expression = statement.value if target.id == expression.id else expression
         return isinstance(expression, ast.BinOp)
 
 
@@ -149,7 +149,9 @@ def _check_current(function: types.FunctionType) -> None:
     loaded = function.__code__
     text = "".join(inspect.findsource(function)[0])
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    found = [compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)]
+    found: list[types.CodeType] = [
+        compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
+    ]
     for code in found:  # grows: the functions inside functions
         if code.co_name == loaded.co_name and _fingerprint(code) == _fingerprint(loaded):
             return
@@ -331,7 +333,7 @@ class _Writer(ast.NodeTransformer):
         value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
-    def write(self, node: ast.FunctionDef) -> tuple[list[ast.stmt], ast.expr]:
+    def write(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
         arguments = node.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
             raise self.refuse(node, "a formula takes plain parameters without defaults or *args.")
@@ -371,8 +373,9 @@ class _Helpers:
     def _definition(self, function: types.FunctionType) -> ast.FunctionDef:
         node = _definition(function)
         writer = _Writer(function, self)
-        body, result = writer.write(node)
-        body.append(ast.copy_location(ast.Return(writer.visit(result)), result))
+        assigned, result = writer.write(node)
+        returned = ast.copy_location(ast.Return(writer.visit(result)), result)
+        body: list[ast.stmt] = [*assigned, returned]
         if node.args.kwonlyargs:
             raise writer.refuse(node, "a helper function takes its parameters by position.")
         self.conditions[function] = writer.is_condition(result)

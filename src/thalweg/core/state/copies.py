@@ -30,7 +30,8 @@ def staged(holder: _T) -> _T:
 
 def published(holder: Any, twin: Any) -> Call:
     """The call, in C alone, after which `holder` has all that `twin` has."""
-    return partial(vars(holder).update, dict(vars(twin)))
+    remembered: dict[str, Any] = holder.__dict__
+    return partial(remembered.update, dict(twin.__dict__))
 
 
 class Copied:
@@ -52,14 +53,14 @@ class Copied:
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
-        made.__setstate__(self.__getstate__())  # pyright: ignore
+        made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         with self._locked():
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:

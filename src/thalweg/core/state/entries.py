@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
@@ -100,7 +101,7 @@ def room_for(given: Any) -> Tensor:
     """A tensor that can be set to another one; to none, if that has flaws."""
     if flaw(given) is not None:
         return torch.empty(0)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 
@@ -108,7 +109,7 @@ def flaw(given: Any) -> str | None:
     """What is wrong with a value where a tensor is wanted, whatever its shape and dtype."""
     if not isinstance(given, Tensor):
         return f"no tensor but {shown(given)}"
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         if given.is_nested:
             return "a nested tensor"
         if given.is_meta:
@@ -141,13 +142,13 @@ def shown(value: Any) -> str:
 
 
 def _kind(tensor: Tensor) -> str:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor's memory as a `torch.Tensor`, whose methods run in C alone."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return tensor.detach()
 
 

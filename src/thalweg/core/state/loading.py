@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 
 from thalweg.core import section
 from thalweg.core.state.entries import Call, Item, shown
@@ -20,7 +21,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 
 
 def differences(
-    entries: Iterable[Item], given: Mapping[str, Any], complete: bool = True
+    entries: Iterable[Item], given: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
     """Why a state cannot be set, in the order of the entries.
 
@@ -86,7 +87,7 @@ def restore(pairs: Iterable[tuple[Item, Any]], then: Iterable[Call] = (), what: 
             except Exception as error:
                 raise mismatch([f"{entry.name!r} cannot be read: {error}"], what) from error
         calls += then
-        with torch._C.DisableTorchFunction():  # `with torch.device(...)` would call Python back
+        with DisableTorchFunction():  # `with torch.device(...)` would call Python back
             section.run(calls)
 
 

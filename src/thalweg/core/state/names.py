@@ -32,7 +32,8 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 
 def positioned(names: Sequence[str], mark: str) -> list[str]:
     """The names, with `mark` and their position behind those that others have, too."""
-    counts, found = Counter(names), []
+    counts = Counter(names)
+    found: list[str] = []
     taken = {name for name, count in counts.items() if count == 1}
     for index, name in enumerate(names):
         while counts[name] > 1 and f"{name}{mark}{index}" in taken:

@@ -234,7 +234,9 @@ def generate(
 
     # A row's sum lies in scratch: in the variable's type, whatever that of the entries.
     of_rows = storage[0] if duplicates == "sum" else storage[1] if grad else ""
-    pointers, loads, stores = [], [], []
+    pointers: list[str] = []
+    loads: list[str] = []
+    stores: list[str] = []
     for index, kind in enumerate(storage):
         is_gradient = grad and index == 1
         pointer, size, load, save = STORAGE[of_rows if is_gradient and duplicates else kind]

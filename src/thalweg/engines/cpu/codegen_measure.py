@@ -165,7 +165,7 @@ class _Sweep:
 
     def pointers(self) -> list[str]:
         """Point at what is read of a leaf."""
-        lines = []
+        lines: list[str] = []
         for stream in self._used:
             pointer, size, _, _ = STORAGE[self._storage[stream]]
             address = f"base[tensor * streams + {stream}] + offset * {size}"
@@ -174,7 +174,7 @@ class _Sweep:
 
     def element(self) -> list[str]:
         """Return every measure of element i."""
-        lines = []
+        lines: list[str] = []
         for stream in self._used:
             load = STORAGE[self._storage[stream]][2]
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
@@ -189,7 +189,8 @@ class _Sweep:
             lines += [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
             *body, result = _function(measure, index).body
             lines += map(ast.unparse, body)
-            lines.append(f"v{index} = {ast.unparse(result.value)}")  # pyright: ignore
+            value = cast(ast.expr, cast(ast.Return, result).value)
+            lines.append(f"v{index} = {ast.unparse(value)}")
         return [*lines, f"return {self._listed('v')}"]
 
     def definitions(self, compute: str) -> list[str]:

@@ -3,6 +3,8 @@
 Imports Numba, so only generated kernels and `engines.cpu` may import it.
 """
 
+# Code for Numba, which has no types.
+# pyright: basic
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from thalweg.engines.arrays import Array
 from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import Kernel, generate
 from thalweg.engines.cpu.codegen_measure import generate_measure, generate_peak
@@ -31,7 +32,7 @@ class Compiled:
         self.measures = kernel.measures
         self._address = store.address(kernel.name, kernel.source)
 
-    def call(self, table: Table, scalars: np.ndarray, flush: bool) -> Callable[[], object]:
+    def call(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
         """A function in C that updates everything the table points at.
 
         Args:

@@ -4,6 +4,9 @@ Importing Numba and waking its compiler costs ten times as much as the rest of a
 kernel needs neither: it calls nothing but the functions of `libm`. LLVM is imported at first use.
 """
 
+# llvmlite has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import os

@@ -6,19 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from thalweg.engines import layout, reference
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.launch import Compiled
-from thalweg.engines.cpu.work import Int64, Table, chunk_of, dense_chunks, slices, table
+from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Dtype, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula
-
-Float64 = npt.NDArray[np.float64]
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -126,7 +124,8 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
         launch.peaking(dtype.itemsize).launch(argument, threads)
     bits = np.zeros(len(work.base), np.int64)
     np.maximum.at(bits, work.chunks[:, 0], partial)
-    integers = torch.from_numpy(bits).to(_INTEGERS[dtype.itemsize])
+    signed = torch.from_numpy(bits)  # pyright: ignore[reportUnknownMemberType]
+    integers = signed.to(_INTEGERS[dtype.itemsize])
     return integers.view(dtype).double().numpy()
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.engines.cpu.measure import Leaves, table_peaks
@@ -23,7 +25,7 @@ from thalweg.variable import StateVariable
 _CPU = {-1}
 
 
-def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
+def _addresses(tensors: Sequence[Tensor]) -> Int64:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
@@ -77,7 +79,7 @@ class Group:
     def _leaves(self) -> Leaves:
         return Leaves(self._sizes)
 
-    def point_at(self, addresses: np.ndarray) -> None:
+    def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
@@ -101,7 +103,7 @@ class Group:
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
-    ) -> np.ndarray:
+    ) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
         kernel = launch.measuring(formulas, stages, self._streams, self.dtype)
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
@@ -111,7 +113,7 @@ class Group:
         }
         return self._leaves.sums(kernel, self.table.base, scalars, flush and bool(stages))
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """Largest magnitude of each member's gradient."""
         return table_peaks(self.table, self._storage[1], 1)
 
@@ -185,12 +187,12 @@ class DensePlan:
         self.bounds = layout.bounds([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
-        self._mark = partial(torch._C._increment_version, self.written)
+        self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
         self.is_aimed = False
         self.point_at(asked.gradients)
 
-    def again(self, asked: Request, bounds: np.ndarray | None = None) -> bool:
+    def again(self, asked: Request, bounds: Int64 | None = None) -> bool:
         """See `Ready`.
 
         Args:
@@ -205,7 +207,7 @@ class DensePlan:
         ):
             return False
         # Else torch looks for an override whenever a `Variable` is asked for something.
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return self._stands(asked.variables) and self._aim(asked.gradients, bounds)
 
     def serves(self, asked: Request) -> bool:
@@ -260,7 +262,7 @@ class DensePlan:
             return all(map(Tensor.is_contiguous, self.variables))
         return list(map(Tensor.stride, self.variables)) == self._strides
 
-    def _aim(self, gradients: Sequence[Any], bounds: np.ndarray | None) -> bool:
+    def _aim(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
         """Point the tables at these gradients; False if one does not fit as it is.
 
         Nothing is written; a False return leaves the reasons to the careful path.
@@ -307,7 +309,7 @@ class DensePlan:
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
         flush = self._selection.denormals == "flush"
@@ -315,7 +317,7 @@ class DensePlan:
             found[group.members] = group.sums(formulas, stages, columns, flush)
         return list(found.T)
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """See `Ready`."""
         result = np.zeros(len(self.variables), np.float64)
         for group in self.groups:

@@ -3,6 +3,8 @@
 The functions with plain loops are compiled by Numba (see `launch.jitted`) and also run as they are.
 """
 
+# Code for Numba, which finds its types itself.
+# pyright: basic
 from __future__ import annotations
 
 import numpy as np

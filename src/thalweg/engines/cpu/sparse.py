@@ -1,5 +1,7 @@
 """One sparse gradient on the CPU engine: rows updated in place, scratch kept between steps."""
 
+# The loops of `rows` are Numba's, without types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout
+from thalweg.engines.arrays import Array, Float64, Int32, Int64
 from thalweg.engines.cpu import launch, rows
 from thalweg.engines.cpu.measure import peaks, sums
 from thalweg.engines.cpu.work import CHUNK, Table, slices, table
@@ -28,7 +31,7 @@ _CPU = -1
 _INDICES = (torch.int64, torch.int32)
 
 
-def from_zero(grad):  # pyright: ignore
+def from_zero(grad: Any) -> Any:
     """TensorFlow adds the rows of a gradient onto zeros, which takes the sign from -0."""
     return grad + 0
 
@@ -53,7 +56,7 @@ class _Scratch:
         self.following = np.empty(room + 1, np.int32)
         self._table = np.empty(_places(room), np.int32)
 
-    def table(self, count: int) -> np.ndarray:
+    def table(self, count: int) -> Int32:
         """The places of a hash table for so many entries."""
         return self._table[: _places(count)]
 
@@ -134,8 +137,8 @@ class SparsePlan:
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._values: Tensor | None = None
-        self._gaps: tuple[Table, np.ndarray] | None = None  # the rows that no index names
-        self._mark = partial(torch._C._increment_version, self.written)
+        self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
+        self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
 
     def _addresses(self) -> list[int]:
         return [tensor.data_ptr() for tensor in self.written]
@@ -172,11 +175,11 @@ class SparsePlan:
             and self._is_of(asked)
         )
 
-    def again(self, asked: Request, bounds: np.ndarray) -> bool:
+    def again(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
         return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
 
-    def _aim(self, grad: Any, bounds: np.ndarray) -> bool:
+    def _aim(self, grad: Any, bounds: Int64) -> bool:
         try:
             found = parts(grad)
             if found is None:
@@ -241,7 +244,7 @@ class SparsePlan:
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[Float64]:
         """See `Ready`; the values count as they come, repeated rows and all."""
         return [
             sums(each, [self.values], stages, columns.of(0, self.compute), self.compute)
@@ -250,7 +253,7 @@ class SparsePlan:
             for each in formulas
         ]
 
-    def peaks(self) -> np.ndarray:
+    def peaks(self) -> Float64:
         """See `Ready`."""
         return peaks([self.values])
 

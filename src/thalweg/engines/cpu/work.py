@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from thalweg.engines.arrays import Int64
+
 CHUNK = 1 << 16  # elements of a dense chunk
 STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
 SERIAL = 50_000  # elements below which a second thread costs more than it brings
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)
