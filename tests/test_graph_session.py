@@ -505,3 +505,12 @@ def test_wrong_kinds_of_operation() -> None:
         tf.operation(print, [], "x", kind="other")
     with pytest.raises(InvalidTypeError, match="Can not convert a bytes"):
         tf.operation(print, [], "x", control_inputs=[b"no"])
+
+
+def test_a_slice_may_be_shorter_than_it_asks_for() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(torch.float32, [None, None])
+        product, total = x[:, :128] @ torch.ones(64, 2), x[:10] + torch.ones(4, 1)
+        assert session.run(product, {x: torch.ones(4, 64).numpy()}).shape == (4, 2)
+        assert session.run(total, {x: torch.ones(4, 2).numpy()}).shape == (4, 2)
+        assert x[:10].shape == (None, None)

@@ -19,6 +19,7 @@ from keras_table import (
     snapshot,
     train,
 )
+from thalweg import Variable
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, schedules
 
 
@@ -249,3 +250,13 @@ def as_dtype(grad: Any, dtype: torch.dtype) -> Any:
     if isinstance(grad, torch.Tensor):
         return grad.to(dtype)
     return thalweg.IndexedSlices(grad.values.to(dtype), grad.indices)
+
+
+def test_an_override_of_the_decayed_learning_rate_counts() -> None:
+    class Still(SGD):
+        def _decayed_lr(self, var_dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((), dtype=var_dtype)
+
+    w = Variable([1.0], name="w")
+    Still(1.0).apply_gradients([([1.0], w)])
+    assert w.numpy().tolist() == [1]

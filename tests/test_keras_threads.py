@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,3 +90,19 @@ def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
     train(opt, pair(), 1)
     rates[0] = 0.25
     assert copies[0]._decayed_lr(torch.float32).item() == 0.25
+
+
+def test_threads_take_their_steps_in_turn() -> None:
+    w, opt = torch.nn.Parameter(torch.zeros(200_000)), SGD(1.0, clipnorm=1e9)
+    opt.apply_gradients([(torch.zeros(200_000), w)])
+
+    def work() -> None:
+        for _ in range(40):
+            opt.apply_gradients([(torch.ones(200_000), w)])
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(w.detach(), torch.full((200_000,), -120.0))

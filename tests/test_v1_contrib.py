@@ -453,3 +453,11 @@ def test_a_dimension_that_is_not_there_is_refused_at_once() -> None:
     w = Variable([1.0], name="w")
     with pytest.raises(InvalidArgumentError, match="Cannot clip 'w' over dimension 1"):
         contrib.VariableClippingOptimizer(train.GradientDescentOptimizer(1.0), {w: [1]}, 1.0)
+
+
+@pytest.mark.parametrize("bound", [float("nan"), -1.0])
+def test_norms_to_clip_to_are_not_negative(bound: float) -> None:
+    with pytest.raises(ValueError, match="max_norm must be 0 or more"):
+        contrib.VariableClippingOptimizer(
+            train.GradientDescentOptimizer(0.1), {Variable([[1.0]]): [0]}, bound
+        )
