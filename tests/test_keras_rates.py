@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from keras_table import (
     assert_same_bits,
     both_engines,
     gradients,
+    mixed,
     pair,
     snapshot,
     train,
@@ -33,11 +33,6 @@ def with_coefficients(cls: type[Any], factor: float) -> type[Any]:
         )
 
     return type(cls.__name__, (cls,), {"_prepare_local": _prepare_local})
-
-
-def mixed() -> list[thalweg.Variable]:
-    kinds = ["float32", "float64", "bfloat16", "float16"]
-    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]
 
 
 @both_engines

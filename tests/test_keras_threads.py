@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from thalweg.keras.optimizers import SGD, Adam, Optimizer
 from workers import together
 
 STEPS = 150
+pytestmark = pytest.mark.usefixtures("threads_change_often")
 
 
 class Summing(Optimizer):
@@ -31,14 +29,6 @@ class Summing(Optimizer):
         total = self.get_slot(var, "m")
         total.copy_(total + grad)
         var.copy_(var - grad)
-
-
-@pytest.fixture(autouse=True)
-def _threads_change_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])
@@ -100,9 +90,5 @@ def test_threads_take_their_steps_in_turn() -> None:
         for _ in range(40):
             opt.apply_gradients([(torch.ones(200_000), w)])
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, work, work)
     assert torch.equal(w.detach(), torch.full((200_000,), -120.0))

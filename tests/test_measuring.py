@@ -101,14 +101,6 @@ def assert_bits(found, wanted) -> None:
     np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(wanted[wanted == 0]))
 
 
-@pytest.fixture
-def threads(monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.setattr(launch, "SERIAL", 0)
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 # The specification
 
 

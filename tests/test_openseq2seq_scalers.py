@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_goldens import Case, assert_bits, by_case
+from golden_files import Case
+from openseq2seq_goldens import assert_bits, by_case
 from openseq2seq_small import stepping
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError

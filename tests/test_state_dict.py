@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import thalweg
+from files import through_a_file
 from keras_table import (
     Row,
     all_rows,
     assert_same_bits,
     both_engines,
     gradients,
+    mixed,
     pair,
     snapshot,
     train,
@@ -27,18 +29,6 @@ from thalweg.keras import optimizers
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, schedules
 
 PLAIN = (str, int, float, bool, type(None), torch.Tensor)
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def mixed() -> list[Any]:
-    kinds = ["float32", "float64", "bfloat16", "float16"]
-    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]
 
 
 def copies(variables: list[Any]) -> list[Any]:

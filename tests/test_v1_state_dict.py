@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load, save
 
 import thalweg.v1 as tf
+from files import through_a_file
 from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables, v1
 from thalweg.catalogue import applied, by_class
 from thalweg.errors import InvalidTypeError
@@ -68,19 +68,12 @@ def trained(make: Callable[[], Any] = train.AdamOptimizer) -> tuple[Any, list[An
     return opt, found
 
 
-def by_torch(state: State) -> State:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def same(one: State, other: State) -> bool:
     return list(one) == list(other) and all(torch.equal(one[key], other[key]) for key in one)
 
 
 @every_optimizer
-@pytest.mark.parametrize("through", [by_torch, lambda state: load(save(state))])
+@pytest.mark.parametrize("through", [through_a_file, lambda state: load(save(state))])
 def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], through: Callable[[State], State]):
     opt, ours = trained(make)
     again, theirs = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in ours]
@@ -113,7 +106,7 @@ def test_the_names_in_a_state() -> None:
 def test_a_state_is_a_copy() -> None:
     opt, found = trained()
     state = opt.state_dict()
-    before = by_torch(state)
+    before = through_a_file(state)
     step(opt, found, 2)
     assert same(state, before)
 
