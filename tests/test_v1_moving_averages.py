@@ -202,4 +202,6 @@ def test_averages_check_their_decay_and_can_be_copied() -> None:
     for value in (1.0, 2.0, 3.0):
         averages.apply([w.assign([value])])
     assert averages.average(w).item() == 2.25
-    assert copy.deepcopy(averages)._decay == 0.5
+    copied, again = copy.deepcopy((averages, w))
+    copied.apply([again.assign([5.0])])
+    assert (copied.average(again).item(), averages.average(w).item()) == (3.625, 2.25)
