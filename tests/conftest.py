@@ -1,8 +1,14 @@
-"""Settings of the whole test session."""
+"""Settings of the whole test session, and the fixtures of several files."""
+
+from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "d" / "thalweg"
@@ -12,3 +18,34 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+@pytest.fixture
+def graph() -> Iterator[Any]:
+    """A graph of its own, in which the test builds."""
+    from thalweg.graph import Graph  # after the environment is set
+
+    with Graph().as_default() as made:
+        yield made
+
+
+@pytest.fixture
+def threads_change_often() -> Iterator[None]:
+    """Python's threads take turns after every few bytecodes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Sets how many threads of torch kernels run on, however small the tensors."""
+    import torch
+
+    from thalweg.engines.cpu import launch
+
+    monkeypatch.setattr(launch, "SERIAL", 0)
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

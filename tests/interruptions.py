@@ -1,13 +1,13 @@
 """Steps interrupted at random moments, by real signals and by asynchronous exceptions.
 
 Each step is compared with a twin that nobody interrupts: the state must be that of before or that
-of after, to the last bit, and the notes of the exception must say which. Run as a program it prints
-what was counted, as JSON: `python tests/interruptions.py keras signal 100 [seed]`.
+of after, to the last bit, and the notes of the exception must not say the other. Run as a program
+it prints what was counted, as JSON: `python tests/interruptions.py keras signal 100 [seed]`. The
+seed, 0 if none is given, chooses the moments; what goes wrong is told on stderr with it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -25,10 +26,10 @@ import torch
 from torch import Tensor
 
 import thalweg
-from thalweg import IndexedSlices, Variable
-from thalweg.core.outcome import _NOT_TAKEN, _TAKEN
-from thalweg.graph import Graph, Session
+from fuse import NOT_TAKEN
+from thalweg import IndexedSlices, Variable, graph
 from thalweg.keras import optimizers as keras
+from thalweg.openseq2seq.optimizers import optimize_loss
 
 
 class Training:
@@ -94,38 +95,20 @@ def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
 
 
 def in_session() -> Training:
-    with Graph().as_default():
-        x = train_placeholder()
-        w = graph_variable()
+    with graph.Graph().as_default():
+        x = graph.placeholder(torch.float32, [40])
+        w = graph.Variable(torch.linspace(-1, 1, 40), name="w")
         opt = thalweg.v1.train.AdamOptimizer(0.1)
         count = thalweg.v1.train.get_or_create_global_step()
         op = opt.minimize(((w * x) ** 2).sum(), global_step=count)
-        session = Session()
-        session.run(initializer())
+        session = graph.Session()
+        session.run(graph.global_variables_initializer())
         every = [w, count, *opt.variables()]
 
     def step(number: int) -> None:
         session.run(op, feed_dict={x: torch.full((40,), float(number + 1))})
 
     return Training(step, lambda: [torch.as_tensor(each) for each in session.run(every)])
-
-
-def train_placeholder() -> Any:
-    from thalweg import graph
-
-    return graph.placeholder(torch.float32, [40])
-
-
-def graph_variable() -> Any:
-    from thalweg import graph
-
-    return graph.Variable(torch.linspace(-1, 1, 40), name="w")
-
-
-def initializer() -> Any:
-    from thalweg import graph
-
-    return graph.global_variables_initializer()
 
 
 class Hooked(keras.Optimizer):
@@ -146,8 +129,6 @@ class Hooked(keras.Optimizer):
 
 def optimize(mixed: bool) -> Callable[[], Training]:
     def build() -> Training:
-        from thalweg.openseq2seq.optimizers import optimize_loss
-
         dtype = torch.float16 if mixed else torch.float32
         own = variables([dtype])
         number = [0]
@@ -196,9 +177,23 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 }
 
 
+WRONG = ("torn", "false note")
+
+
 def attack(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
-    """Interrupt so many steps; what became of them."""
-    warnings.simplefilter("ignore")
+    """Interrupt so many steps.
+
+    Args:
+        name: A key of `TRAININGS`.
+        how: By "signal", or by "exception", which comes between any two bytecodes.
+        count: How many.
+        seed: Chooses the moments.
+
+    Returns:
+        How many steps were "old", not taken; "new", taken; taken "without a constraint", as their
+        exceptions say; "torn"; followed by a "false note"; or taken while the interruption was
+        "lost", as it is in a destructor, where Python lets no exception through.
+    """
     rng, found = random.Random(seed), Counter[str]()
     ours, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(3):
@@ -207,37 +202,15 @@ def attack(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
     for number in range(3, 13):
         ours.step(number), twin.step(number)
     length = (time.perf_counter() - begin) / 20
-    main = threading.get_ident()
     number = 13
-    while sum(found.values()) < count:
-        before, error, sent = ours.bits(), None, threading.Event()
+    while found.total() < count:
+        before = ours.bits()
         twin.step(number)
-        delay = rng.uniform(0, 1.2 * length)
-
-        def send(delay: float = delay, sent: threading.Event = sent) -> None:
-            end = time.perf_counter() + delay
-            while time.perf_counter() < end:
-                time.sleep(0)
-            if how == "signal":
-                os.kill(os.getpid(), signal.SIGINT)
-            else:
-                kind = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
-            sent.set()
-
-        thread = threading.Thread(target=send)
-        arrived = False
-        try:
-            thread.start()
-            ours.step(number)
-            arrived = True
-            while True:
-                time.sleep(0.001)
-        except KeyboardInterrupt as caught:
-            error = caught
-        with contextlib.suppress(KeyboardInterrupt):
-            thread.join()
-        found[_judged(ours.bits(), before, twin.bits(), error, arrived)] += 1
+        error, has_ended = _interrupted(ours, number, rng.uniform(0, 1.2 * length), how)
+        verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended)
+        found[verdict] += 1
+        if verdict in WRONG:
+            _tell(f"{name}, {how}, seed {seed}, step {number}: {verdict}", error)
         if ours.bits() != twin.bits():
             ours.step(number)
             if ours.bits() != twin.bits():
@@ -245,6 +218,42 @@ def attack(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
                 number = 12
         number += 1
     return dict(found)
+
+
+def _interrupted(
+    training: Training, number: int, delay: float, how: str
+) -> tuple[BaseException | None, bool]:
+    """Take a step that is interrupted after so many seconds; the exception, if it came, and
+    whether the step had come to its end by then."""
+    main = threading.get_ident()
+
+    def send() -> None:
+        end = time.perf_counter() + delay
+        while time.perf_counter() < end:
+            time.sleep(0)
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            kind = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
+
+    thread = threading.Thread(target=send)
+    error, has_ended = None, False
+    try:
+        thread.start()
+        training.step(number)
+        has_ended = True
+        thread.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt as caught:
+        error = caught
+    thread.join()
+    return error, has_ended
+
+
+def _tell(what: str, error: BaseException | None) -> None:
+    told = [] if error is None else traceback.format_exception(error)
+    sys.stderr.write("".join([what, "\n", *told]))
 
 
 def _anew(name: str) -> tuple[Training, Training]:
@@ -255,23 +264,29 @@ def _anew(name: str) -> tuple[Training, Training]:
 
 
 def _judged(
-    now: list[bytes], old: list[bytes], new: list[bytes], error: BaseException, arrived: bool
+    now: list[bytes], old: list[bytes], new: list[bytes], error: BaseException | None, ended: bool
 ) -> str:
     notes = getattr(error, "__notes__", [])
-    says_not = any(_NOT_TAKEN in note for note in notes)
-    says_taken = any(note.startswith(_TAKEN) for note in notes)
+    says_not = NOT_TAKEN in notes
+    says_taken = any(note.startswith("The step was taken") for note in notes)
     if now == old:
-        return "false note" if says_taken or arrived else "old"
+        return "false note" if says_taken or ended else "old"
     if now == new:
-        return "false note" if says_not else "new"
+        return "false note" if says_not else "lost" if error is None else "new"
     without = any("without the constraint" in note for note in notes)
     return "without a constraint" if without and not says_not else "torn"
 
 
-if __name__ == "__main__":
+def main(name: str, how: str, count: str, seed: str = "0") -> None:
+    warnings.simplefilter("ignore")
     torch.set_num_threads(2)
-    sys.stdout.write(
-        json.dumps(
-            attack(sys.argv[1], sys.argv[2], int(sys.argv[3]), int((sys.argv[4:] or [0])[0]))
-        )
-    )
+    try:
+        found = attack(name, how, int(count), int(seed))
+    except BaseException:
+        _tell(f"{name}, {how}, seed {seed}: failed", None)
+        raise
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

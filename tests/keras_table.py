@@ -129,3 +129,9 @@ def assert_same_bits(
         assert a.dtype == b.dtype, name
         same = torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
         assert same, f"{name}: {a} is not {b}"
+
+
+def mixed() -> list[thalweg.Variable]:
+    """A variable of each dtype."""
+    kinds = ["float32", "float64", "bfloat16", "float16"]
+    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-Case = dict[str, Any]
+from golden_files import cases_of
 
-
-@cache
-def cases() -> dict[str, Case]:
-    path = Path(__file__).with_name("goldens") / "openseq2seq.json"
-    return {case["id"]: case for case in json.loads(path.read_text())["cases"]}
+cases = partial(cases_of, "openseq2seq")
 
 
 def by_case(*prefixes: str) -> pytest.MarkDecorator:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from openseq2seq_goldens import Case, float32
+from golden_files import Case
+from openseq2seq_goldens import float32
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import (
     get_regularization_loss,

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import thalweg
+from golden_files import array_of, cases_of
 from thalweg.keras import optimizers
 
-FOLDER = Path(__file__).with_name("goldens")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16}
 
 
-@cache
-def cases() -> dict[str, dict[str, Any]]:
-    return {case["id"]: case for case in json.loads((FOLDER / "keras.json").read_text())["cases"]}
-
-
-@cache
-def _arrays() -> Any:
-    return np.load(FOLDER / "keras.npz")
-
-
-def array(case: dict[str, Any], *names: str) -> np.ndarray:
-    return _arrays()["|".join((case["id"], *names))]
+cases = partial(cases_of, "keras")
+array = partial(array_of, "keras")
 
 
 def _argument(value: Any, case: dict[str, Any], clock: dict[str, int]) -> Any:

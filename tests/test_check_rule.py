@@ -355,3 +355,17 @@ def test_slots_and_hyperparameters_of_the_wrong_type(make: Any, message: str) ->
 def test_numbers_of_numpy_are_numbers() -> None:
     assert Hyper("beta", np.float32(0.5)).default == 0.5  # pyright: ignore
     assert Slot("m", np.int64(1)).initial == 1  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"powers": {"p": "nope"}}, "'nope', which is none of its hyperparameters"),
+        ({"slots": (Slot("m"), Slot("m"))}, "two slots named 'm'"),
+        ({"hypers": (Hyper("a", 1.0), Hyper("a", 2.0))}, "two hyperparameters named 'a'"),
+        ({"duplicates": "last"}, "must be 'sum' or 'successive'"),
+    ],
+)
+def test_rules_are_checked_when_made(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        Rule(name="Wrong", update=fine, **keywords)

@@ -30,7 +30,7 @@ from rulebook import (
     take,
 )
 from thalweg import sign, where
-from thalweg.engines.cpu import launch, plan, store
+from thalweg.engines.cpu import plan, store
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -100,20 +100,12 @@ def test_chunks_do_not_change_bits(case, chunk, monkeypatch):
     assert_same(take(case, problem).written(), wanted.written())
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @by_rule(FIRST)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
     problem = mixed(case)
     wanted = reference(case, problem, FLUSH)
     monkeypatch.setattr(plan, "chunk_of", lambda elements: 16)
-    monkeypatch.setattr(launch, "SERIAL", 0)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
 

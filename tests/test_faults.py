@@ -24,7 +24,7 @@ from rulebook import (
     take,
 )
 from thalweg import absolute, maximum, where
-from thalweg.engines.cpu import launch, team
+from thalweg.engines.cpu import team
 from thalweg.engines.denormals import denormals, flushing
 
 BAD = {
@@ -202,12 +202,8 @@ def test_numbers_that_are_chosen_and_not_computed_agree(selection, formula, leng
 
 
 @pytest.fixture
-def two_threads(monkeypatch):
-    monkeypatch.setattr(launch, "SERIAL", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(threads):
+    threads(2)
 
 
 @both

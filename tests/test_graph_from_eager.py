@@ -1,4 +1,4 @@
-"""Tensors of a graph that get into eager mode: the error says to run or feed them."""
+"""Graphs and eager mode beside each other: what passes over, and what is refused with advice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import torch
 
 import thalweg.v1 as tf
 from thalweg import GradientTape, Variable
+from thalweg.graph import Graph, Operation, Session, global_variables_initializer
+from thalweg.graph import Variable as GraphVariable
+from thalweg.keras import optimizers
 from thalweg.keras.optimizers import SGD
+from thalweg.v1 import train
 
 Use = Callable[[Any, Any], Any]
 ONES = torch.ones(2)
@@ -85,3 +89,36 @@ def test_a_placeholder_in_eager_mode_is_refused(
 
 def test_what_is_described_needs_no_value() -> None:
     assert f"{placeholder()}" == "<tf.Tensor 'x:0' shape=(2,) dtype=float32>"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: train.GradientDescentOptimizer(1.0), lambda: optimizers.SGD(1.0)]
+)
+def test_a_graph_that_is_built_takes_no_step(make: Any) -> None:
+    w, opt = Variable([2.0], name="w"), make()
+    pairs = [(torch.ones(1), w)]
+    for _ in range(2):
+        opt.apply_gradients(pairs)
+    with Graph().as_default():
+        made = opt.apply_gradients(pairs)
+    assert isinstance(made, Operation)
+    assert w.tolist() == [0.0]
+
+
+def test_a_variable_of_a_graph_can_be_trained_by_a_used_optimizer() -> None:
+    opt = train.GradientDescentOptimizer(1.0)
+    opt.apply_gradients([(torch.ones(1), Variable([1.0]))])
+    with Graph().as_default():
+        w = GraphVariable([3.0])
+        op = opt.minimize((w * 1.0).sum())
+        with Session() as session:
+            session.run(global_variables_initializer())
+            session.run(op)
+            assert session.run(w).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("function", [tf.convert_to_tensor, lambda x: tf.cast(x, torch.float64)])
+def test_in_eager_mode_gradients_flow_through_conversions(function: Any) -> None:
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    (grad,) = torch.autograd.grad(function(w).square().sum(), [w])
+    assert grad.tolist() == [2.0, 4.0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,19 +10,10 @@ import pytest
 import torch
 
 import thalweg.graph as tf
+from sessions import initialized
 from thalweg import GradientTape, IndexedSlices, InvalidArgumentError
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def initialized() -> tf.Session:
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    return session
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def test_gradients_have_the_shapes_and_dtypes_of_their_variables() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,16 @@ import torch
 from torch import nn
 
 import thalweg.graph as tf
+from sessions import initialized
 from thalweg import Variable, named_variables
+from workers import together
+
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 @pytest.fixture(autouse=True)
-def graph() -> Iterator[tf.Graph]:
+def _seeded() -> None:
     torch.manual_seed(0)
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def initialized() -> tf.Session:
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    return session
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -336,21 +332,12 @@ def test_threads_share_a_module() -> None:
     slopes = tf.gradients(loss, weights)
     train = tf.group(*(w.assign_sub(0.01 * g) for w, g in zip(weights, slopes, strict=True)))
     sessions = [initialized(), initialized()]
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for _ in range(20):
-                sessions[number % 2].run(train, {x: numbers(16, 4)})
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(20):
+            sessions[number % 2].run(train, {x: numbers(16, 4)})
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    together(*(partial(work, number) for number in range(4)))
     counts = [v for v in tf.global_variables() if "num_batches" in v.name]
     assert [session.run(counts[0]) for session in sessions] == [40, 40]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,14 @@ import pytest
 import torch
 
 import thalweg.graph as tf
+from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from workers import together
 
 Pair = namedtuple("Pair", "first second")
 
 
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def initialized() -> tf.Session:
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    return session
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def counted(values: list[Any], value: float = 1.0, **kwargs: Any) -> Any:
@@ -398,7 +392,9 @@ def test_concurrent_updates_are_not_lost() -> None:
     w = tf.Variable(torch.zeros(1000))
     step = tf.group(w.assign_add(torch.ones(1000)))
     session = initialized()
-    in_threads(4, lambda _: [session.run(step) for _ in range(50)])
+    together(
+        *(partial(lambda _: [session.run(step) for _ in range(50)], number) for number in range(4))
+    )
     np.testing.assert_array_equal(session.run(w), np.full(1000, 200))
 
 
@@ -420,7 +416,7 @@ def test_concurrent_runs_read_consistent_snapshots() -> None:
             found, one, other = session.run([difference, *slopes])
             seen.append(found + np.abs(one - other).sum())
 
-    in_threads(4, work)
+    together(*(partial(work, number) for number in range(4)))
     assert not any(seen)
 
 
@@ -430,7 +426,12 @@ def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
     with tf.control_dependencies([count.assign_add(1.0)]):
         train = w.assign_sub(0.001 * tf.gradients(loss, w)[0])
     session = initialized()
-    in_threads(4, lambda _: [session.run(train.op) for _ in range(40)])
+    together(
+        *(
+            partial(lambda _: [session.run(train.op) for _ in range(40)], number)
+            for number in range(4)
+        )
+    )
     assert session.run(count) == 160
 
 
@@ -464,7 +465,7 @@ def test_reading_run_gets_its_turn_among_runs_that_update() -> None:
                 assert session.run(doubled) >= 2 * before
             done.set()
 
-    in_threads(4, work)
+    together(*(partial(work, number) for number in range(4)))
     assert session.run(w) < 2000  # it did not have to wait for a gap among the writers
 
 
@@ -483,25 +484,17 @@ def test_node_may_start_a_run_of_its_own() -> None:
         session.run(tf.operation(lambda: session.run(inner_write), [], "w", kind="pure"))
 
 
-def in_threads(count: int, work: Callable[[int], Any]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
 def test_wrong_kinds_of_operation() -> None:
     with pytest.raises(InvalidArgumentError, match='must be "pure", "update" or "blocking"'):
         tf.operation(print, [], "x", kind="other")
     with pytest.raises(InvalidTypeError, match="Can not convert a bytes"):
         tf.operation(print, [], "x", control_inputs=[b"no"])
+
+
+def test_a_slice_may_be_shorter_than_it_asks_for() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(torch.float32, [None, None])
+        product, total = x[:, :128] @ torch.ones(64, 2), x[:10] + torch.ones(4, 1)
+        assert session.run(product, {x: torch.ones(4, 64).numpy()}).shape == (4, 2)
+        assert session.run(total, {x: torch.ones(4, 2).numpy()}).shape == (4, 2)
+        assert x[:10].shape == (None, None)

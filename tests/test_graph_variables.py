@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,10 @@ import torch
 
 import thalweg
 import thalweg.graph as tf
+from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
-def initialized() -> tf.Session:
-    session = tf.Session()
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    return session
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 INITIAL: dict[str, tuple[Callable[[], Any], Any, torch.dtype]] = {

@@ -11,6 +11,7 @@ import torch
 
 import thalweg
 from keras_table import Row, all_rows, assert_same_bits, both_engines, gradients, pair, snapshot
+from thalweg import Variable
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 
@@ -324,3 +325,26 @@ def test_a_sum_of_squares_that_float32_cannot_hold_is_infinite(
     opt.engine = engine
     opt.apply_gradients([([1e20, 1e20], var)])
     np.testing.assert_array_equal(var.numpy(), np.float32(wanted))
+
+
+def test_a_constraint_set_between_steps_is_applied() -> None:
+    w, opt = Variable([1.0], name="w"), SGD(0.5)
+    for _ in range(2):
+        opt.apply_gradients([([1.0], w)])
+    w.constraint = lambda x: x * 0
+    opt.apply_gradients([([1.0], w)])
+    assert w.numpy().tolist() == [0]
+
+
+def test_an_aggregator_that_returns_nothing() -> None:
+    w = Variable([1.0], name="w")
+    opt = SGD(gradient_aggregator=lambda pairs: [], clipnorm=1.0)
+    with pytest.raises(ValueError, match="returned no gradients"):
+        opt.apply_gradients([([1.0], w)])
+
+
+def test_an_aggregator_may_bring_another_variable() -> None:
+    w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
+    opt = SGD(1.0, momentum=0.5, gradient_aggregator=lambda pairs: [*pairs, (torch.ones(1), u)])
+    opt.apply_gradients([([1.0], w)])
+    assert u.numpy().tolist() == [0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import golden_files
 import replay
 
 CASES = list(replay.cases())
@@ -37,8 +39,7 @@ GRADIENTS = 1e-6  # of `minimize` come from torch, whose sums have their own ord
 engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
 
 
-def bound_of(case_id: str) -> int | None:
-    return next((bound for part, bound in BOUNDS.items() if part in case_id), None)
+bound_of = partial(golden_files.bound_of, BOUNDS)
 
 
 def scale_of(value: replay.Value) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,10 +14,12 @@ from keras_table import (
     assert_same_bits,
     both_engines,
     gradients,
+    mixed,
     pair,
     snapshot,
     train,
 )
+from thalweg import Variable
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, schedules
 
 
@@ -32,11 +33,6 @@ def with_coefficients(cls: type[Any], factor: float) -> type[Any]:
         )
 
     return type(cls.__name__, (cls,), {"_prepare_local": _prepare_local})
-
-
-def mixed() -> list[thalweg.Variable]:
-    kinds = ["float32", "float64", "bfloat16", "float16"]
-    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]
 
 
 @both_engines
@@ -249,3 +245,13 @@ def as_dtype(grad: Any, dtype: torch.dtype) -> Any:
     if isinstance(grad, torch.Tensor):
         return grad.to(dtype)
     return thalweg.IndexedSlices(grad.values.to(dtype), grad.indices)
+
+
+def test_an_override_of_the_decayed_learning_rate_counts() -> None:
+    class Still(SGD):
+        def _decayed_lr(self, var_dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((), dtype=var_dtype)
+
+    w = Variable([1.0], name="w")
+    Still(1.0).apply_gradients([([1.0], w)])
+    assert w.numpy().tolist() == [1]

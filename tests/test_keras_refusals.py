@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import thalweg
 from keras_table import Row, all_rows
+from thalweg import LayoutError, Variable
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, RMSprop, schedules
 
 WAY_OUT = r"Variables go to minimize\(\) or apply_gradients\(\)"
@@ -234,3 +236,27 @@ def test_a_module_in_place_of_variables() -> None:
     module = linear()
     with pytest.raises(TypeError, match=r"not a module; give list\(module\.parameters\(\)\)"):
         SGD().minimize(lambda: module.weight.sum(), module)
+
+
+def _freed() -> torch.Tensor:
+    grad = torch.ones(4)
+    grad.untyped_storage().resize_(0)
+    return grad
+
+
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    "make", [_freed, _fake, lambda: torch._efficientzerotensor(4)], ids=["freed", "fake", "zero"]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_without_memory_are_refused(make: Any, first: bool) -> None:
+    w, opt = Variable([1.0, 2.0, 3.0, 4.0], name="w"), SGD(0.5)
+    if not first:
+        opt.apply_gradients([(torch.zeros(4), w)])
+    with pytest.raises((LayoutError, thalweg.InvalidArgumentError), match="'w:0'"):
+        opt.apply_gradients([(make(), w)])
+    assert w.numpy().tolist() == [1, 2, 3, 4]

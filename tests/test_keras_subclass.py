@@ -20,8 +20,7 @@ from keras_table import (
     snapshot,
     train,
 )
-from thalweg import sign
-from thalweg.keras.optimizers import SGD, Adam, Nadam, Optimizer, RuleOptimizer, schedules
+from thalweg.keras.optimizers import SGD, Adam, Nadam, Optimizer, schedules
 
 
 class Momentum(Optimizer):
@@ -217,78 +216,6 @@ def test_subclass_inherits_slots_and_state() -> None:
 
 def test_table_has_eight_rows() -> None:
     assert len(ROWS) == 8
-
-
-SCALE = 0.5
-
-
-def lion(var, grad, m, *, learning_rate, beta1, beta2):
-    """A user's own formula."""
-    step = sign(m * beta1 + grad * (1 - beta1))
-    return var - learning_rate * step * SCALE, m * beta2 + grad * (1 - beta2)
-
-
-LION = thalweg.Rule(
-    name="Lion",
-    update=lion,
-    hypers=(
-        thalweg.Hyper("learning_rate", 0.25),
-        thalweg.Hyper("beta1", 0.9),
-        thalweg.Hyper("beta2", 0.99),
-    ),
-    slots=(thalweg.Slot("m"),),
-)
-
-
-@pytest.mark.parametrize("engine", ["reference", "cpu", "auto"])
-def test_users_rule_on_every_engine(engine: str) -> None:
-    opt, variables = RuleOptimizer(LION), pair()
-    opt.engine = engine
-    start = [var.numpy() for var in variables]
-    pairs = gradients(variables)
-    opt.apply_gradients(pairs)
-    for (grad, var), before in zip(pairs, start, strict=True):
-        expected = before - np.float32(0.125) * np.sign(grad.numpy())
-        assert np.array_equal(var.numpy(), expected)
-
-
-def by_module(var, grad, *, learning_rate):
-    return (var - learning_rate * thalweg.sign(grad),)
-
-
-def test_a_formula_that_cannot_be_compiled_is_refused_at_once() -> None:
-    rule = thalweg.Rule(name="SignSGD", update=by_module)
-    with pytest.raises(thalweg.RuleError, match=r"'SignSGD': by_module .*thalweg\.sign"):
-        RuleOptimizer(rule, 0.5)
-
-
-@both_engines
-def test_users_rule_takes_sparse_gradients(engine: str) -> None:
-    opt, table = RuleOptimizer(LION), thalweg.Variable(np.ones((3, 1), "f4"))
-    opt.engine = engine
-    opt.apply_gradients([(thalweg.IndexedSlices(torch.ones(2, 1), torch.tensor([1, 1])), table)])
-    assert table.numpy().ravel().tolist() == [1.0, 0.875, 1.0]
-
-
-def test_rule_optimizers_arguments() -> None:
-    opt = RuleOptimizer(LION, 0.5, name="Mine", beta1=0.5, clipvalue=1.0)
-    assert (opt.learning_rate.item(), opt.beta1.item(), opt.clipvalue) == (0.5, 0.5, 1.0)
-    assert opt.beta2.item() == pytest.approx(0.99)
-    assert opt.iterations.name == "Mine/iter:0"
-
-
-def test_rule_optimizer_refuses_unknown_keywords() -> None:
-    with pytest.raises(TypeError, match="foo"):
-        RuleOptimizer(LION, foo=1)
-    with pytest.raises(TypeError, match=r"rule must be a thalweg\.Rule"):
-        RuleOptimizer("Lion")
-
-
-def test_rules_hypers_may_be_schedules_and_callables() -> None:
-    opt = RuleOptimizer(LION, schedules.ExponentialDecay(1.0, 1, 0.5), beta1=lambda: 0.0)
-    w = thalweg.Variable([0.0])
-    opt.apply_gradients([([1.0], w)]), opt.apply_gradients([([1.0], w)])
-    assert w.item() == -0.75
 
 
 def test_engine_of_one_optimizer() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from thalweg.keras.optimizers import SGD, Adam, Optimizer
 from workers import together
 
 STEPS = 150
+pytestmark = pytest.mark.usefixtures("threads_change_often")
 
 
 class Summing(Optimizer):
@@ -30,14 +29,6 @@ class Summing(Optimizer):
         total = self.get_slot(var, "m")
         total.copy_(total + grad)
         var.copy_(var - grad)
-
-
-@pytest.fixture(autouse=True)
-def _threads_change_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("make", [lambda: Summing("Summing"), lambda: SGD(1.0)])
@@ -89,3 +80,15 @@ def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
     train(opt, pair(), 1)
     rates[0] = 0.25
     assert copies[0]._decayed_lr(torch.float32).item() == 0.25
+
+
+def test_threads_take_their_steps_in_turn() -> None:
+    w, opt = torch.nn.Parameter(torch.zeros(200_000)), SGD(1.0, clipnorm=1e9)
+    opt.apply_gradients([(torch.zeros(200_000), w)])
+
+    def work() -> None:
+        for _ in range(40):
+            opt.apply_gradients([(torch.ones(200_000), w)])
+
+    together(work, work, work)
+    assert torch.equal(w.detach(), torch.full((200_000,), -120.0))

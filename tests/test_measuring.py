@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thalweg import RuleError, sqrt, where
+from thalweg import RuleError, Variable, sqrt, where
 from thalweg.engines import Tensors
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.measure import Leaves, sums
@@ -24,6 +24,7 @@ from thalweg.engines.measuring import (
 )
 from thalweg.engines.reference import numpy_formula
 from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
+from thalweg.keras.optimizers import SGD
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
 NO_COLUMNS = Columns({}, {})
@@ -98,14 +99,6 @@ def assert_bits(found, wanted) -> None:
     found, wanted = np.asarray(found), np.asarray(wanted)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(wanted[wanted == 0]))
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.setattr(launch, "SERIAL", 0)
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 # The specification
@@ -342,3 +335,12 @@ def test_a_tree_is_used_again():
     for seed in range(3):
         leaves = wide(numbers(4, seed=seed))
         assert_bits(tree.combined(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
+
+
+def test_norms_do_not_depend_on_strides() -> None:
+    grad, found = torch.rand(300, 400, dtype=torch.float64), []
+    for each in (grad, grad.t().contiguous().t()):
+        w = Variable(torch.zeros(300, 400, dtype=torch.float64), name="w")
+        SGD(1.0, clipnorm=0.5).apply_gradients([(each, w)])
+        found.append(w.detach().clone())
+    assert torch.equal(*found)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import thalweg.v1 as tf
-from openseq2seq_goldens import Case, by_case
+from golden_files import Case
+from openseq2seq_goldens import by_case
 from openseq2seq_replay import (
     NOT_SHIPPED,
     SUMMARIES,

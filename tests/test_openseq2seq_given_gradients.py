@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from openseq2seq_small import stepping
 from thalweg import Variable
 from thalweg.graph import Graph
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.lr_policies import fixed_lr
+from thalweg.v1.contrib.opt import AdamWOptimizer
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": torch.float32},
@@ -119,3 +121,38 @@ def test_given_gradients_count_as_batches() -> None:
 )
 def test_a_step_shows_what_it_trains(own: list[Variable] | None, shown: str) -> None:
     assert repr(made(own, lambda: None, dtype=torch.float32)) == shown
+
+
+def test_runs_without_any_gradient_are_refused_whatever_their_number() -> None:
+    w = Variable([1.0], name="w")
+    for options in ({}, {"iter_size": 2, "skip_update_ph": False}):
+        step = stepping([w], dtype=torch.float32, summaries=[], **options)
+        with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['w:0'\]"):
+            step.apply_gradients([None])
+        assert int(step.global_step) == 0
+
+
+def test_a_variable_without_a_gradient_in_any_run_is_left_alone() -> None:
+    w, u = Variable([1.0], name="w"), Variable([1.0], name="u")
+    skips = iter([True, False] * 2)
+    step = optimize_loss(
+        lambda: None, AdamWOptimizer, {"weight_decay": 0.1}, lambda _: 0.5, [w, u],
+        summaries=[], iter_size=2, skip_update_ph=lambda: next(skips),
+    )  # fmt: skip
+    for first, second in ((None, None), (torch.ones(1), None)):
+        step.apply_gradients([torch.ones(1), first])
+        step.apply_gradients([torch.ones(1), second])
+        if first is None:
+            assert u.item() == 1.0
+    assert u.item() < 0.9
+    assert int(step.global_step) == 2
+
+
+def test_learning_rates_of_steps_can_be_collected() -> None:
+    w = Variable([1.0], name="w")
+    step = optimize_loss(lambda: None, "SGD", {}, lambda s: 0.5 / (int(s) + 1), var_list=[w])
+    rates = []
+    for _ in range(3):
+        step.apply_gradients([torch.ones(1)])
+        rates.append(step.learning_rate)
+    assert [round(float(rate), 4) for rate in rates] == [0.5, 0.25, 0.1667]

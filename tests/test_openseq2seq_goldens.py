@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_goldens import Case, by_case, cases, float32
+from golden_files import Case
+from openseq2seq_goldens import by_case, cases, float32
 from openseq2seq_replay import (
     NOT_SHIPPED,
     Observed,

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fuse import NOT_TAKEN, Fuse, errors
+from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -372,3 +374,45 @@ def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
             run()
         assert all(map(np.array_equal, failed, values()))
     assert all(map(np.array_equal, failed, before)) == (site not in AFTERWARDS)
+
+
+def test_a_counter_that_others_move_does_not_hide_a_failure() -> None:
+    count = Variable(np.int64(0), name="count", trainable=False)
+    w = Variable([1.0], name="w")
+
+    class Failing(train.GradientDescentOptimizer):
+        def _prepare(self) -> None:
+            count.assign_add(1)  # as a step of another thread does
+            raise RuntimeError("burnt")
+
+    step = stepping([w], Failing, dtype=torch.float32, global_step=count)
+    with pytest.raises(RuntimeError, match="burnt") as caught:
+        step.apply_gradients([torch.ones(1)])
+    notes = " ".join(getattr(caught.value, "__notes__", []))
+    assert "was not taken" in notes
+    assert "The step was taken" not in notes
+    assert w.item() == 1.0
+
+
+def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
+    w = Variable(torch.ones(3), name="w")
+    armed = False
+
+    class Failing(train.MomentumOptimizer):
+        def _groups(self, *given: Any) -> Any:
+            if armed:
+                raise RuntimeError("burnt")
+            return super()._groups(*given)
+
+    step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
+    step.apply_gradients([torch.ones(3)])
+    before = {name: value.clone() for name, value in step.state_dict().items()}
+    armed = True
+    with pytest.raises(RuntimeError, match="burnt"):
+        step.apply_gradients([torch.ones(3)])
+    armed = False
+    assert all(torch.equal(before[name], value) for name, value in step.state_dict().items())
+    inner = step.optimizer.optimizer
+    kept: Tensor = w.detach().clone()
+    inner.apply_gradients([(torch.zeros(3), w)])  # without unscaling and copies
+    assert torch.equal(w.detach(), kept - 0.5 * inner.get_slot(w, "momentum"))

@@ -512,3 +512,45 @@ def test_a_mixed_training_of_float32_alone_is_that_of_float32() -> None:
                 step()
         ends.append(w.tolist())
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("scale", [1e-50, 1e300, 1e-45, 1e-39])
+def test_a_loss_scale_that_float32_does_not_hold_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="above 0 in float32"):
+        MixedPrecisionOptimizerWrapper(train.GradientDescentOptimizer(1.0), scale)
+
+
+def stepped() -> tuple[MixedPrecisionOptimizerWrapper, Variable]:
+    var = Variable(torch.tensor([1.0], dtype=torch.float16), name="w")
+    opt = MixedPrecisionOptimizerWrapper(v1.train.MomentumOptimizer(2.0**-13, 0.9), 128.0)
+    for _ in range(3):
+        opt.minimize(lambda: var.float().sum(), var_list=[var])
+    return opt, var
+
+
+def test_a_copied_wrapper_goes_on_with_the_same_variables() -> None:
+    opt, var = stepped()
+    copied = copy.deepcopy(opt)
+    assert copied.get_master(var) is not None
+    before = copied.state_dict()
+    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())
+    copied.minimize(lambda: var.float().sum(), var_list=[var])
+    assert copied.state_dict().keys() == opt.state_dict().keys()
+
+
+def test_a_pickled_wrapper_goes_on_with_its_variables() -> None:
+    opt, var = pickle.loads(pickle.dumps(stepped()))
+    state = opt.state_dict()
+    opt.minimize(lambda: var.float().sum(), var_list=[var])
+    assert opt.state_dict().keys() == state.keys()
+
+
+def test_a_wrapper_whose_variable_has_grown_does_not_get_half_a_state() -> None:
+    opt, var = stepped()
+    before = opt.state_dict()
+    var.data = torch.zeros(2, dtype=torch.float16)
+    state = {name: torch.full((2,), 5.0) for name in before}
+    with pytest.raises(CheckpointMismatchError, match="Nothing was loaded"):
+        opt.load_state_dict(state, [var])
+    assert var.tolist() == [0.0, 0.0]
+    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_goldens import Case, by_case, float32
+from golden_files import Case
+from openseq2seq_goldens import by_case, float32
+from oracle_arrays import Array, Gradient, given, starts
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.core.step import Plans
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-
-Array = np.ndarray[Any, Any]
-Gradient = tuple[Array, Any]  # values and indices, or None for all
 
 BOUND = 1.5  # ulp of a variable's largest element; TensorFlow adds up the squares in float32
 AVERAGE = "grads_ema"
@@ -61,11 +60,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 each_config = pytest.mark.parametrize("config", list(CONFIGS))
 
 
-def starts(dtype: Any) -> dict[str, Array]:
-    rng = np.random.default_rng(5)
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
-
-
 def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
     """Rows are named twice, "b" has no gradient in step 1, "zero" has one of 0 up to step 1."""
     rng = np.random.default_rng(6)
@@ -88,7 +82,7 @@ def expected(config: str, dtype: Any) -> Iterator[tuple[dict[str, Array], ...]]:
         dtype(np.float32(given[name])) for name in ("beta1", "beta2", "epsilon", "weight_decay")
     )
     rest1, rest2 = (dtype(np.float32(1 - given[name])) for name in ("beta1", "beta2"))
-    x = starts(dtype)
+    x = starts(SHAPES, dtype)
     velocity = {name: np.zeros_like(value) for name, value in x.items()}
     average = {name: dtype(0) for name in x}
     for rate, grads in zip(RATES, gradients(dtype), strict=True):
@@ -113,13 +107,6 @@ def expected(config: str, dtype: Any) -> Iterator[tuple[dict[str, Array], ...]]:
         yield x, velocity, average
 
 
-def given(grad: Gradient | None) -> Any:
-    if grad is None:
-        return None
-    values, indices = torch.from_numpy(grad[0].copy()), grad[1]
-    return values if indices is None else IndexedSlices(values, torch.from_numpy(indices))
-
-
 def compare(own: dict[str, Any], opt: Any, wanted: Any, read: Any) -> None:
     for name, var in own.items():
         found = (var, opt.get_slot(var, "momentum"), opt.get_slot(var, AVERAGE))
@@ -139,7 +126,7 @@ def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
     rates = iter(RATES)
     opt = NovoGrad(lambda: next(rates), **CONFIGS[config])
     opt.engine = engine
-    own = {name: Variable(value, name=name) for name, value in starts(dtype).items()}
+    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     for wanted, grads in zip(expected(config, dtype), gradients(dtype), strict=True):
         opt.apply_gradients((given(grads.get(name)), var) for name, var in own.items())
         compare(own, opt, wanted, lambda var: var.numpy())
@@ -151,7 +138,9 @@ def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with graph.Graph().as_default(), graph.Session() as session:
         rate = graph.placeholder(torch.float32, ())
-        own = {name: graph.Variable(value, name=name) for name, value in starts(dtype).items()}
+        own = {
+            name: graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
+        }
         opt = NovoGrad(rate, **CONFIGS[config])
         feeds = {
             name: (

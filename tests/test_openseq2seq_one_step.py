@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import openseq2seq_small
 from openseq2seq_steps import Training, differing
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss, update
@@ -33,9 +35,7 @@ def rows(value: float = 1638.0) -> IndexedSlices:
     return IndexedSlices(values, torch.zeros(TABLE_ROWS).long(), (2, 1))
 
 
-def stepping(variables: Any, optimizer: Any = "SGD", **options: Any) -> Any:
-    settings = {"dtype": "mixed", "summaries": [], **options}
-    return optimize_loss(lambda: None, optimizer, {}, lambda _: 1.0, variables, **settings)
+stepping = partial(openseq2seq_small.stepping, rate=1.0, summaries=[])
 
 
 # Rows of 16 bits

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_goldens import Case, assert_bits, by_case
+from golden_files import Case
+from openseq2seq_goldens import assert_bits, by_case
 from thalweg import Variable, graph
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers import lr_policies

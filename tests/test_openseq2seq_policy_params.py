@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from openseq2seq_goldens import Case, by_case
+from golden_files import Case
+from openseq2seq_goldens import by_case
 from thalweg.openseq2seq import policy_params, training_length
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.v1 import train

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from openseq2seq_goldens import Case, assert_bits, by_case
-from thalweg import IndexedSlices, graph
+from golden_files import Case
+from openseq2seq_goldens import assert_bits, by_case
+from openseq2seq_small import stepping
+from thalweg import IndexedSlices, Variable, graph
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.scalars import log, power
@@ -395,3 +397,23 @@ def test_the_state_of_a_graph_is_in_its_sessions() -> None:
             with pytest.raises(FailedPreconditionError, match="session"):
                 call()
     assert scaler.loss_scale.graph is built
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "processing",
+    [{"clip_gradients": 1.0}, {"larc_params": {"larc_eta": 0.001}}, {}],
+    ids=["clipping", "larc", "plain"],
+)
+def test_an_overflow_by_a_loss_scale_below_1_is_seen(
+    dtype: torch.dtype, processing: dict[str, Any]
+) -> None:
+    w = Variable(torch.ones(4, dtype=dtype), name="w")
+    scaling = {"scale_max": 1.0, "scale_min": 2.0**-10}
+    step = stepping([w], loss_scaling="Backoff", loss_scaling_params=scaling, **processing)
+    for bad in (float("inf"), 3e38, 3e38):  # the second time the scale is 1/2
+        grad = torch.zeros(4, dtype=dtype)
+        grad[0] = bad
+        assert step.apply_gradients([grad]) is False
+        assert w.detach().float().tolist() == [1.0] * 4
+    assert float(step.loss_scale) == 0.125

@@ -14,6 +14,7 @@ from openseq2seq_steps import each_way, process_before, way
 from thalweg import Variable, graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.optimizers import OPTIMIZER_SUMMARIES
+from thalweg.openseq2seq.optimizers.summaries import tags_of
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 SummaryWriter: Any = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
@@ -230,3 +231,8 @@ def test_variables_that_are_not_finite_do_not_stop_the_writer(way: str, tmp_path
     told = read(tmp_path).histograms[f"{SCOPE}variables/{MASTER}"]
     assert [at for at, _ in told] == [0, 1]
     assert step.optimizer.get_master(w).tolist()[:2] == [-INF, INF]
+
+
+def test_tags_are_distinct() -> None:
+    variables = [Variable([1.0], name=name) for name in ("w", "w", "w_0_1", "w_0_0")]
+    assert len(set(tags_of(variables))) == 4

@@ -11,12 +11,15 @@ import json
 import math
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from thalweg import scalars, schedules
+from thalweg.graph import Graph, Session, placeholder
+from thalweg.v1 import train
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -518,3 +521,20 @@ def test_examples_in_docstrings(module):
     results = doctest.testmod(importlib.import_module(f"thalweg.{module}"))
     assert results.attempted
     assert not results.failed
+
+
+@pytest.mark.parametrize(
+    "decay",
+    [
+        lambda step, x: train.cosine_decay(0.1, step, 10, alpha=x),
+        lambda step, x: train.cosine_decay_restarts(0.1, step, 10, alpha=x),
+        lambda step, x: train.linear_cosine_decay(0.1, step, 10, beta=x),
+    ],
+)
+def test_every_argument_of_a_decay_may_be_a_tensor(decay: Any) -> None:
+    with Graph().as_default():
+        x = placeholder("float32", [])
+        rate = decay(3, x)
+        with Session() as session:
+            got = session.run(rate, {x: 0.5})
+    assert got == decay(3, 0.5)().numpy()

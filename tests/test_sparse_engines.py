@@ -20,7 +20,6 @@ from rulebook import (
     sparse,
     take,
 )
-from thalweg.engines.cpu import launch
 from thalweg.engines.cpu import sparse as sparse_engine
 
 INDICES = st.integers(1, 20).flatmap(
@@ -150,19 +149,14 @@ def test_no_indices_change_only_what_every_row_does(case):
 
 @by_rule(FIRST)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_threads_and_slices_do_not_change_bits(case, count, monkeypatch):
+def test_threads_and_slices_do_not_change_bits(case, count, threads, monkeypatch):
     indices = np.random.default_rng(1).integers(0, 60, 200).tolist()
     problem = make(case, 70, indices)
     wanted = reference(case, problem, FLUSH)
-    monkeypatch.setattr(launch, "SERIAL", 0)
     monkeypatch.setattr(sparse_engine, "SHARE", 8)
     monkeypatch.setattr(sparse_engine, "CHUNK", 12)
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        assert_same(take(case, problem, FLUSH).written(), wanted.written())
-    finally:
-        torch.set_num_threads(before)
+    threads(count)
+    assert_same(take(case, problem, FLUSH).written(), wanted.written())
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])

@@ -411,14 +411,6 @@ def test_an_entry_knows_what_tensorflow_calls_it() -> None:
 # Copies while another thread steps: a step adds 1 to everything there is to see.
 
 
-@pytest.fixture
-def threads_change_often() -> Any:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
 def by_pickle(opt: Any) -> Any:
     return pickle.loads(pickle.dumps(opt))
 

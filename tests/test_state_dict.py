@@ -11,32 +11,24 @@ import pytest
 import torch
 
 import thalweg
+from files import through_a_file
 from keras_table import (
     Row,
     all_rows,
     assert_same_bits,
     both_engines,
     gradients,
+    mixed,
     pair,
     snapshot,
     train,
 )
+from thalweg import Variable
 from thalweg.errors import CheckpointMismatchError
+from thalweg.keras import optimizers
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, schedules
 
 PLAIN = (str, int, float, bool, type(None), torch.Tensor)
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def mixed() -> list[Any]:
-    kinds = ["float32", "float64", "bfloat16", "float16"]
-    return [thalweg.Variable(np.linspace(-1, 1, 5), f"w{k}", dtype=k) for k in kinds]
 
 
 def copies(variables: list[Any]) -> list[Any]:
@@ -414,3 +406,42 @@ def test_at_most_ten_differences_are_listed() -> None:
 def test_something_else_as_state(wrong: Any) -> None:
     with pytest.raises(ValueError, match="must be what state_dict"):
         Ftrl().load_state_dict(wrong)
+
+
+def test_loaded_slots_survive_a_save_before_their_variable_comes() -> None:
+    w, u, opt = Variable([1.0], name="w"), Variable([1.0], name="u"), Adam()
+    opt.apply_gradients([([1.0], w), ([1.0], u)])
+    again = Adam()
+    again.load_state_dict(opt.state_dict())
+    again.apply_gradients([([1.0], w)])
+    assert set(again.state_dict()["slots"]) == {"w:0", "u:0"}
+
+
+def test_a_saved_slot_brings_only_itself() -> None:
+    small, large, opt = Variable([1.0], name="s"), Variable(torch.zeros(100_000), name="l"), Adam()
+    opt.apply_gradients([([1.0], small), (torch.zeros(100_000), large)])
+    file = io.BytesIO()
+    torch.save(opt.get_slot(small, "m"), file)
+    assert file.tell() < 10_000
+
+
+def test_a_refused_state_leaves_callables_known() -> None:
+    w = Variable([0.0, 0.0, 0.0, 0.0], name="w")
+    moves: list[bool] = []
+
+    def rate() -> float:
+        if moves:
+            w.data = torch.zeros(4)
+        return 0.5
+
+    opt = optimizers.SGD(rate)
+    for _ in range(2):
+        opt.apply_gradients([(torch.ones(4), w)])
+    with pytest.raises(ValueError, match="'none' belongs to nothing here"):
+        opt.load_state_dict({**opt.state_dict(), "hyperparameters": {"none": 1.0}})
+    old = w.data
+    before = old.clone()
+    moves.append(True)
+    opt.apply_gradients([(torch.ones(4), w)])
+    assert w.tolist() == [-0.5] * 4
+    assert torch.equal(old, before)

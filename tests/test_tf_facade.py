@@ -14,6 +14,7 @@ import torch
 
 import thalweg
 import thalweg.tf as tf
+from thalweg import tf as facade
 
 A = np.array([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]], "f4")
 B = np.array([[2.0, 2.0, 0.5], [1.0, -1.0, 3.0]], "f4")
@@ -548,3 +549,31 @@ def test_tape_and_optimizer_take_variables_of_keras() -> None:
     names = [weight.name for weight in optimizer.weights[1:]]
     assert names[0].startswith("SGD/")
     assert names[0].endswith("kernel/momentum:0")
+
+
+def gradient(function: Any, *values: Any) -> list[list[float]]:
+    tensors = [torch.tensor(value, requires_grad=True) for value in values]
+    function(*tensors).sum().backward()
+    return [tensor.grad.tolist() for tensor in tensors]  # type: ignore[union-attr]
+
+
+def test_gradients_where_formulas_bend() -> None:
+    entropy = facade.nn.sigmoid_cross_entropy_with_logits
+    (grad,) = gradient(lambda x: entropy(torch.tensor([0.0, 1.0]), x), [0.0, 0.0])
+    assert grad == [0.5, -0.5]
+    assert gradient(facade.maximum, [0.0, 1.0], [0.0, 2.0]) == [[1.0, 0.0], [0.0, 1.0]]
+    assert gradient(facade.minimum, [0.0, 1.0], [0.0, 2.0]) == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_ranges_have_the_dtype_of_their_ends() -> None:
+    assert facade.range(torch.tensor(3.0)).dtype == torch.float32
+    assert facade.range(np.float32(3)).tolist() == [0.0, 1.0, 2.0]
+    assert facade.range(3).dtype == torch.int32
+
+
+def test_parts_are_equal_and_limits_may_be_zero() -> None:
+    with pytest.raises(ValueError, match="cannot be split into 2 equal parts"):
+        facade.split(torch.arange(5.0), 2)
+    (clipped,), _ = facade.clip_by_global_norm([torch.ones(2)], 0.0)
+    assert clipped.tolist() == [0.0, 0.0]
+    assert facade.clip_by_norm(torch.zeros(2), 0.0).tolist() == [0.0, 0.0]

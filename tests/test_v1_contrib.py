@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from oracle_arrays import Array, Gradient, given, starts
 from test_contrib_rules import (
     adam,
     adamax,
@@ -66,14 +67,6 @@ each_case = pytest.mark.parametrize("case", list(CASES))
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
 each_engine = pytest.mark.parametrize("engine", ["reference", "cpu"])
 
-Array = np.ndarray[Any, Any]
-Gradient = tuple[Array, Any]  # values and indices, or None for all
-
-
-def starts(dtype: Any) -> dict[str, Array]:
-    rng = np.random.default_rng(5)
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
-
 
 def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
     """The gradients of the steps; rows are named twice, and "b" has none in the second step."""
@@ -87,13 +80,6 @@ def gradients(dtype: Any) -> Iterator[dict[str, Gradient]]:
             elif name != "b" or step != 1:
                 found[name] = rng.standard_normal(shape).astype(dtype), None
         yield found
-
-
-def given(grad: Gradient | None) -> Any:
-    if grad is None:
-        return None
-    values, indices = torch.from_numpy(grad[0].copy()), grad[1]
-    return values if indices is None else IndexedSlices(values, torch.from_numpy(indices))
 
 
 def hypers(case: str, name: str, dtype: Any, rate: float) -> dict[str, Any]:
@@ -119,7 +105,7 @@ def ratio(h: dict[str, Any], x: Array, g: Array, dtype: Any) -> Any:
 def expected(case: str, dtype: Any, decayed: tuple[str, ...] = tuple(SHAPES)) -> Iterator[Any]:
     """Variables and slots after each step, as the oracle has them."""
     oracle = CASES[case][2]
-    x, count = starts(dtype), 2 if case in SLOTS else 1
+    x, count = starts(SHAPES, dtype), 2 if case in SLOTS else 1
     slots = {name: [np.zeros_like(value) for _ in range(count)] for name, value in x.items()}
     powers = np.array([0.8, 0.95], np.float32)  # float32 beside float64 variables, too
     for rate, grads in zip(RATES, gradients(dtype), strict=True):
@@ -165,7 +151,7 @@ def test_steps_are_the_oracles(case: str, dtype: Any, engine: str) -> None:
     rates = iter(RATES)
     opt = cls(learning_rate=lambda: next(rates), **kwargs)
     opt.engine = engine
-    own = {name: Variable(value, name=name) for name, value in starts(dtype).items()}
+    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     for wanted, grads in zip(expected(case, dtype), gradients(dtype), strict=True):
         opt.apply_gradients([(given(grads.get(name)), var) for name, var in own.items()])
         compare(case, own, opt, wanted, lambda var: var.numpy())
@@ -182,7 +168,9 @@ def test_steps_in_a_graph_are_the_oracles(case: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
     with graph.Graph().as_default(), graph.Session() as session:
         rate = graph.placeholder(torch.float32, ())
-        own = {name: graph.Variable(value, name=name) for name, value in starts(dtype).items()}
+        own = {
+            name: graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
+        }
         opt = cls(learning_rate=rate, **kwargs)
         feeds: dict[str, Any] = {}
         pairs = []
@@ -214,7 +202,7 @@ def test_only_listed_variables_decay(case: str, dtype: Any) -> None:
     cls, kwargs, _ = CASES[case]
     rates = iter(RATES)
     opt = cls(learning_rate=lambda: next(rates), **kwargs)
-    own = {name: Variable(value, name=name) for name, value in starts(dtype).items()}
+    own = {name: Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()}
     listed = ("w", "table")
     for wanted, grads in zip(expected(case, dtype, listed), gradients(dtype), strict=True):
         pairs = [(given(grads.get(name)), var) for name, var in own.items()]
@@ -453,3 +441,11 @@ def test_a_dimension_that_is_not_there_is_refused_at_once() -> None:
     w = Variable([1.0], name="w")
     with pytest.raises(InvalidArgumentError, match="Cannot clip 'w' over dimension 1"):
         contrib.VariableClippingOptimizer(train.GradientDescentOptimizer(1.0), {w: [1]}, 1.0)
+
+
+@pytest.mark.parametrize("bound", [float("nan"), -1.0])
+def test_norms_to_clip_to_are_not_negative(bound: float) -> None:
+    with pytest.raises(ValueError, match="max_norm must be 0 or more"):
+        contrib.VariableClippingOptimizer(
+            train.GradientDescentOptimizer(0.1), {Variable([[1.0]]): [0]}, bound
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_weights_of_the_loss() -> None:
         lambda: 2 * a, gate_gradients=NONE, grad_loss=torch.tensor([1.0, 10.0])
     )
     assert a.tolist() == [-1.0, -19.0]
+
+
+def test_variables_updated_one_by_one_are_let_go() -> None:
+    opt = train.GradientDescentOptimizer(0.1)
+    seen = []
+    for _ in range(60):
+        w = Variable(np.ones(10, np.float32))
+        seen.append(weakref.ref(w))
+        opt.minimize(lambda w=w: w.sum(), var_list=[w], gate_gradients=opt.GATE_NONE)
+        del w
+    gc.collect()
+    assert sum(each() is not None for each in seen) < 30

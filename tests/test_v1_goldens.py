@@ -6,11 +6,13 @@ one. Cases with callables are replayed in eager mode alone: a graph calls them o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import golden_files
 import replay
 import v1_replay
 
@@ -45,8 +47,7 @@ HALF = 1e-2  # TensorFlow rounds every operation in half precision, the library 
 GRADIENTS = 8  # ulp of the largest element: torch adds up products in another order
 
 
-def bound_of(case_id: str) -> int | None:
-    return next((bound for part, bound in BOUNDS.items() if part in case_id), None)
+bound_of = partial(golden_files.bound_of, BOUNDS)
 
 
 def scale_of(value: replay.Value) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import thalweg
+from sessions import initialized
 from thalweg import v1 as tf
 from thalweg.engines import gate as engine
 from thalweg.v1 import train
@@ -19,17 +19,7 @@ from thalweg.v1 import train
 NONE, OP, GRAPH = (getattr(train.Optimizer, f"GATE_{gate}") for gate in ("NONE", "OP", "GRAPH"))
 
 
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[tf.Graph]:
-    with tf.Graph().as_default() as made:
-        yield made
-
-
-def started() -> tf.Session:
-    """A session in which all variables made so far have their initial values."""
-    session = tf.Session()
-    session.run(tf.global_variables_initializer())
-    return session
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 def descent(rate: Any = 1.0) -> Any:
@@ -58,7 +48,7 @@ def test_minimize_gives_an_operation_that_takes_a_step() -> None:
     w = tf.Variable([1.0, 2.0])
     step = train.get_or_create_global_step()
     op = descent(0.5).minimize((w * w).sum(), global_step=step)
-    session = started()
+    session = initialized()
     assert isinstance(op, tf.Operation)
     assert session.run(w).tolist() == [1.0, 2.0]  # nothing was computed when it was built
     assert session.run(op) is None
@@ -71,7 +61,7 @@ def test_compute_gradients_gives_a_pair_for_each_variable() -> None:
     pairs = descent().compute_gradients(a * a * b, [b, unused, a])
     assert [var for _, var in pairs] == [b, unused, a]
     assert pairs[1][0] is None
-    assert started().run([pairs[0][0], pairs[2][0]]) == [4.0, 12.0]
+    assert initialized().run([pairs[0][0], pairs[2][0]]) == [4.0, 12.0]
 
 
 def test_gradients_may_be_changed_on_the_way() -> None:
@@ -79,7 +69,7 @@ def test_gradients_may_be_changed_on_the_way() -> None:
     opt = descent()
     pairs = [(grad / torch.linalg.norm(grad), var) for grad, var in opt.compute_gradients(5 * w)]
     op = opt.apply_gradients(pairs)
-    session = started()
+    session = initialized()
     session.run(op)
     np.testing.assert_allclose(session.run(w), np.array([3, 4], np.float32) - 0.5**0.5, rtol=1e-6)
 
@@ -90,7 +80,7 @@ def test_a_loss_of_rows_gives_slices() -> None:
     ((grad, _),) = pairs = descent().compute_gradients(loss)
     assert isinstance(grad, tf.SymbolicSlices)
     op = descent().apply_gradients(pairs)
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run(table)[:, 0].tolist() == [0.0, -2.0, 0.0, -1.0]
 
@@ -104,7 +94,7 @@ def test_gates_do_not_change_the_values(kind: str, gate: int) -> None:
         op = OPTIMIZERS[kind]().minimize(
             (a * b).tanh().sum(), var_list=[a, b], gate_gradients=chosen
         )
-        session = started()
+        session = initialized()
         for _ in range(3):
             session.run(op)
         results.append(session.run([a, b]))
@@ -117,7 +107,7 @@ def test_grad_loss_weighs_the_elements(weights: str) -> None:
     fed = tf.placeholder("float32", [2])
     given = fed if weights == "placeholder" else np.array([1, 10], np.float32)
     op = descent().minimize(2 * w, grad_loss=given)
-    session = started()
+    session = initialized()
     session.run(op, {fed: [1, 10]} if weights == "placeholder" else None)
     assert session.run(w).tolist() == [-1.0, -19.0]
 
@@ -131,7 +121,7 @@ def test_a_callable_loss_is_called_when_the_graph_is_built() -> None:
         return (w * w).sum()
 
     op = descent(0.25).minimize(loss)
-    session = started()
+    session = initialized()
     for _ in range(2):
         session.run(op)
     assert (session.run(w).tolist(), len(calls)) == ([0.25, 0.5], 1)
@@ -157,7 +147,7 @@ def test_the_parameters_of_a_module_are_variables() -> None:
         layer.weight.fill_(1)
     loss = layer(tf.placeholder_with_default(np.array([[1, 2]], np.float32), [1, 2])).sum()
     op = descent().minimize(loss, var_list=[layer.weight])
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run(layer.weight).tolist() == [[0.0, -1.0]]
     assert layer.weight.tolist() == [[1.0, 1.0]]  # the session has a value of its own
@@ -168,7 +158,7 @@ def test_the_gradient_of_a_tensor_can_be_asked_for() -> None:
     middle = w * w
     ((grad, tensor),) = pairs = descent().compute_gradients(middle * 2, [middle])
     assert tensor is middle
-    assert started().run(grad) == 2.0
+    assert initialized().run(grad) == 2.0
     with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
         descent().apply_gradients(pairs)
 
@@ -289,7 +279,7 @@ def test_what_does_not_fit_in_a_run_changes_nothing(fed: Any, error: Any, messag
     grad = tf.placeholder(fed.dtype.name, None)
     opt = train.AdamOptimizer()
     op = opt.apply_gradients([(grad, w)], global_step=step)
-    session = started()
+    session = initialized()
     with pytest.raises(error, match=message) as info:
         session.run(op, {grad: fed})
     assert any("In operation 'Adam'" in note for note in info.value.__notes__)
@@ -305,7 +295,7 @@ def test_variables_without_a_gradient_get_no_slots() -> None:
     a, b = tf.Variable([1.0]), tf.Variable([1.0])
     opt = train.MomentumOptimizer(1.0, 0.9)
     op = opt.apply_gradients([(None, a), (torch.ones(1), b)])
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run([a, b])[1].tolist() == [0.0]
     assert opt.get_slot(a, "momentum") is None
@@ -323,7 +313,7 @@ def test_gradients_may_be_lists_numbers_and_arrays() -> None:
             tf.constant([1.0, 1.0]),
         )
     ]
-    session = started()
+    session = initialized()
     for op in ops:
         session.run(op)
     assert session.run(w).tolist() == [-3.0, -2.0]
@@ -334,7 +324,7 @@ def test_a_variable_given_twice_is_updated_twice() -> None:
     grad = tf.constant(1.0)
     opt = train.MomentumOptimizer(1.0, 0.5)
     op = opt.apply_gradients([(grad, w), (grad, w)], global_step=step)
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run([w, step]) == [1 - 1 - 1.5, 1]
 
@@ -342,7 +332,7 @@ def test_a_variable_given_twice_is_updated_twice() -> None:
 def test_a_constraint_follows_each_update() -> None:
     w = tf.Variable([1.0, -1.0], constraint=torch.relu)
     op = descent().apply_gradients([(torch.tensor([0.5, 0.5]), w)])
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run(w).tolist() == [0.5, 0.0]
 
@@ -350,7 +340,7 @@ def test_a_constraint_follows_each_update() -> None:
 def test_a_float_global_step_counts() -> None:
     w, step = tf.Variable(1.0), tf.Variable(0.5, trainable=False)
     op = descent().minimize(1.0 * w, global_step=step)
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run(step) == 1.5
 
@@ -360,7 +350,7 @@ def test_what_waits_for_the_operation_sees_the_step_taken() -> None:
     op = descent().minimize(1.0 * w)
     with tf.control_dependencies([op]):
         after = w.read_value() * 10
-    session = started()
+    session = initialized()
     assert session.run([w, after]) == [3.0, 20.0]
 
 
@@ -369,7 +359,7 @@ def test_the_operation_waits_for_its_control_inputs() -> None:
     doubled = tf.assign(rate, rate * 2)
     with tf.control_dependencies([doubled]):
         op = descent(rate).minimize(1.0 * w)
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run([w, rate]) == [1.0, 2.0]
 
@@ -379,7 +369,7 @@ def test_two_optimizers_of_one_variable_have_slots_of_their_own(kind: str) -> No
     w = tf.Variable([1.0, -2.0])
     optimizers = [OPTIMIZERS[kind]() for _ in range(2)]
     first, second = (opt.minimize((w * w).sum()) for opt in optimizers)
-    session = started()
+    session = initialized()
     session.run(first)
     moved = []
     for opt in optimizers:
@@ -415,7 +405,7 @@ def test_a_variable_that_was_trained_eagerly_starts_from_there() -> None:
     op = opt.apply_gradients([(torch.ones(2), w)])
     assert isinstance(op, tf.Operation)
     assert w.tolist() == [1 - 1 - 1.5 - 1.75, 2 - 1 - 1.5 - 1.75]
-    session = started()
+    session = initialized()
     session.run(op)
     assert session.run(w).tolist() == [-3.25 - 1, -2.25 - 1]
     assert w.tolist() == [-3.25, -2.25]
@@ -425,7 +415,7 @@ def test_each_session_has_values_of_its_own() -> None:
     w = tf.Variable(8.0)
     opt = train.MomentumOptimizer(1.0, 0.5)
     op = opt.minimize(1.0 * w)
-    first, second = started(), started()
+    first, second = initialized(), initialized()
     for session, steps in ((first, 3), (second, 1), (first, 1)):
         for _ in range(steps):
             session.run(op)
@@ -443,7 +433,7 @@ def test_one_optimizer_in_two_graphs_and_in_eager_mode(kind: str) -> None:
             op = opt.minimize((w * w).sum())
             own = opt.variables()
             assert all(x.graph is w.graph for x in own)
-            with started() as session:
+            with initialized() as session:
                 for _ in range(3):
                     session.run(op)
                 results.append(session.run([w, *own]))
@@ -461,7 +451,7 @@ def test_a_copied_optimizer_goes_on_with_the_same_variables(kind: str) -> None:
     assert copied.variables() == opt.variables()
     again = copied.minimize((w * w).sum())
     assert copied.variables() == opt.variables()
-    one, other = started(), started()
+    one, other = initialized(), initialized()
     for _ in range(2):
         one.run(op)
         other.run(again)
@@ -491,7 +481,7 @@ def test_hyperparameters_are_read_in_each_run(kind: str, given: str) -> None:
         if hasattr(plain, attribute):
             setattr(plain, attribute, 0.125)
     later_op = plain.minimize((expected * expected).sum())
-    session = started()
+    session = initialized()
     session.run(plain_op)
     session.run(op, {fed: 0.5})
     session.run(later_op)
@@ -526,7 +516,7 @@ def test_callables_are_called_once_when_the_graph_is_built() -> None:
 
     w = tf.Variable(1.0)
     op = train.GradientDescentOptimizer(rate).minimize(1.0 * w)
-    session = started()
+    session = initialized()
     for _ in range(3):
         session.run(op)
     assert (len(calls), session.run(w)) == (1, -0.5)
@@ -594,7 +584,7 @@ def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
     opt = Counting(rate)
     op = opt.minimize(loss, var_list=[w, table])
     assert opt.calls == [("slots", ["w:0", "t:0"])]
-    session = started()
+    session = initialized()
     session.run(op, {rate: 0.5})
     session.run(op, {rate: 1.0})
     once = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting")]
@@ -624,7 +614,7 @@ def test_a_hook_that_fails_in_a_run_changes_nothing() -> None:
     step = train.get_or_create_global_step()
     opt = Failing(0.1, 0.9)
     op = opt.minimize((a + b).sum(), global_step=step)
-    session = started()
+    session = initialized()
     with pytest.raises(RuntimeError, match="no") as info:
         session.run(op)
     assert any("The step was not taken" in note for note in info.value.__notes__)
@@ -643,7 +633,7 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
         custom(0.1).apply_gradients([(torch.tensor([0.5, -1.0]), w)]),
         train.AdamOptimizer(0.1).apply_gradients([(torch.tensor([1.0, -2.0]), expected)]),
     ]
-    session = started()
+    session = initialized()
     session.run(ops)
     np.testing.assert_array_equal(*session.run([w, expected]))
 
@@ -657,7 +647,7 @@ def test_an_average_that_follows_the_step() -> None:
     average = train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([op]):
         both = average.apply([w])
-    session = started()
+    session = initialized()
     assert session.run(average.average(w)).tolist() == [4.0]
     session.run(both)
     assert session.run([w, average.average(w)])[1].tolist() == [0.5 * 4 + 0.5 * 3]
@@ -671,7 +661,7 @@ def test_a_module_with_statistics_learns_and_counts() -> None:
     twin = copy.deepcopy(net)
     x = tf.placeholder("float32", [None, 3])
     op = train.MomentumOptimizer(0.1, 0.9).minimize(net(x).square().mean())
-    session = started()
+    session = initialized()
     torch_opt = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
     batches = torch.randn(4, 8, 3)
     for batch in batches:
@@ -707,7 +697,7 @@ def test_a_steady_run_plans_nothing_anew(
     step = train.get_or_create_global_step()
     op = opt.minimize((rows @ a).square().sum(), global_step=step)
     with thalweg.engine("cpu"):
-        session = started()
+        session = initialized()
         session.run(op, {x: [1, 3]})
         assert sorted(made) == ["DensePlan"] + ["SparsePlan"] * is_sparse
         before = session.plans_made

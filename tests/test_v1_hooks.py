@@ -196,3 +196,23 @@ def test_a_slot_of_shape_nothing_in_a_graph() -> None:
             torch.float64,
             3.0,
         )
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_finish_that_fails_says_that_the_step_was_taken(repeats: int) -> None:
+    failing: list[bool] = []
+
+    class Failing(train.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> None:
+            if failing:
+                raise RuntimeError("no")
+
+    w, step = Variable([8.0]), Variable(np.int64(0), trainable=False)
+    opt, pairs = Failing(1.0), [(torch.ones(1), w)]
+    for _ in range(repeats - 1):
+        opt.apply_gradients(pairs, step)
+    failing.append(True)
+    with pytest.raises(RuntimeError, match="no") as info:
+        opt.apply_gradients(pairs, step)
+    assert any("The step was taken" in note for note in info.value.__notes__)
+    assert (w.item(), step.item()) == (8.0 - repeats, repeats)

@@ -193,3 +193,15 @@ def test_decay_may_be_a_tensor_of_a_graph() -> None:
         assert session.run(averages.average(w)) == 1.5
         session.run(op, {decay: 0.0})
         assert session.run(averages.average(w)) == 3.0
+
+
+def test_averages_check_their_decay_and_can_be_copied() -> None:
+    with pytest.raises(TypeError, match="decay must be a number"):
+        train.ExponentialMovingAverage(lambda: 0.9)  # type: ignore[arg-type]
+    w, averages = Variable([1.0]), train.ExponentialMovingAverage(0.5)
+    for value in (1.0, 2.0, 3.0):
+        averages.apply([w.assign([value])])
+    assert averages.average(w).item() == 2.25
+    copied, again = copy.deepcopy((averages, w))
+    copied.apply([again.assign([5.0])])
+    assert (copied.average(again).item(), averages.average(w).item()) == (3.625, 2.25)

@@ -501,3 +501,11 @@ def test_dtypes_are_checked_on_request() -> None:
     }
     with pytest.raises(ValueError, match=r"Invalid type torch.int64 for w:0, expected: \[float32"):
         opt._assert_valid_dtypes([Variable(np.int64(1), name="w")])
+
+
+@pytest.mark.parametrize("rate", [float("nan"), torch.tensor(1j)])
+def test_learning_rates_of_v1_are_real_numbers(rate: Any) -> None:
+    w = Variable([1.0])
+    with pytest.raises(ValueError, match="learning_rate"):
+        train.GradientDescentOptimizer(rate).apply_gradients([(torch.ones(1), w)])
+    assert w.item() == 1.0

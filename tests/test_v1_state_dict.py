@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,10 @@ import torch
 from safetensors.torch import load, save
 
 import thalweg.v1 as tf
-from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables
+from files import through_a_file
+from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables, v1
 from thalweg.catalogue import applied, by_class
+from thalweg.errors import InvalidTypeError
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
@@ -67,19 +68,12 @@ def trained(make: Callable[[], Any] = train.AdamOptimizer) -> tuple[Any, list[An
     return opt, found
 
 
-def by_torch(state: State) -> State:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def same(one: State, other: State) -> bool:
     return list(one) == list(other) and all(torch.equal(one[key], other[key]) for key in one)
 
 
 @every_optimizer
-@pytest.mark.parametrize("through", [by_torch, lambda state: load(save(state))])
+@pytest.mark.parametrize("through", [through_a_file, lambda state: load(save(state))])
 def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], through: Callable[[State], State]):
     opt, ours = trained(make)
     again, theirs = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in ours]
@@ -112,7 +106,7 @@ def test_the_names_in_a_state() -> None:
 def test_a_state_is_a_copy() -> None:
     opt, found = trained()
     state = opt.state_dict()
-    before = by_torch(state)
+    before = through_a_file(state)
     step(opt, found, 2)
     assert same(state, before)
 
@@ -229,3 +223,43 @@ def test_the_state_in_a_graph_is_that_of_a_session() -> None:
             opt.state_dict()
     with pytest.raises(FailedPreconditionError, match="variables of a graph: a session has"):
         opt.load_state_dict({})
+
+
+def test_a_variable_that_has_grown_does_not_get_half_a_state() -> None:
+    one, other = (Variable([1.0, 2.0], name=name) for name in ("v", "w"))
+    opt = v1.train.MomentumOptimizer(0.1, 0.9)
+    opt.apply_gradients([(torch.ones(2), one), (torch.ones(2), other)])
+    other.data = torch.zeros(3)
+    state = {"v/momentum": torch.full((2,), 7.0), "w/momentum": torch.full((3,), 5.0)}
+    before = opt.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=r"'w/momentum' is float32 of shape \(3,\)"):
+        opt.load_state_dict(state)
+    assert all(torch.equal(before[name], value) for name, value in opt.state_dict().items())
+
+
+def test_a_state_from_before_the_first_step_is_loaded() -> None:
+    var, opt = Variable([1.0], name="v"), v1.train.AdamOptimizer(0.1)
+    opt.load_state_dict(v1.train.AdamOptimizer(0.1).state_dict(), [var])
+    assert opt.state_dict() == {}
+    opt.apply_gradients([(torch.ones(1), var)])
+    assert var.item() == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "a dict of tensors by name, not None"),
+        ([1], r"a dict of tensors by name, not \[1\]"),
+        ({"v/momentum": None}, "'v/momentum' of the state: Cannot convert None"),
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any, message: str) -> None:
+    var, opt = Variable([1.0], name="v"), v1.train.MomentumOptimizer(0.1, 0.9)
+    with pytest.raises(InvalidTypeError, match=message):
+        opt.load_state_dict(state, [var])
+
+
+def test_a_module_is_no_list_of_variables() -> None:
+    opt = v1.train.MomentumOptimizer(0.1, 0.9)
+    with pytest.raises(InvalidTypeError, match=r"give list\(module\.parameters\(\)\)"):
+        opt.state_dict(torch.nn.Linear(1, 1))  # pyright: ignore

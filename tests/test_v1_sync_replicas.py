@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,7 @@ SOON = 20  # seconds after which a wait counts as endless
 CASES = [id for id, case in v1_replay.cases().items() if case["kind"] == "sync_replicas"]
 
 
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[v1.Graph]:
-    with v1.Graph().as_default() as graph:
-        yield graph
+pytestmark = pytest.mark.usefixtures("graph")
 
 
 class Thread(threading.Thread):

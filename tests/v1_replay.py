@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 import thalweg
+from golden_files import Case, array_of, arrays_of, cases_of
 from replay import Value
 from thalweg import IndexedSlices
 from thalweg import v1 as tf
 from thalweg.v1 import train
 
-FOLDER = Path(__file__).with_name("goldens")
-Case = dict[str, Any]
-
-
-@cache
-def cases() -> dict[str, Case]:
-    return {case["id"]: case for case in json.loads((FOLDER / "v1.json").read_text())["cases"]}
-
-
-@cache
-def _arrays() -> Any:
-    return np.load(FOLDER / "v1.npz")
-
-
-def array(case: Case, *names: str) -> np.ndarray:
-    return _arrays()["|".join((case["id"], *names))]
+cases = partial(cases_of, "v1")
+array = partial(array_of, "v1")
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:
@@ -222,7 +207,7 @@ def _state(run: Eager) -> list[tuple[str, Any, np.ndarray]]:
     graph = getattr(run, "graph", None)
     for name in case["nonslot"]:
         state.append((name, opt._get_non_slot_variable(name, graph), array(case, "nonslot", name)))
-    if f"{case['id']}|iterations" in _arrays():
+    if f"{case['id']}|iterations" in arrays_of("v1"):
         steps = array(case, "iterations").astype(np.int64)  # recorded as int32, to save space
         state.append(("global_step", run.global_step, steps))
     return state

@@ -1,0 +1,172 @@
+"""`RuleOptimizer`: a rule of one's own as an optimizer, its arguments, names and configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from keras_table import both_engines, gradients, pair
+from thalweg import Hyper, Rule, RuleError, Variable, sign
+from thalweg.keras.optimizers import RuleOptimizer, schedules
+
+
+def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return (var - learning_rate * grad,)
+
+
+PLAIN = Rule(name="Plain", update=plain)
+
+
+def test_rule_optimizers_take_lr() -> None:
+    w = Variable([1.0], name="w")
+    with pytest.warns(DeprecationWarning, match="lr"):
+        opt = RuleOptimizer(PLAIN, lr=0.5)
+    opt.apply_gradients([([1.0], w)])
+    assert w.numpy().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("name", ["clip_divisor", "clipvalue", "iterations", "name", "decay", "t"])
+def test_reserved_names_of_hyperparameters(name: str) -> None:
+    rule = Rule(name="Plain", update=plain, hypers=(Hyper("learning_rate", 0.1), Hyper(name, 1.0)))
+    with pytest.raises(RuleError, match=name):
+        RuleOptimizer(rule)
+
+
+@pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm", "t"])
+def test_reserved_names_of_powers(name: str) -> None:
+    rule = Rule(name="Plain", update=plain, powers={name: "learning_rate"})
+    with pytest.raises(RuleError, match=f"has hyperparameters or powers named {name}, which"):
+        RuleOptimizer(rule)
+
+
+def test_a_power_is_not_named_as_a_hyperparameter() -> None:
+    rule = Rule(name="Plain", update=plain, powers={"learning_rate": "learning_rate"})
+    with pytest.raises(RuleError, match="a hyperparameter and a power named learning_rate"):
+        RuleOptimizer(rule)
+
+
+def prepared_rule(**made: Any) -> Rule:
+    return Rule(name="Plain", update=plain, prepare=lambda *, learning_rate: made)
+
+
+@pytest.mark.parametrize("name", ["clip_divisor", "clip_scale", "clipvalue", "clipnorm"])
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 1.0}], ids=["plain", "clipped"])
+def test_reserved_names_of_what_prepare_makes(name: str, options: dict[str, float]) -> None:
+    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(**{name: 2.0}), **options)
+    with pytest.raises(RuleError, match=f"makes scalars named {name}, which every step") as raised:
+        opt.apply_gradients([([1.0], w)])
+    assert "The step was not taken" in raised.value.__notes__[0]
+    assert w.numpy().tolist() == [1]
+
+
+@pytest.mark.parametrize("value", ["x", None, [1.0], torch.ones(2), 1j], ids=str)
+def test_prepare_that_makes_no_number(value: Any) -> None:
+    with pytest.raises(RuleError, match=r"of which prepare makes .*; that is no number"):
+        RuleOptimizer(prepared_rule(learning_rate=value))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, -1.0),
+        (2.0, -1.0),
+        (torch.tensor(2.0), -1.0),
+        (1e300, -torch.inf),
+        (torch.nan, torch.nan),
+    ],
+)
+def test_prepare_may_make_any_number(value: Any, expected: float) -> None:
+    w, opt = Variable([1.0], name="w"), RuleOptimizer(prepared_rule(learning_rate=value))
+    opt.apply_gradients([([1.0], w)])
+    torch.testing.assert_close(w.item(), expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_rule_optimizers_come_back_from_their_configuration() -> None:
+    rule = Rule(name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1),))
+    opt = RuleOptimizer(rule, learning_rate=0.25, clipnorm=2.0, decay=0.5)
+    config = opt.get_config()
+    again = RuleOptimizer.from_config(config, custom_objects={"Mine": rule})
+    assert again.get_config() == config
+    assert again.rule is rule
+
+
+def test_a_rule_that_nobody_knows() -> None:
+    config = RuleOptimizer(PLAIN).get_config()
+    with pytest.raises(ValueError, match="Unknown rule: Plain"):
+        RuleOptimizer.from_config(config)
+
+
+SCALE = 0.5
+
+
+def lion(var, grad, m, *, learning_rate, beta1, beta2):
+    """A user's own formula."""
+    step = sign(m * beta1 + grad * (1 - beta1))
+    return var - learning_rate * step * SCALE, m * beta2 + grad * (1 - beta2)
+
+
+LION = thalweg.Rule(
+    name="Lion",
+    update=lion,
+    hypers=(
+        thalweg.Hyper("learning_rate", 0.25),
+        thalweg.Hyper("beta1", 0.9),
+        thalweg.Hyper("beta2", 0.99),
+    ),
+    slots=(thalweg.Slot("m"),),
+)
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu", "auto"])
+def test_users_rule_on_every_engine(engine: str) -> None:
+    opt, variables = RuleOptimizer(LION), pair()
+    opt.engine = engine
+    start = [var.numpy() for var in variables]
+    pairs = gradients(variables)
+    opt.apply_gradients(pairs)
+    for (grad, var), before in zip(pairs, start, strict=True):
+        expected = before - np.float32(0.125) * np.sign(grad.numpy())
+        assert np.array_equal(var.numpy(), expected)
+
+
+def by_module(var, grad, *, learning_rate):
+    return (var - learning_rate * thalweg.sign(grad),)
+
+
+def test_a_formula_that_cannot_be_compiled_is_refused_at_once() -> None:
+    rule = thalweg.Rule(name="SignSGD", update=by_module)
+    with pytest.raises(thalweg.RuleError, match=r"'SignSGD': by_module .*thalweg\.sign"):
+        RuleOptimizer(rule, 0.5)
+
+
+@both_engines
+def test_users_rule_takes_sparse_gradients(engine: str) -> None:
+    opt, table = RuleOptimizer(LION), thalweg.Variable(np.ones((3, 1), "f4"))
+    opt.engine = engine
+    opt.apply_gradients([(thalweg.IndexedSlices(torch.ones(2, 1), torch.tensor([1, 1])), table)])
+    assert table.numpy().ravel().tolist() == [1.0, 0.875, 1.0]
+
+
+def test_rule_optimizers_arguments() -> None:
+    opt = RuleOptimizer(LION, 0.5, name="Mine", beta1=0.5, clipvalue=1.0)
+    assert (opt.learning_rate.item(), opt.beta1.item(), opt.clipvalue) == (0.5, 0.5, 1.0)
+    assert opt.beta2.item() == pytest.approx(0.99)
+    assert opt.iterations.name == "Mine/iter:0"
+
+
+def test_rule_optimizer_refuses_unknown_keywords() -> None:
+    with pytest.raises(TypeError, match="foo"):
+        RuleOptimizer(LION, foo=1)
+    with pytest.raises(TypeError, match=r"rule must be a thalweg\.Rule"):
+        RuleOptimizer("Lion")
+
+
+def test_rules_hypers_may_be_schedules_and_callables() -> None:
+    opt = RuleOptimizer(LION, schedules.ExponentialDecay(1.0, 1, 0.5), beta1=lambda: 0.0)
+    w = thalweg.Variable([0.0])
+    opt.apply_gradients([([1.0], w)]), opt.apply_gradients([([1.0], w)])
+    assert w.item() == -0.75

@@ -1,0 +1,55 @@
+"""State of `optimize_loss`: saved and loaded as a whole, to the bit, or refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from openseq2seq_small import HALF, stepping
+from thalweg import Variable
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
+
+
+def test_a_loaded_master_keeps_its_bits() -> None:
+    w, v = (Variable(torch.ones(2, dtype=HALF), name="w") for _ in range(2))
+    step, other = stepping([w], rate=1e-4), stepping([v], rate=1e-4)
+    step.apply_gradients([torch.ones(2, dtype=HALF)])
+    other.optimizer.load_state_dict(step.optimizer.state_dict(), [v])
+    for each in (step, other):
+        each.apply_gradients([torch.ones(2, dtype=HALF)])
+    assert torch.equal(step.optimizer.get_master(w), other.optimizer.get_master(v))
+
+
+@pytest.mark.parametrize("dtype", ["mixed", torch.float32], ids=str)
+def test_the_state_of_a_wrapped_optimizer_is_refused_and_not_left_out(dtype: Any) -> None:
+    w = Variable([1.0, 2.0], name="w")
+
+    def wrapped(learning_rate: Any) -> Any:
+        return MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
+
+    step = stepping([w], wrapped, dtype=dtype)
+    step.apply_gradients([torch.ones(2)])
+    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
+        step.state_dict()
+    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
+        step.load_state_dict({})
+
+
+@pytest.mark.parametrize("names", [("a", "a", "a#1"), ("a#1", "a", "a"), ("a", "a#0", "a")])
+def test_the_state_of_variables_with_like_names_is_whole(names: tuple[str, ...]) -> None:
+    variables = [Variable([1.0], name=name) for name in names]
+    step = stepping(variables, "Momentum", params={"momentum": 0.9}, dtype=torch.float32)
+    step.apply_gradients([torch.ones(1) for _ in names])
+    assert sum("/" in name for name in step.state_dict()) == 3
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_step_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="load state_dict"):
+        copied(stepping([Variable([1.0])], dtype=torch.float32))
