@@ -113,7 +113,8 @@ class Rule:
             gradient. None leaves those rows alone.
         measures: Optional. Sums over a variable's elements, taken before any write, by name:
             functions of (var, grad, *slots) in float64. `gradient_squares` and `variable_squares`
-            of this module cost no sweep of their own beside a norm that is measured anyway.
+            of this module cost no sweep of their own beside a norm that is measured anyway; any
+            other has sparse gradients made dense, as `whole` does.
         per_variable: Optional. Called once a step with the measures it names, as float64 arrays
             over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
             returns a dict of arrays: further scalars of each variable for `update`, and the scalar
@@ -185,6 +186,12 @@ class Rule:
                 f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
                 f" {self.duplicates!r}."
             )
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether sparse gradients are made dense: a sum of the rule's own is over all elements."""
+        own = set(self.measures.values()) - {gradient_squares, variable_squares}
+        return self.whole or bool(own)
 
     @cached_property
     def element_slots(self) -> tuple[Slot, ...]:

@@ -21,7 +21,6 @@ Scalar = np.float32 | np.float64
 ScalarType = type[np.float32] | type[np.float64]
 Number = float | int | np.number[Any] | np.ndarray[Any, Any] | torch.Tensor
 
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in (np.float32, np.float64)}
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
 from thalweg.core.section import Call, calls, consume
 from thalweg.errors import InvalidArgumentError
@@ -116,7 +118,8 @@ def written(
     remaining = calls(pending)
     while True:
         try:
-            consume(remaining)
+            with DisableTorchFunction():  # modes of torch would call Python for every function
+                consume(remaining)
             return errors
         except BaseException as error:
             if not begun:
@@ -170,7 +173,7 @@ def _constrained(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
-    with torch.inference_mode(False), torch.no_grad():
+    with EnableTorchFunction(), torch.inference_mode(False), torch.no_grad():
         value = constraint(var)
         if value.shape != var.shape or value.dtype != var.dtype:
             raise InvalidArgumentError(
@@ -192,3 +195,10 @@ def raise_first(errors: Sequence[BaseException]) -> None:
         if error is not first:
             first.add_note(f"Also: {type(error).__name__}: {error}")
     raise first
+
+
+def raise_within(errors: Sequence[BaseException]) -> None:
+    """Raise what came after the update of one variable; the step may be put back yet."""
+    for error in errors:
+        error.__notes__ = []  # they say that it was taken
+    raise_first(errors)

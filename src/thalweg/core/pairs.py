@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -61,6 +62,11 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
             "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
             f" {grad!r} of '{title}' ({error})"
         ) from None
+
+
+def has_rows(grad: Any) -> bool:
+    """Whether a gradient is sparse, torch's or ours."""
+    return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 
 def flatten(var_list: Any) -> list[Tensor]:

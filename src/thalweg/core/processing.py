@@ -138,19 +138,27 @@ class Processing:
         return found
 
     def known(
-        self, measures: Measures, dtypes: Sequence[Dtype], formulas: tuple[Formula, ...] = ()
+        self,
+        measures: Measures,
+        variables: Sequence[Tensor],
+        columns: Columns | None = None,
+        formulas: tuple[Formula, ...] = (),
     ) -> Known:
         """What is measured of a step.
 
         Args:
             measures: Answers questions about the step's tensors.
-            dtypes: The types it is computed in, that of the first variable first.
-            formulas: What else is to be measured in the same sweep.
+            variables: The variables, whose dtypes say what is computed in what.
+            columns: The scalars of the rule, if there is one.
+            formulas: What else is to be measured; in the same sweep, if that can be.
         """
-        return Known(self, measures, dtypes, formulas)
+        if columns is None:
+            columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
+        return Known(self, measures, variables, columns, formulas)
 
 
 NOTHING = Processing()
+_STANDARD = (gradient_squares, variable_squares)
 _BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
@@ -164,23 +172,29 @@ class Known:
         self,
         how: Processing,
         measures: Measures,
-        dtypes: Sequence[Dtype],
+        variables: Sequence[Tensor],
+        columns: Columns,
         formulas: tuple[Formula, ...],
     ) -> None:
         self._how = how
         self._measures = measures
-        self._dtypes = dtypes
-        self._wanted = tuple(dict.fromkeys((*how.measured, *formulas)))
+        self._variables = variables
+        self._dtype = compute_dtype(variables[0].dtype) if variables else np.float32
+        self._columns = columns
+        # A formula of the rule's own sees processed gradients.
+        now = [each for each in formulas if each in _STANDARD or not how.stages]
+        self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         self._sums: dict[Formula, Float64] = {}
 
     def _sum(self, formula: Formula) -> Float64:
         """A sum over raw gradients, or over clipped elements where elements are clipped."""
         if formula not in self._sums:
             wanted = tuple(dict.fromkeys((*self._wanted, formula)))
-            how = self._how
-            separate = {} if how.unscaling is None else {"unscaling": how.unscaling}
-            columns = Columns({dtype: how.shared(dtype) for dtype in self._dtypes}, separate)
-            found = self._measures.sums(wanted, how.first, columns)
+            how, (shared, separate) = self._how, self._columns
+            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in shared.items()}
+            if how.unscaling is not None:
+                separate = {**separate, "unscaling": how.unscaling}
+            found = self._measures.sums(wanted, how.first, Columns(shared, separate))
             self._sums |= zip(wanted, found, strict=True)
         return self._sums[formula]
 
@@ -224,7 +238,7 @@ class Known:
     @cached_property
     def clip_scale(self) -> Any:
         """What clipping by the common norm multiplies all gradients by; 1 without it."""
-        limit, dtype = self._how.global_clipnorm, self._dtypes[0]
+        limit, dtype = self._how.global_clipnorm, self._dtype
         if limit is None:
             return dtype(1)
         with np.errstate(all="ignore"):
@@ -303,20 +317,28 @@ class Known:
             peaks = self._peaks()
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
-    def _peaks(self) -> Array:
-        """The largest magnitude of each processed gradient, in the arithmetic of the update."""
+    def _peaks(self) -> Float64:
+        """The largest magnitude of each processed gradient, in the arithmetic of its update."""
+        found = self._measures.peaks()
+        kinds = [compute_dtype(var.dtype) for var in self._variables]
+        for dtype in dict.fromkeys(kinds):
+            own = [index for index, kind in enumerate(kinds) if kind is dtype]
+            found[own] = self._peaks_in(dtype, found[own], own)
+        return found
+
+    def _peaks_in(self, dtype: Dtype, found: Float64, own: Sequence[int]) -> Any:
         # Rounding keeps the order of numbers, so the largest one stays the largest.
-        how, dtype = self._how, self._dtypes[0]
-        found: Array = self._measures.peaks().astype(dtype)
+        how, peaks = self._how, found.astype(dtype)
         if how.unscaling is not None:
-            found = found * how.unscaling
+            peaks = peaks * how.unscaling[own].astype(dtype)
         if how.clipvalue is not None:
-            found = np.minimum(found, dtype(how.clipvalue))
+            peaks = np.minimum(peaks, dtype(how.clipvalue))
         if how.clipnorm is not None:
-            found = found * dtype(how.clipnorm) / np.maximum(self.gradient_norms, how.clipnorm)
+            limit, roots = dtype(how.clipnorm), self.gradient_norms[own]
+            peaks = peaks * limit / np.maximum(roots, how.clipnorm).astype(dtype)
         if how.global_clipnorm is not None:
-            found = found * self.clip_scale
-        return found * self.trust
+            peaks = peaks * dtype(self.clip_scale)
+        return peaks * self.trust[own].astype(dtype)
 
 
 def whole(pairs: Sequence[Pair]) -> list[Pair]:
@@ -342,8 +364,8 @@ def materialised(
         pairs = whole(pairs)
     values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
     variables: list[Tensor] = [var for _, var in pairs]
-    dtypes = list(dict.fromkeys(compute_dtype(var.dtype) for var in variables))
-    known = how.known(Tensors(values, variables), dtypes)
+    dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
+    known = how.known(Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, Any] = {dtype: how.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, known.separate)
     found: list[Pair] = []

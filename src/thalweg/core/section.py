@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
+from torch._C import DisableTorchFunction
+
 Call = Callable[[], Any]
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
@@ -29,4 +31,5 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 def run(functions: Sequence[Call]) -> None:
     """Call functions in C, one after the other; not one of them, or all."""
-    consume(map(operator.call, functions))
+    with DisableTorchFunction():  # modes of torch would call Python for every function
+        consume(map(operator.call, functions))

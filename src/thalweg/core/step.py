@@ -28,7 +28,7 @@ from thalweg.core.outcome import (
     say,
     written,
 )
-from thalweg.core.pairs import Gradient, Pair, distinct
+from thalweg.core.pairs import Gradient, Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, materialised, whole
 from thalweg.core.section import Call, calls, consume
 from thalweg.engines import Gate, Selection, check_gradients, check_scalars, saturate
@@ -132,11 +132,13 @@ class _Planned(NamedTuple):
         request: What is asked of the engines.
         ready: Their answer.
         scalar_slots: For each variable its slots of shape ().
+        narrow: Whether 16-bit gradients of float32 variables were allowed.
     """
 
     request: Request
     ready: Ready
     scalar_slots: Sequence[Sequence[Tensor]]
+    narrow: bool
 
 
 class Kept:
@@ -190,6 +192,7 @@ def take(
     copies: Copies = None,
     *,
     is_last: bool = True,
+    tries: bool = True,
 ) -> Outcome:
     """Take a step, or what comes of one variable in it.
 
@@ -200,6 +203,7 @@ def take(
         how: What happens to the gradients before the rule.
         copies: For each variable a tensor of a 16-bit type that is set to it, or None.
         is_last: Whether the step ends here, with `finish` and counters.
+        tries: Whether to try `repeat` first.
 
     Returns:
         Whether it was taken, and what was raised after that.
@@ -207,7 +211,7 @@ def take(
     Raises:
         Whatever a check or a function of the user's raises, with a note that nothing has changed.
     """
-    again = repeat(hooks, kept, given, how, copies, is_last=is_last)
+    again = repeat(hooks, kept, given, how, copies, is_last=is_last) if tries else None
     if again is not None:
         return again
     # Slots made in inference mode could not be updated outside it.
@@ -258,19 +262,24 @@ def _again(
     rule = hooks.rule()
     if kept.last is None or rule is None or not hooks.repeats:
         return None
-    last, ready, scalar_slots = kept.last
+    last, ready, scalar_slots, narrow = kept.last
     try:
         gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
         return None
     stages, selection = how.stages, hooks.selection
     asked = Request(rule, stages, variables, gradients, last.slots, last.titles, selection, copies)
-    if not ready.again(asked):
+    if how.narrow != narrow or not ready.again(asked):
         return None
-    _prepare(hooks, variables)
+    try:
+        _prepare(hooks, variables)
+    except BaseException:
+        ready.let_go()
+        raise
     if hooks.calls and not ready.again(asked):
+        ready.let_go()
         return None
-    return _Planned(asked, ready, scalar_slots)
+    return _Planned(asked, ready, scalar_slots, narrow)
 
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
@@ -305,7 +314,7 @@ def _anew(
         if not decision.taken:
             return Outcome(False, written(decision.calls))
         how = Processing(calls=decision.calls)
-    if rule.whole or how.trust is not None:
+    if rule.is_whole or how.trust is not None:
         pairs = whole(pairs)
     variables = [var for _, var in pairs]
     slots = [hooks.slots(var) for var in variables]
@@ -317,9 +326,11 @@ def _anew(
     if hooks.calls:
         hooks.check(pairs, how.narrow)
     ready = kept.gate.ready(asked)
-    outcome = _carried_out(hooks, _Planned(asked, ready, scalar_slots), how, is_last, check=True)
+    outcome = _carried_out(
+        hooks, _Planned(asked, ready, scalar_slots, how.narrow), how, is_last, check=True
+    )
     if ready.is_single:
-        kept.last = _Planned(asked._replace(gradients=()), ready, scalar_slots)
+        kept.last = _Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
     return outcome
 
 
@@ -327,14 +338,14 @@ def _carried_out(
     hooks: Hooks, planned: _Planned, how: Processing, is_last: bool, check: bool = False
 ) -> Outcome:
     """Measure, decide, write, constrain, finish, count."""
-    asked, ready, scalar_slots = planned
+    asked, ready, scalar_slots, _ = planned
     rule = asked.rule
     try:
         groups = hooks.groups(asked.variables, asked.gradients)
         columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
         decision, moved = Decision(True, []), []
         if how or rule.measures:
-            known = how.known(ready, ready.dtypes, tuple(rule.measures.values()))
+            known = how.known(ready, asked.variables, columns, tuple(rule.measures.values()))
             columns = processed(columns, known, how, ready.dtypes)
             decision = known.decision()
             if not decision.taken:
@@ -360,10 +371,9 @@ def _at_once(
 ) -> list[BaseException]:
     """Write a step in which no variable comes twice."""
     (own,) = rounds
-    if not hooks.constrains:
-        consume(calls([*own.calls, *counts]))
-        return []
-    then = [constraint_of(asked.variables[k], asked.titles[k]) for k in _constrained(asked)] + then
+    if hooks.constrains:
+        places = _constrained(asked)
+        then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
     return written(own.calls, then, counts, hooks.begun)
 
 
@@ -374,8 +384,7 @@ def _constrained(asked: Request) -> list[int]:
         return []
     places = [place for place, constraint in enumerate(found) if constraint is not None]
     for place in places:
-        grad = asked.gradients[place]
-        if not isinstance(grad, Tensor) or grad.layout != torch.strided:
+        if has_rows(asked.gradients[place]):
             raise _sparse(asked.titles[place])
     return places
 

@@ -127,6 +127,7 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
                 f"A slot of '{name}' has shape {tuple(slot.shape)} on {slot.device} but the"
                 f" variable has shape {tuple(var.shape)} on {var.device}."
             )
+        check_memory(slot, f"A slot of '{name}'")
         if slot.is_neg() or overlapping(slot):
             raise LayoutError(
                 f"cannot update a slot of '{name}' in place: its elements share memory"
@@ -233,6 +234,10 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
         InvalidArgumentError: If shapes or devices differ.
         LayoutError: If elements of the copy share memory.
     """
+    if var.dtype in REDUCED:
+        raise InvalidTypeError(
+            f"{name} is {dtype_name(var.dtype)} and can have no copy, expected: [float32, float64]."
+        )
     if copy.dtype not in REDUCED:
         raise InvalidTypeError(
             f"Invalid type {copy.dtype} for the copy of {name}, expected: [float16, bfloat16]."

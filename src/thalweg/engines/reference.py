@@ -347,9 +347,10 @@ class ReferencePart:
             )
         if isinstance(self._gradient, IndexedSlices):
             beside = [grad if each is gradient_squares else var for each in formulas]
-            return [_sum(each, [one, one]) for each, one in zip(formulas, beside, strict=True)]
+            return [_sum(each, [one, one], {}) for each, one in zip(formulas, beside, strict=True)]
         tensors = [var, grad, *self._tensors[1:]]
-        return [_sum(each, [_flat(tensor, var) for tensor in tensors]) for each in formulas]
+        own = columns.of(0, self._dtype)
+        return [_sum(each, [_flat(tensor, var) for tensor in tensors], own) for each in formulas]
 
     def peaks(self) -> Float64:
         """See `Ready`."""
@@ -410,15 +411,17 @@ def _flat(tensor: Tensor, var: Tensor) -> Tensor:
     return layout.like(tensor, var).as_strided((var.numel(),), (1,))
 
 
-def _sum(formula: Formula, tensors: Sequence[Tensor]) -> Float64:
+def _sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
     """The sum of a formula over elements, in the order that all engines have; of shape (1,)."""
     wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
     counts = leaf_counts([wide[0].numel()])
     if wide[0].device.type == "cpu":
         with np.errstate(all="ignore"):
-            values = numpy_formula(formula, np.float64)(*(each.numpy() for each in wide))[0]
+            values = numpy_formula(formula, np.float64)(
+                *(each.numpy() for each in wide), **_pick(formula, scalars, np.float64)
+            )[0]
         return combined(leaves_of(values.reshape(-1)), counts)
-    values = torch_formula(formula)(*wide)[0]
+    values = torch_formula(formula)(*wide, **_pick(formula, scalars, float))[0]
     return combined(leaves_of(values.reshape(-1)), counts).cpu().numpy()
 
 

@@ -20,9 +20,13 @@ class Tensors:
     Args:
         gradients: Dense, or the values of sparse ones.
         variables: As many.
+        flush: Whether stages treat denormals as zero.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
+    def __init__(
+        self, gradients: Sequence[Tensor], variables: Sequence[Tensor], flush: bool = False
+    ) -> None:
+        self._flush = flush
         self._gradients = list(map(measure.ordered, gradients, variables))
         self._variables = variables
 
@@ -41,7 +45,7 @@ class Tensors:
             for row, each in zip(found, formulas, strict=True):
                 if each is gradient_squares:
                     own = columns.of(index, dtype)
-                    (row[index],) = measure.sums(each, [grad], stages, own, dtype)
+                    (row[index],) = measure.sums(each, [grad], stages, own, dtype, self._flush)
                 else:
                     (row[index],) = measure.sums(each, [var])
         return list(found)

@@ -65,7 +65,10 @@ class Together:
         """See `Ready`."""
         if not self.is_single or len(asked.variables) != self._count:
             return False
-        return all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts)
+        if all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts):
+            return True
+        self.let_go()
+        return False
 
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns

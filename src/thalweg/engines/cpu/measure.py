@@ -170,6 +170,7 @@ def sums(
     stages: Stages = (),
     scalars: Mapping[str, Any] | None = None,
     compute: Dtype | None = None,
+    flush: bool = False,
 ) -> Float64:
     """The sum over the elements of each tensor of a formula that reads no other.
 
@@ -179,6 +180,7 @@ def sums(
         stages: What is applied to the elements first.
         scalars: Those of the stages.
         compute: The type of the stages; that in which such variables are computed by default.
+        flush: Whether the stages treat denormals as zero.
 
     Returns:
         (tensors,) float64.
@@ -190,11 +192,11 @@ def sums(
         kernel = launch.measuring(
             (formula,), stages, storage, compute or layout.compute_dtype(dtype)
         )
-        return Leaves(sizes).sums(kernel, both, scalars)[:, 0]
+        return Leaves(sizes).sums(kernel, both, scalars, flush and bool(stages))[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
         kind = torch.float64 if compute is np.float64 else None
-        values = reference.transform(stages, tensor, scalars or {}, False, kind).double()
+        values = reference.transform(stages, tensor, scalars or {}, flush, kind).double()
         leaves = leaves_of(values.square())
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combined(leaves)[0]
 

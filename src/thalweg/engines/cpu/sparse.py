@@ -246,8 +246,9 @@ class SparsePlan:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`; the values count as they come, repeated rows and all."""
+        own = columns.of(0, self.compute)
         return [
-            sums(each, [self.values], stages, columns.of(0, self.compute), self.compute)
+            sums(each, [self.values], stages, own, self.compute, self._flush)
             if each is gradient_squares
             else sums(each, [self.var])
             for each in formulas

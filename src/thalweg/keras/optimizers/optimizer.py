@@ -168,7 +168,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             if outcome is None:
                 if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
                     return self._deferred(given, name, experimental_aggregate_gradients)
-                outcome = take(hooks, kept, given, how)
+                outcome = take(hooks, kept, given, how, tries=False)
             raise_first(outcome.errors)
             return self.iterations
 

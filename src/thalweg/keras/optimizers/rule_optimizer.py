@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import check_names, derived
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import raise_within
 from thalweg.core.section import Call
 from thalweg.core.step import Dtype, Shared, scatters, take
 from thalweg.engines import check_rule, compute_dtype
@@ -160,7 +160,7 @@ class RuleOptimizer(Optimizer):
         """Hand a variable back to the rule, from a hook that wanted to see it."""
         kept = self._plans.now().alone(var)
         outcome = take(AloneHooks(self, apply_state), kept, [(grad, var)], is_last=False)
-        raise_first(outcome.errors)
+        raise_within(outcome.errors)
 
     def get_config(self) -> dict[str, Any]:
         """The configuration; it holds the name of the rule, not the rule."""

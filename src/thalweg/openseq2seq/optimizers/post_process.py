@@ -130,7 +130,8 @@ class PostProcessing(NamedTuple):
             # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
             values = [values_of(grad) for grad, _ in pairs]
             plain = Processing(unscaling=unscaling, overflow=self.as_shipped)
-            rows = plain.known(Tensors(values, [var for _, var in pairs]), [np.float32])
+            variables = [var for _, var in pairs]
+            rows = plain.known(Tensors(values, variables), variables)
         shows_norm = "global_gradient_norm" in journal.wanted
         if shows_norm:
             journal.scalar("global_gradient_norm", _single(rows.global_norm))

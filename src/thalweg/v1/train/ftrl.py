@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.pairs import has_rows
 from thalweg.core.step import Dtype
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.scalars import as_scalar, scalar_type
@@ -110,9 +110,9 @@ class FtrlOptimizer(RuleOptimizer):
     def _groups(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        if not any(isinstance(grad, IndexedSlices) for grad in gradients):
+        if not any(has_rows(grad) for grad in gradients):
             return None
-        return [_ROWS if isinstance(grad, IndexedSlices) else None for grad in gradients]
+        return [_ROWS if has_rows(grad) else None for grad in gradients]
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # beta joins l2 before the cast to the variable's dtype.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups, derived
-from thalweg.core.outcome import After, raise_first
+from thalweg.core.outcome import After, EnableTorchFunction
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
 from thalweg.core.step import Dtype, Hooks, Shared, check_pairs
@@ -90,7 +90,7 @@ class V1Hooks(Hooks):
         return [After(self._finish, "`_finish` failed")]
 
     def _finish(self) -> None:
-        with torch.no_grad():
+        with EnableTorchFunction(), torch.no_grad():
             self._optimizer._finish([], self._name)
 
     def counts(self, shared: Shared) -> list[Call]:
@@ -144,13 +144,6 @@ class AloneHooks(RuleHooks):
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return False
-
-
-def raise_within(errors: Sequence[BaseException]) -> None:
-    """Raise what came after the update of one variable; the step may be put back yet."""
-    for error in errors:
-        error.__notes__ = []  # they say that it was taken
-    raise_first(errors)
 
 
 def _is_global_step(global_step: Any) -> bool:

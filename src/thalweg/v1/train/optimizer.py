@@ -314,6 +314,7 @@ class Optimizer(StateDict):
             kept = self._plans.now()
 
             def apply(grad: Gradient, var: Tensor) -> None:
+                hooks.begun = []  # each variable is taken, or not, by itself
                 outcome = take(hooks, kept.alone(var), [(grad, var)], is_last=False)
                 errors.extend(outcome.errors)
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from thalweg import scalars
 from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function, is_number
+from thalweg.core.outcome import raise_within
 from thalweg.core.step import Dtype, scatters, take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train.hooks import AloneHooks, RuleHooks, raise_within
+from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.pairs import has_rows
 from thalweg.core.step import Dtype
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.scalars import as_operand, as_scalar
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
@@ -100,7 +100,7 @@ class LARSOptimizer(RuleOptimizer):
         return list(map(self._group, variables, gradients))
 
     def _group(self, var: Tensor, grad: Any) -> _Group:
-        if isinstance(grad, IndexedSlices):
+        if has_rows(grad):
             return _Group.ROWS
         return _Group.SKIPPED if self._skips(var) else _Group.SCALED
 

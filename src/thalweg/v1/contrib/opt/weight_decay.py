@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.outcome import raise_within
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.step import Dtype, Hooks, take
 from thalweg.engines import Selection
@@ -19,7 +20,6 @@ from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic
 from thalweg.rules.weight_decay import WEIGHT_DECAY
 from thalweg.scalars import as_operand
-from thalweg.v1.train.hooks import raise_within
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import titles_of
 
