@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
+from thalweg.core.checks import check_pairs
 from thalweg.core.columns import derived
+from thalweg.core.hooks import Hooks
+from thalweg.core.kept import Kept
 from thalweg.core.processing import NOTHING, Processing
-from thalweg.core.step import Hooks, Kept, check_pairs, take
+from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.formula import narrow

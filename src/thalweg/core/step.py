@@ -10,14 +10,16 @@ done to its end, too, but for the one function of the user's that failed or was 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import Groups, columns_of, per_variable, processed
+from thalweg.core.checks import check_shapes, sparse_and_constrained
+from thalweg.core.columns import columns_of, per_variable, processed
+from thalweg.core.hooks import Hooks
+from thalweg.core.kept import Kept, Planned
 from thalweg.core.outcome import (
     After,
     Outcome,
@@ -28,160 +30,13 @@ from thalweg.core.outcome import (
     say,
     written,
 )
-from thalweg.core.pairs import Gradient, Pair, distinct, has_rows
+from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, materialised, whole
 from thalweg.core.section import Call, calls, consume
-from thalweg.engines import Gate, Selection, check_gradients, check_scalars, saturate
-from thalweg.engines.engine import Copies, Dtype, Ready, Request, Round
-from thalweg.errors import InvalidArgumentError
+from thalweg.engines import check_scalars, saturate
+from thalweg.engines.engine import Copies, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import current_session
-from thalweg.variable import variable_constraint
-
-_SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
-Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
-
-
-class Hooks:
-    """What a face has to say about one step: names, state, scalars and hooks, no arithmetic.
-
-    Attributes:
-        selection: The engine.
-        calls: Whether `prepare` calls users' functions, which may move a variable's memory.
-        repeats: Whether a step like the one before needs no more than its scalars: nothing of the
-            user's wants to see it.
-        constrains: Whether constraints follow the updates; not in a part of a step that is put
-            back as a whole.
-        is_prepared: Whether `prepare` has been called.
-        begun: Is given a sentence when the step is written: that it was taken.
-    """
-
-    selection: Selection
-    calls: bool = False
-    repeats: bool = True
-    constrains: bool = True
-    is_prepared: bool = False
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def rule(self) -> Rule | None:
-        """The rule of this step; None if `apply_one` is all there is."""
-        return None
-
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        """The variables' names for messages."""
-        raise NotImplementedError
-
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
-        """What a caller gave, as tensors and `IndexedSlices`; pairs without a gradient go."""
-        return list(given)
-
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Refuse a step that cannot be taken as a whole."""
-        raise NotImplementedError
-
-    def create(self, variables: Sequence[Tensor]) -> None:
-        """Make the state that these variables, each given once, lack."""
-
-    def prepare(self, variables: Sequence[Tensor]) -> None:
-        """Read the hyperparameters of the step, once."""
-
-    def transform(self, pairs: list[Pair]) -> list[Pair]:
-        """The pairs as the user's own functions change them; checked."""
-        return pairs
-
-    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
-        """For each variable what tells its hyperparameters from those of others; None for none."""
-        return None
-
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """All scalars that the rule may ask for, of a compute dtype, for a group."""
-        raise NotImplementedError
-
-    def slots(self, var: Tensor) -> list[Tensor]:
-        """The slots of a variable in the order of the rule."""
-        raise NotImplementedError
-
-    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        """Whether the user's own functions update the variables, by `apply_one`."""
-        return self.rule() is None
-
-    def apply_one(self, grad: Gradient, var: Tensor) -> None:
-        """Update a variable in place."""
-        raise NotImplementedError
-
-    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """What `apply_one` may write to."""
-        raise NotImplementedError
-
-    def finish(self) -> list[After]:
-        """What is called after the updates and before the counters."""
-        return []
-
-    def counts(self, shared: Shared) -> list[Call]:
-        """What counts the step, as functions in C; given the scalars of the first group."""
-        return []
-
-
-class _Planned(NamedTuple):
-    """A step that is ready.
-
-    Attributes:
-        request: What is asked of the engines.
-        ready: Their answer.
-        scalar_slots: For each variable its slots of shape ().
-        narrow: Whether 16-bit gradients of float32 variables were allowed.
-    """
-
-    request: Request
-    ready: Ready
-    scalar_slots: Sequence[Sequence[Tensor]]
-    narrow: bool
-
-
-class Kept:
-    """What is kept from one step to the next."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-        self.last: _Planned | None = None  # the step that may be repeated
-        self._alone: dict[int, Kept] = {}
-
-    def alone(self, var: Tensor) -> Kept:
-        """What is kept for steps over this variable only."""
-        return self._alone.setdefault(id(var), Kept())
-
-    def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Let go of variables that were updated on their own in earlier steps, if they are many."""
-        if len(self._alone) > 2 * len(variables) + _SPARE:
-            own = {id(var) for var in variables}
-            self._alone = {key: each for key, each in self._alone.items() if key in own}
-
-
-class Plans:
-    """What an optimizer keeps: for eager mode, and for each session.
-
-    Plans hold addresses, so a copy begins anew.
-    """
-
-    def __init__(self) -> None:
-        self._eager = Kept()
-        self._sessions: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
-
-    def now(self) -> Kept:
-        """What is kept for the session that runs in this thread, or for eager mode."""
-        session = current_session()
-        if session is None:
-            return self._eager
-        return self._sessions.setdefault(session, Kept())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
-        return Plans()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Plans, ()
 
 
 def take(
@@ -257,7 +112,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
 
 def _again(
     hooks: Hooks, kept: Kept, given: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
-) -> _Planned | None:
+) -> Planned | None:
     """The step, if it is the one before with other gradients."""
     rule = hooks.rule()
     if kept.last is None or rule is None or not hooks.repeats:
@@ -279,7 +134,7 @@ def _again(
     if hooks.calls and not ready.again(asked):
         ready.let_go()
         return None
-    return _Planned(asked, ready, scalar_slots, narrow)
+    return Planned(asked, ready, scalar_slots, narrow)
 
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
@@ -320,22 +175,22 @@ def _anew(
     slots = [hooks.slots(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
     titles = hooks.titles(variables)
-    _check_shapes(variables, own, titles)
+    check_shapes(variables, own, titles)
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
     if hooks.calls:
         hooks.check(pairs, how.narrow)
     ready = kept.gate.ready(asked)
     outcome = _carried_out(
-        hooks, _Planned(asked, ready, scalar_slots, how.narrow), how, is_last, check=True
+        hooks, Planned(asked, ready, scalar_slots, how.narrow), how, is_last, check=True
     )
     if ready.is_single:
-        kept.last = _Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
+        kept.last = Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
     return outcome
 
 
 def _carried_out(
-    hooks: Hooks, planned: _Planned, how: Processing, is_last: bool, check: bool = False
+    hooks: Hooks, planned: Planned, how: Processing, is_last: bool, check: bool = False
 ) -> Outcome:
     """Measure, decide, write, constrain, finish, count."""
     asked, ready, scalar_slots, _ = planned
@@ -385,12 +240,8 @@ def _constrained(asked: Request) -> list[int]:
     places = [place for place, constraint in enumerate(found) if constraint is not None]
     for place in places:
         if has_rows(asked.gradients[place]):
-            raise _sparse(asked.titles[place])
+            raise sparse_and_constrained(asked.titles[place])
     return places
-
-
-def _sparse(title: str) -> RuntimeError:
-    return RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
 
 
 def _in_rounds(
@@ -462,46 +313,3 @@ def _divided(
         for scalar in (False, True)
     ]
     return parts[0], parts[1]
-
-
-def _check_shapes(
-    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
-) -> None:
-    """Refuse a variable that was given another shape since its slots were made."""
-    for var, own, title in zip(variables, slots, titles, strict=True):
-        for slot in own:
-            if slot.shape != var.shape:
-                raise InvalidArgumentError(
-                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
-                    f" {tuple(slot.shape)}. Make a new optimizer for it."
-                )
-
-
-def scatters(rule: Rule) -> bool:
-    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
-    return rule.update_untouched is not None or rule.duplicates == "successive"
-
-
-def check_pairs(
-    pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool, narrow: bool = False
-) -> None:
-    """Refuse a step that cannot be taken as a whole; nothing has changed then.
-
-    Args:
-        pairs: The step, gradients converted.
-        titles: The variables' names for messages.
-        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
-            fused sparse kernels do.
-        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
-
-    Raises:
-        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
-        InvalidArgumentError: For another shape or device, or an index out of range.
-        LayoutError: For memory that cannot be updated in place.
-        RuntimeError: For a sparse gradient of a constrained variable.
-    """
-    gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow)
-    for grad, var, title in zip(gradients, variables, titles, strict=True):
-        if isinstance(grad, IndexedSlices) and variable_constraint(var) is not None:
-            raise _sparse(title)

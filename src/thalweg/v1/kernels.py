@@ -17,9 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import derived
+from thalweg.core.hooks import Dtype, Hooks
+from thalweg.core.kept import Kept
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_gradient
-from thalweg.core.step import Dtype, Hooks, Kept, take
+from thalweg.core.step import take
 from thalweg.engines import check_gradients
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

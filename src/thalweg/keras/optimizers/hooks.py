@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_pairs
+from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
-from thalweg.core.step import Dtype, Hooks, Shared, check_pairs
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule

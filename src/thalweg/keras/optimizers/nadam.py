@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.hooks import Shared
 from thalweg.core.section import Call
-from thalweg.core.step import Shared
 from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import resolve

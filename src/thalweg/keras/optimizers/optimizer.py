@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
+from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
-from thalweg.core.step import Plans, repeat, take
+from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph

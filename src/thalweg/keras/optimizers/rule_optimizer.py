@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import scatters
 from thalweg.core.columns import check_names, derived
+from thalweg.core.hooks import Dtype, Shared
 from thalweg.core.outcome import raise_within
 from thalweg.core.section import Call
-from thalweg.core.step import Dtype, Shared, scatters, take
+from thalweg.core.step import take
 from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_pairs
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
-from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of, with_values

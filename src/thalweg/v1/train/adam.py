@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
+from thalweg.core.hooks import Dtype
 from thalweg.core.section import Call, run
-from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import as_scalar, scalar_type

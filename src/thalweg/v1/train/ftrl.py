@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.hooks import Dtype
 from thalweg.core.pairs import has_rows
-from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_pairs
 from thalweg.core.columns import Groups, derived
+from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.outcome import After, EnableTorchFunction
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
-from thalweg.core.step import Dtype, Hooks, Shared, check_pairs
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session

@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_pairs
+from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import as_number
+from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, check_variables
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Copied
-from thalweg.core.step import Dtype, Hooks, Plans, Shared, check_pairs, take
+from thalweg.core.step import take
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.kept import Plans
 from thalweg.core.outcome import Outcome, raise_first
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
-from thalweg.core.step import Copies, Plans, finish, take
+from thalweg.core.step import finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,

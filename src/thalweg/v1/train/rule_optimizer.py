@@ -8,10 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import scalars
+from thalweg.core.checks import scatters
 from thalweg.core.columns import Groups
+from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.core.outcome import raise_within
-from thalweg.core.step import Dtype, scatters, take
+from thalweg.core.step import take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_pairs
 from thalweg.core.pairs import as_gradient, as_pairs
-from thalweg.core.step import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from thalweg.core.step import Dtype
+from thalweg.core.hooks import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_W
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.hooks import Dtype
 from thalweg.core.pairs import has_rows
-from thalweg.core.step import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.scalars import as_operand, as_scalar

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.hooks import Dtype, Hooks
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.outcome import raise_within
 from thalweg.core.pairs import Gradient, Pair
-from thalweg.core.step import Dtype, Hooks, take
+from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic

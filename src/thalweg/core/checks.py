@@ -1,0 +1,60 @@
+"""What a step is refused for before anything is made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from thalweg.core.pairs import Pair, has_rows
+from thalweg.engines import check_gradients
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
+from thalweg.variable import variable_constraint
+
+
+def scatters(rule: Rule) -> bool:
+    """Whether TensorFlow has scatter kernels for the rule, with their own words for a bad index."""
+    return rule.update_untouched is not None or rule.duplicates == "successive"
+
+
+def check_pairs(
+    pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool, narrow: bool = False
+) -> None:
+    """Refuse a step that cannot be taken as a whole; nothing has changed then.
+
+    Args:
+        pairs: The step, gradients converted.
+        titles: The variables' names for messages.
+        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
+            fused sparse kernels do.
+        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
+
+    Raises:
+        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
+        InvalidArgumentError: For another shape or device, or an index out of range.
+        LayoutError: For memory that cannot be updated in place.
+        RuntimeError: For a sparse gradient of a constrained variable.
+    """
+    gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow)
+    for grad, var, title in zip(gradients, variables, titles, strict=True):
+        if has_rows(grad) and variable_constraint(var) is not None:
+            raise sparse_and_constrained(title)
+
+
+def check_shapes(
+    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
+) -> None:
+    """Refuse a variable that was given another shape since its slots were made."""
+    for var, own, title in zip(variables, slots, titles, strict=True):
+        for slot in own:
+            if slot.shape != var.shape:
+                raise InvalidArgumentError(
+                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
+                    f" {tuple(slot.shape)}. Make a new optimizer for it."
+                )
+
+
+def sparse_and_constrained(title: str) -> RuntimeError:
+    return RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")

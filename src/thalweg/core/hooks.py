@@ -1,0 +1,101 @@
+"""What a face has to say about one step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.columns import Groups
+from thalweg.core.outcome import After
+from thalweg.core.pairs import Gradient, Pair
+from thalweg.core.section import Call
+from thalweg.engines import Selection
+from thalweg.engines.engine import Copies as Copies
+from thalweg.engines.engine import Dtype as Dtype
+from thalweg.formula import Rule
+
+Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
+
+
+class Hooks:
+    """What a face has to say about one step: names, state, scalars and hooks, no arithmetic.
+
+    Attributes:
+        selection: The engine.
+        calls: Whether `prepare` calls users' functions, which may move a variable's memory.
+        repeats: Whether a step like the one before needs no more than its scalars: nothing of the
+            user's wants to see it.
+        constrains: Whether constraints follow the updates; not in a part of a step that is put
+            back as a whole.
+        is_prepared: Whether `prepare` has been called.
+        begun: Is given a sentence when the step is written: that it was taken.
+    """
+
+    selection: Selection
+    calls: bool = False
+    repeats: bool = True
+    constrains: bool = True
+    is_prepared: bool = False
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def rule(self) -> Rule | None:
+        """The rule of this step; None if `apply_one` is all there is."""
+        return None
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        """The variables' names for messages."""
+        raise NotImplementedError
+
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        """What a caller gave, as tensors and `IndexedSlices`; pairs without a gradient go."""
+        return list(given)
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """Refuse a step that cannot be taken as a whole."""
+        raise NotImplementedError
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        """Make the state that these variables, each given once, lack."""
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        """Read the hyperparameters of the step, once."""
+
+    def transform(self, pairs: list[Pair]) -> list[Pair]:
+        """The pairs as the user's own functions change them; checked."""
+        return pairs
+
+    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+        """For each variable what tells its hyperparameters from those of others; None for none."""
+        return None
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """All scalars that the rule may ask for, of a compute dtype, for a group."""
+        raise NotImplementedError
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        """The slots of a variable in the order of the rule."""
+        raise NotImplementedError
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        """Whether the user's own functions update the variables, by `apply_one`."""
+        return self.rule() is None
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        """Update a variable in place."""
+        raise NotImplementedError
+
+    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """What `apply_one` may write to."""
+        raise NotImplementedError
+
+    def finish(self) -> list[After]:
+        """What is called after the updates and before the counters."""
+        return []
+
+    def counts(self, shared: Shared) -> list[Call]:
+        """What counts the step, as functions in C; given the scalars of the first group."""
+        return []

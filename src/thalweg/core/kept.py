@@ -1,0 +1,74 @@
+"""What an optimizer keeps from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from thalweg.engines import Gate
+from thalweg.engines.engine import Ready, Request
+from thalweg.running import current_session
+
+_SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
+
+
+class Planned(NamedTuple):
+    """A step that is ready.
+
+    Attributes:
+        request: What is asked of the engines.
+        ready: Their answer.
+        scalar_slots: For each variable its slots of shape ().
+        narrow: Whether 16-bit gradients of float32 variables were allowed.
+    """
+
+    request: Request
+    ready: Ready
+    scalar_slots: Sequence[Sequence[Tensor]]
+    narrow: bool
+
+
+class Kept:
+    """What is kept from one step to the next."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.last: Planned | None = None  # the step that may be repeated
+        self._alone: dict[int, Kept] = {}
+
+    def alone(self, var: Tensor) -> Kept:
+        """What is kept for steps over this variable only."""
+        return self._alone.setdefault(id(var), Kept())
+
+    def forget_others(self, variables: Sequence[Tensor]) -> None:
+        """Let go of variables that were updated on their own in earlier steps, if they are many."""
+        if len(self._alone) > 2 * len(variables) + _SPARE:
+            own = {id(var) for var in variables}
+            self._alone = {key: each for key, each in self._alone.items() if key in own}
+
+
+class Plans:
+    """What an optimizer keeps: for eager mode, and for each session.
+
+    Plans hold addresses, so a copy begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._eager = Kept()
+        self._sessions: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
+
+    def now(self) -> Kept:
+        """What is kept for the session that runs in this thread, or for eager mode."""
+        session = current_session()
+        if session is None:
+            return self._eager
+        return self._sessions.setdefault(session, Kept())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
+        return Plans()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, ()
