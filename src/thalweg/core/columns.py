@@ -157,7 +157,7 @@ def per_variable(
         with np.errstate(all="ignore"):
             made = rule.per_variable(**given_to(rule, "per_variable", given))  # pyright: ignore[reportOptionalCall]
         for name, value in made.items():
-            values = np.broadcast_to(np.asarray(value, dtype), (len(members),))
+            values = _over(rule, name, value, dtype, len(members))
             if name in names:
                 place = names.index(name)
                 now |= {
@@ -184,3 +184,14 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> list[list[
         number = seen[id(var)] = seen.get(id(var), -1) + 1
         found.setdefault((number, dtypes[index]), []).append(index)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+
+def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int) -> Any:
+    """What `per_variable` made of a name, an array over the variables."""
+    try:
+        return np.broadcast_to(np.asarray(value, dtype), (count,))
+    except (TypeError, ValueError):
+        raise RuleError(
+            f"per_variable of rule {rule.name!r} made {name} of {value!r}; expected a number, or an"
+            f" array of shape ({count},): one for each variable."
+        ) from None

@@ -1,7 +1,7 @@
 """One step, told once.
 
-    check > state > prepare > transform > repeat or plan > measure > decide > write >
-    constrain > finish > count
+    repeat, or check > state > prepare > transform > plan; then
+    measure > decide > write > constrain > finish > count
 
 A face says what it has to by `Hooks`, and `take` does the rest. Whatever may fail does so before
 the first write. The writes are one section that no interruption can split; what follows them is

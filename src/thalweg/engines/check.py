@@ -34,6 +34,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     """
     try:
         known = _scalars(rule, hypers or {})
+        for measure in rule.measures.values():
+            _check_given(place(measure), transcribe(measure).scalars, known, rule)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:

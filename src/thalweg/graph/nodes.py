@@ -106,7 +106,6 @@ class SymbolicTensor(Operators):
         name: The name of the operation and the place among its outputs: "add:0".
         dtype: A torch dtype, or None where only a run knows it.
         shape: A tuple with None for unknown sizes, or None where even their number is unknown.
-        graph: The graph it belongs to.
         device: Where it is expected to be.
     """
 
