@@ -46,11 +46,10 @@ def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> 
     Raises:
         InvalidTypeError: Names the first one.
     """
-    if set(map(type, gradients)) == {Tensor} and (
-        [each.dtype for each in gradients] == [each.dtype for each in variables]
-    ):
+    pairs = list(zip(gradients, variables, strict=True))
+    if all(type(grad) is Tensor and grad.dtype is var.dtype for grad, var in pairs):
         return
-    for grad, var in zip(gradients, variables, strict=True):
+    for grad, var in pairs:
         if grad is not None and values_of(grad).dtype != var.dtype:
             raise InvalidTypeError(
                 f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
