@@ -61,9 +61,6 @@ def test_nothing_imports_upwards(path: Path) -> None:
     assert not above, f"{path.name} is in {room!r} and imports {sorted(above)}"
 
 
-# Circles that are to be opened; what is left of one may remain, and no other may be made.
-
-
 def _title(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
 
@@ -126,7 +123,7 @@ def test_circles_are_found(first: str) -> None:
     assert _circles({**sources, "p.c": ""}) == []
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "engines").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((SOURCE / "engines").rglob("*.py")), ids=lambda p: p.stem)
 def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 

@@ -17,7 +17,7 @@ from thalweg import IndexedSlices, Variable
 from thalweg.core.processing import Decision, Known, Processing
 from thalweg.engines import Tensors
 from thalweg.engines.engine import Columns
-from thalweg.engines.reference import saturate
+from thalweg.engines.reference import saturated
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -167,8 +167,7 @@ def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
 def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
     values = torch.tensor([3e38, -3e38, 3.4e38, -3.4e38, float("nan"), 1.0, 65519.0, -0.0, 70000.0])
     var, grad = Variable(values), torch.zeros(len(values), dtype=dtype)
-    copy, wanted = torch.empty_like(grad), torch.empty_like(grad)
-    saturate(var, wanted)
+    copy, wanted = torch.empty_like(grad), saturated(var, dtype)
     opt = train.GradientDescentOptimizer(1.0)
     opt.engine = engine
     assert opt._take([(grad, var)], None, "step", Processing(narrow=True), [copy]).taken

@@ -217,6 +217,27 @@ def as_gradient(gradient: torch.Tensor | None) -> Gradient:
     return gradient.to_dense()
 
 
+def values_of(grad: torch.Tensor | IndexedSlices) -> torch.Tensor:
+    """The elements of a gradient; the rows of slices as they are, repeated or not."""
+    return grad.values if isinstance(grad, IndexedSlices) else grad
+
+
+def with_values(
+    grad: torch.Tensor | IndexedSlices, values: torch.Tensor
+) -> torch.Tensor | IndexedSlices:
+    """The gradient with other elements."""
+    if isinstance(grad, IndexedSlices):
+        return IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
+
+
+def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor:
+    """The gradient as one tensor of the variable's shape; rows that repeat are added up."""
+    if isinstance(grad, IndexedSlices):
+        return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
+    return grad
+
+
 def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
     """The rows of `params` that `ids` names; the gradient of `params` is then IndexedSlices.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,8 @@ from thalweg import scalars
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import SCALARS, Known, Processing
 from thalweg.core.section import Call
-from thalweg.engines import compute_dtype, prepared
-from thalweg.engines.engine import Columns, Dtype, Request
-from thalweg.engines.reference import given_to
+from thalweg.engines import compute_dtype, given_to, prepared
+from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
 
@@ -176,14 +175,11 @@ def per_variable(
     return Columns(columns.shared, separate), writes
 
 
-def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> list[list[int]]:
+def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Positions of variables that are computed alike, each variable once, the first ones first."""
-    seen: dict[int, int] = {}
-    found: dict[tuple[int, Dtype], list[int]] = {}
-    for index, var in enumerate(variables):
-        number = seen[id(var)] = seen.get(id(var), -1) + 1
-        found.setdefault((number, dtypes[index]), []).append(index)
-    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+    for own in in_rounds(variables):
+        for dtype in dict.fromkeys(dtypes[index] for index in own):
+            yield [index for index in own if dtypes[index] == dtype]
 
 
 def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int) -> Any:

@@ -28,7 +28,7 @@ from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
 from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
 from thalweg.rules import clipping
 
 _STAGES: dict[str, Formula] = {
@@ -341,10 +341,10 @@ class Known:
         return peaks * self.trust[own].astype(dtype)
 
 
-def whole(pairs: Sequence[Pair]) -> list[Pair]:
+def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs with dense gradients; the rows of sparse ones added up in the variable's dtype."""
     return [
-        (IndexedSlices(grad.values.to(var.dtype), grad.indices, var.shape).to_dense(), var)
+        (whole(with_values(grad, grad.values.to(var.dtype)), var), var)
         if isinstance(grad, IndexedSlices)
         else (grad, var)
         for grad, var in pairs
@@ -361,8 +361,8 @@ def materialised(
     if not how or not pairs:
         return list(pairs), Decision(True, [])
     if how.trust is not None:
-        pairs = whole(pairs)
-    values = [grad.values if isinstance(grad, IndexedSlices) else grad for grad, _ in pairs]
+        pairs = all_dense(pairs)
+    values = [values_of(grad) for grad, _ in pairs]
     variables: list[Tensor] = [var for _, var in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
     known = how.known(Tensors(values, variables, flush), variables)
@@ -372,8 +372,5 @@ def materialised(
     for index, (grad, var) in enumerate(pairs):
         own = columns.of(index, compute_dtype(var.dtype))
         changed = transform(how.stages, values[index], own, flush, var.dtype)
-        if isinstance(grad, IndexedSlices):
-            found.append((IndexedSlices(changed, grad.indices, grad.dense_shape), var))
-        else:
-            found.append((changed, var))
+        found.append((with_values(grad, changed), var))
     return found, known.decision()

@@ -31,9 +31,9 @@ from thalweg.core.outcome import (
     written,
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
-from thalweg.core.processing import NOTHING, Decision, Processing, materialised, whole
+from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
 from thalweg.core.section import Call, calls, consume
-from thalweg.engines import check_scalars, saturate
+from thalweg.engines import check_scalars, saturated
 from thalweg.engines.engine import Copies, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -170,7 +170,7 @@ def _anew(
             return Outcome(False, written(decision.calls))
         how = Processing(calls=decision.calls)
     if rule.is_whole or how.trust is not None:
-        pairs = whole(pairs)
+        pairs = all_dense(pairs)
     variables = [var for _, var in pairs]
     slots = [hooks.slots(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
@@ -287,7 +287,7 @@ def _by_hooks(
                 errors += constrained(var, title)
         for var, copy in zip(variables, copies or (), strict=False):
             if copy is not None:
-                saturate(var, copy)
+                copy.detach().copy_(saturated(var, copy.dtype))
         counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
         return Outcome(True, errors + written([], then, counts, hooks.begun))

@@ -2,8 +2,9 @@
 
 from thalweg.engines.check import check_rule
 from thalweg.engines.gate import Gate, check_gradients
+from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.reference import check_scalars, prepared, saturate, transform
+from thalweg.engines.reference import saturated, transform
 from thalweg.engines.selection import Selection, check_name, current, engine
 from thalweg.engines.tensors import Tensors
 
@@ -18,7 +19,8 @@ __all__ = [
     "compute_dtype",
     "current",
     "engine",
+    "given_to",
     "prepared",
-    "saturate",
+    "saturated",
     "transform",
 ]

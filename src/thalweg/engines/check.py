@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, cast
 
 import numpy as np
 
 from thalweg import scalars
+from thalweg.engines.given import check_given
 from thalweg.engines.transcribe import Transcript, check_counts, place, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
@@ -35,7 +36,7 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     try:
         known = _scalars(rule, hypers or {})
         for measure in rule.measures.values():
-            _check_given(place(measure), transcribe(measure).scalars, known, rule)
+            check_given(place(measure), transcribe(measure).scalars, known, rule)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
@@ -80,7 +81,7 @@ def _made(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dic
     except (TypeError, ValueError) as error:
         raise RuleError(f"{where} has no signature: {error}") from error
     needed = [each.name for each in parameters if each.default is each.empty]
-    _check_given(where, needed, known, rule)
+    check_given(where, needed, known, rule)
     given = {each.name: known[each.name] for each in parameters if each.name in known}
     try:
         with np.errstate(all="ignore"):
@@ -98,7 +99,7 @@ def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any
     transcript = transcribe(formula)
     _check_sides(rule, formula, transcript, 1 + grad, known)
     check_counts(formula, transcript, grad, len(rule.element_slots))
-    _check_given(place(formula), transcript.scalars, known, rule)
+    check_given(place(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:
             float(known[name])
@@ -118,13 +119,13 @@ def _check_sides(
         early = [name for name in transcript.positional[first:] if name in known.keys() - {*slots}]
         if early:
             raise RuleError(
-                f"{place(formula)} takes {_listed(early)} by position; scalars come after *:"
+                f"{place(formula)} takes {', '.join(early)} by position; scalars come after *:"
                 f" {_signature(formula, transcript, early, [])}."
             )
     late = [name for name in transcript.scalars if name in slots and name not in known]
     if late:
         raise RuleError(
-            f"{place(formula)} takes {_listed(late)} after the *; slots come before it:"
+            f"{place(formula)} takes {', '.join(late)} after the *; slots come before it:"
             f" {_signature(formula, transcript, [], late)}."
         )
 
@@ -133,17 +134,3 @@ def _signature(formula: Any, transcript: Transcript, early: list[str], late: lis
     before = [name for name in transcript.positional if name not in early] + late
     after = early + [name for name in transcript.scalars if name not in late]
     return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"
-
-
-def _check_given(where: str, wanted: Iterable[str], known: Mapping[str, Any], rule: Rule) -> None:
-    missing = [name for name in wanted if name not in known]
-    if missing:
-        made = ", and not made by prepare" if rule.prepare is not None else ""
-        raise RuleError(
-            f"{where} asks for {_listed(missing)}, which is neither a hyperparameter nor a power"
-            f" of one{made}. There are {_listed(known)}."
-        )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -87,6 +87,18 @@ class Round(NamedTuple):
     calls: list[Call]
 
 
+def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
+    """Positions of the first, the second ... appearances of variables."""
+    rounds: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for index, var in enumerate(variables):
+        number = seen[id(var)] = seen.get(id(var), -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(index)
+    return rounds
+
+
 class Ready(Protocol):
     """A step that can be taken.
 

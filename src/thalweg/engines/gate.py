@@ -10,10 +10,10 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.cpu.plan import DensePlan
 from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
-from thalweg.engines.engine import Gradient, Ready, Request
+from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.together import Parts, Together, share_of
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 
 _SPARE = 16  # plans of variables of earlier steps that are kept
 
@@ -67,9 +67,10 @@ class Gate:
             InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
         """
         variables = asked.variables
-        rounds, seen = _rounds(variables)
+        rounds = in_rounds(variables)
         if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
-            self._sparse = {key: each for key, each in self._sparse.items() if key[0] in seen}
+            here = set(map(id, variables))
+            self._sparse = {key: each for key, each in self._sparse.items() if key[0] in here}
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
         asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
@@ -144,19 +145,6 @@ class Gate:
         return plan
 
 
-def _rounds(variables: Sequence[Tensor]) -> tuple[list[list[int]], dict[int, int]]:
-    """Positions of first, second ... appearances of variables; and how often each appears."""
-    rounds: list[list[int]] = []
-    seen: dict[int, int] = {}
-    for index, var in enumerate(variables):
-        number = seen.get(id(var), 0)
-        seen[id(var)] = number + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(index)
-    return rounds, seen
-
-
 def _check_memory(
     variables: Sequence[Tensor],
     slots: Sequence[Sequence[Tensor]],
@@ -194,7 +182,7 @@ def _apart(
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
     result: list[Gradient] = []
     for grad in gradients:
-        memory = grad.values if isinstance(grad, IndexedSlices) else grad
+        memory = values_of(grad)
         if memory.device.type != "cpu":
             result.append(grad)
             continue
@@ -203,8 +191,6 @@ def _apart(
         before = int(np.searchsorted(starts, end, side="left"))
         if not before or ends[before - 1] <= start:
             result.append(grad)
-        elif isinstance(grad, IndexedSlices):
-            result.append(IndexedSlices(grad.values.clone(), grad.indices, grad.dense_shape))
         else:
-            result.append(grad.clone())
+            result.append(with_values(grad, memory.clone()))
     return result

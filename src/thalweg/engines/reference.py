@@ -8,8 +8,7 @@ Tensors elsewhere are computed with torch.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scal
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measuring import combined, leaf_counts, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
-from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
 from thalweg.indexed_slices import IndexedSlices
 
@@ -127,66 +125,6 @@ def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
 def torch_formula(formula: Formula) -> Formula:
     """The formula on tensors."""
     return bind(formula, TORCH, float)
-
-
-@cache
-def _wanted(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a formula's parameters, those without a default and those with one."""
-    found = inspect.signature(formula).parameters.values()
-    needed = tuple(each.name for each in found if each.default is each.empty)
-    return needed, tuple(each.name for each in found if each.default is not each.empty)
-
-
-def given_to(rule: Rule, role: str, known: Scalars) -> dict[str, Any]:
-    """The arguments of the rule's function of this role, out of what is known.
-
-    Raises:
-        RuleError: It asks for what there is not.
-    """
-    needed, optional = _wanted(getattr(rule, role))
-    try:
-        arguments = {name: known[name] for name in needed}
-    except KeyError:
-        _check_given(rule, role, needed, known)
-        raise
-    return arguments | {name: known[name] for name in optional if name in known}
-
-
-def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
-    """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them.
-
-    Raises:
-        RuleError: `prepare` asks for what there is not, or returns no dict.
-    """
-    if rule.prepare is None:
-        return dict(hypers)
-    arguments = given_to(rule, "prepare", hypers)
-    with np.errstate(all="ignore"):
-        made = rule.prepare(**arguments)
-    if not isinstance(made, dict):
-        raise RuleError(f"prepare of rule {rule.name!r} must return a dict, not {made!r}.")
-    return {**hypers, **made}
-
-
-def check_scalars(rule: Rule, scalars: Scalars) -> None:
-    """Refuse a rule whose formulas ask for scalars that nobody gives.
-
-    Raises:
-        RuleError: Names the formula and the scalars.
-    """
-    for role in ("update", "update_sparse", "update_single", "update_untouched"):
-        formula = getattr(rule, role)
-        if formula is not None:
-            _check_given(rule, role, transcribe(formula).scalars, scalars)
-
-
-def _check_given(rule: Rule, role: str, wanted: Iterable[str], given: Scalars) -> None:
-    missing = [name for name in wanted if name not in given]
-    if missing:
-        raise RuleError(
-            f"{role} of rule {rule.name!r} asks for {', '.join(missing)}, which is neither a"
-            " hyperparameter nor a power of it, and not made by its prepare."
-        )
 
 
 def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
@@ -490,7 +428,7 @@ def _row_results(
         yield others, [np.array(each, order="C") for each in results]
 
 
-def saturate(var: Tensor, copy: Tensor) -> None:
-    """Set a copy in a narrower type to its variable; numbers too large become the largest."""
-    largest = torch.finfo(copy.dtype).max
-    copy.detach().copy_(var.detach().clamp(-largest, largest))
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values in a narrower type, as tensors of their own; what is too large is the largest."""
+    largest = torch.finfo(dtype).max
+    return values.detach().clamp(-largest, largest).to(dtype)

@@ -78,7 +78,7 @@ from thalweg.graph.variable_scopes import (
     get_variable_scope,
     variable_scope,
 )
-from thalweg.graph.variables import GraphVariable
+from thalweg.graph.variables import GraphVariable, check_updates
 from thalweg.running import (
     SessionVariable,
     current_session,
@@ -112,6 +112,7 @@ __all__ = [
     "assign_sub",
     "by_reference",
     "cast",
+    "check_updates",
     "constant",
     "constant_initializer",
     "control_dependencies",

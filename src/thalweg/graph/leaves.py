@@ -8,7 +8,7 @@ import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, with_values
 from thalweg.running import SessionVariable
 from thalweg.variable import to_tensor
 
@@ -65,7 +65,7 @@ class Leaves:
             shares = value.layout == torch.strided and self._shares(value)
             return value.clone() if shares else value
         if isinstance(value, IndexedSlices) and self._shares(value.values):
-            return IndexedSlices(value.values.clone(), value.indices, value.dense_shape)
+            return with_values(value, value.values.clone())
         return value
 
     def _shares(self, tensor: torch.Tensor) -> bool:

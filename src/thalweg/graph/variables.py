@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from thalweg.core.checks import sparse_and_constrained
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, whole
@@ -15,7 +16,7 @@ from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.running import SymbolicVariable, current_session
+from thalweg.running import SymbolicVariable, current_session, is_symbolic
 from thalweg.variable import (
     Constraint,
     as_dtype,
@@ -128,6 +129,24 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
     def __repr__(self) -> str:
         return f"<tf.Variable '{self.name}' {self._description()}>"
+
+
+def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Refuse pairs of gradient and variable of which no operation can be made.
+
+    Raises:
+        NotImplementedError: It is no variable.
+        RuntimeError: A sparse gradient of a constrained variable.
+    """
+    for grad, var in pairs:
+        if not isinstance(var, GraphVariable):
+            title = var.name if is_symbolic(var) else name_of(var, "Tensor")
+            raise NotImplementedError(
+                f"Trying to update a Tensor {title!r}, which is no variable:"
+                " it is computed or fed in each run of a session."
+            )
+        if isinstance(grad, SymbolicSlices) and var.constraint is not None:
+            raise sparse_and_constrained(var.name)
 
 
 def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:

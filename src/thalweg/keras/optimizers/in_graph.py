@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.pairs import distinct
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphVariable,
-    SymbolicSlices,
     by_reference,
+    check_updates,
     current_session,
     executing_eagerly,
     gradients,
@@ -25,7 +24,6 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.variable import name_of
 
 GradsAndVars = list[tuple[Any, Any]]
 
@@ -37,14 +35,9 @@ def is_deferred(*parts: Any) -> bool:
     return not executing_eagerly() or any(map(is_symbolic, parts))
 
 
-def variable(var: Any) -> Any:
-    """The graph's variable for a torch parameter; what is symbolic is returned as it is."""
-    return graph_variable_of(var) if isinstance(var, torch.nn.Parameter) else var
-
-
 def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVars:
     """Symbolic gradients of a loss, paired with the variables."""
-    own = [variable(var) for var in variables]
+    own = [graph_variable_of(var) for var in variables]
     for var in own:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(f"{var!r} is no variable of the graph.")
@@ -67,17 +60,8 @@ def applied(
         captured: Gives the other tensors of the graph that the step depends on.
         name: Name of the operation.
     """
-    pairs = [(grad, variable(var)) for grad, var in given]
-    for grad, var in pairs:
-        if not isinstance(var, GraphVariable):
-            raise NotImplementedError(
-                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}, which is no variable:"
-                " it is computed or fed in each run of a session."
-            )
-        if isinstance(grad, SymbolicSlices) and var.constraint is not None:
-            raise RuntimeError(
-                f"Cannot use a constraint function on a sparse variable: '{var.name}'."
-            )
+    pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+    check_updates(pairs)
     create(distinct([var for _, var in pairs]))
 
     def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> None:

@@ -14,8 +14,8 @@ from thalweg.core.checks import check_pairs
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.indexed_slices import IndexedSlices
-from thalweg.openseq2seq.optimizers.gradients import Gradient, values_of, with_values
+from thalweg.indexed_slices import IndexedSlices, values_of, with_values
+from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.scalars import reciprocal
 from thalweg.v1.train.state import base_name
 from thalweg.variable import titles_of

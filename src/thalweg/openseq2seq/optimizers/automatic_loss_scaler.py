@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
-from thalweg.indexed_slices import IndexedSlices, as_gradient
+from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
@@ -127,7 +127,7 @@ def _checked(gradients: list[Any]) -> tuple[Tensor, Tensor]:
 def _bounds(grad: Any) -> list[float]:
     """The lowest and the highest element, both NaN if one is; nothing if there is none."""
     rows = grad if isinstance(grad, IndexedSlices) else as_gradient(_tensor(grad))
-    values = rows.values if isinstance(rows, IndexedSlices) else rows
+    values = None if rows is None else values_of(rows)
     if values is None or not values.numel():
         return []
     return [float(bound) for bound in torch.aminmax(values.detach())]

@@ -8,13 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from thalweg.openseq2seq.optimizers.gradients import (
-    Gradient,
-    concretes,
-    values_of,
-    whole,
-    with_values,
-)
+from thalweg.indexed_slices import values_of, whole, with_values
+from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
 
 
 class Backward(NamedTuple):
@@ -81,7 +76,7 @@ def unscaled(backward: Backward) -> list[Gradient]:
     gradients = concretes(backward.gradients)
     if backward.scale is None:
         return gradients
-    inverse = reciprocal(backward.scale)
+    inverse = unscaling(backward.scale)
     return [
         None if grad is None else _unscaled(grad, target, penalty, backward.scale, inverse)
         for grad, target, penalty in zip(
@@ -100,7 +95,7 @@ def _unscaled(
     return with_values(grad, values if inverse == 1 else values * inverse)
 
 
-def reciprocal(scale: Any) -> float:
+def unscaling(scale: Any) -> float:
     """1 / `scale` in float32, which gradients are multiplied by."""
     if isinstance(scale, Tensor):
         with np.errstate(all="ignore"):
@@ -116,10 +111,10 @@ def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
     gradients = concretes(backward.gradients)
     if backward.scale is None:
         return backward.done(gradients), None
-    unscaling = np.full(len(gradients), reciprocal(backward.scale), np.float32)
+    factors = np.full(len(gradients), unscaling(backward.scale), np.float32)
     penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
     made = unscaled(backward.only(penalised))
     for index, grad in zip(penalised, made, strict=True):
         gradients[index] = grad
-        unscaling[index] = 1
-    return backward.done(gradients), unscaling[[grad is not None for grad in gradients]]
+        factors[index] = 1
+    return backward.done(gradients), factors[[grad is not None for grad in gradients]]

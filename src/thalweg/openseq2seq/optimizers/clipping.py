@@ -11,15 +11,8 @@ import torch
 from thalweg.core.norms import clip_factor
 from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.openseq2seq.optimizers.gradients import (
-    Gradient,
-    each,
-    processed,
-    refuse_none,
-    title,
-    values_of,
-    with_values,
-)
+from thalweg.indexed_slices import values_of, with_values
+from thalweg.openseq2seq.optimizers.gradients import Gradient, each, processed, refuse_none, title
 from thalweg.openseq2seq.optimizers.norms import norm_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"

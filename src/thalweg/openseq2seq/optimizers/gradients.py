@@ -12,7 +12,7 @@ from thalweg.core.processing import Processing, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
-from thalweg.indexed_slices import IndexedSlices, as_gradient
+from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import name_of, to_tensor
 
 Gradient = Tensor | IndexedSlices | None
@@ -55,25 +55,6 @@ def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> 
                 f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"
                 f" is {var.dtype}. Cast the gradient."
             )
-
-
-def values_of(grad: Tensor | IndexedSlices) -> Tensor:
-    """The elements of a gradient; the rows of slices as they are, repeated or not."""
-    return grad.values if isinstance(grad, IndexedSlices) else grad
-
-
-def with_values(grad: Tensor | IndexedSlices, values: Tensor) -> Tensor | IndexedSlices:
-    """The gradient with other elements."""
-    if isinstance(grad, IndexedSlices):
-        return IndexedSlices(values, grad.indices, grad.dense_shape)
-    return values
-
-
-def whole(grad: Tensor | IndexedSlices, var: Tensor) -> Tensor:
-    """The gradient as one tensor of the variable's shape; rows that repeat are added up."""
-    if isinstance(grad, IndexedSlices):
-        return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
-    return grad
 
 
 def floating(values: Tensor) -> Tensor:

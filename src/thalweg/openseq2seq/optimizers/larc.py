@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.core.norms import larc_ratio
+from thalweg.engines import saturated
 from thalweg.openseq2seq.params import check_params
 from thalweg.variable import REDUCED
 
@@ -82,6 +83,5 @@ class Larc(NamedTuple):
         found = torch.from_numpy(capped.clip(-_LARGEST, _LARGEST))
         for index, dtype in enumerate(dtypes):
             if dtype in REDUCED:
-                largest = torch.finfo(dtype).max
-                found[index] = found[index].clamp(-largest, largest).to(dtype)
+                found[index] = saturated(found[index], dtype)
         return found.numpy()

@@ -12,13 +12,8 @@ from torch import Tensor
 from thalweg.core.processing import Processing
 from thalweg.engines import Tensors
 from thalweg.graph import Output, operation
-from thalweg.openseq2seq.optimizers.gradients import (
-    concrete,
-    deferred,
-    floating,
-    refuse_none,
-    values_of,
-)
+from thalweg.indexed_slices import values_of
+from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, floating, refuse_none
 
 
 def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:

@@ -13,15 +13,9 @@ from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import refuse_scalars
-from thalweg.openseq2seq.optimizers.gradients import (
-    Gradient,
-    each,
-    processed,
-    refuse_none,
-    values_of,
-)
+from thalweg.openseq2seq.optimizers.gradients import Gradient, each, processed, refuse_none
 from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.tables import checked_summaries

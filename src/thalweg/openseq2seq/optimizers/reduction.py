@@ -8,13 +8,8 @@ from typing import Any
 from torch import Tensor, distributed
 
 from thalweg.graph import SymbolicSlices
-from thalweg.indexed_slices import IndexedSlices
-from thalweg.openseq2seq.optimizers.gradients import (
-    Gradient,
-    deferred,
-    each,
-    whole,
-)
+from thalweg.indexed_slices import IndexedSlices, whole
+from thalweg.openseq2seq.optimizers.gradients import Gradient, deferred, each
 from thalweg.v1.train.distribution import filled_over_replicas, summed_over_replicas
 
 AllReduce = Callable[[Any], Any]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core import state
 from thalweg.core.state import Entry
-from thalweg.engines import saturate
+from thalweg.engines import saturated
 from thalweg.errors import FailedPreconditionError
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
@@ -42,10 +42,8 @@ class Master(Entry):
         return super().difference(given)
 
     def calls(self, given: Any) -> list[Any]:
-        var = self.var.detach()
-        rounded = torch.empty_like(var)
-        saturate(state.kept(given), rounded)
-        return [*super().calls(given), partial(var.copy_, rounded)]
+        rounded = saturated(state.kept(given), self.var.dtype)
+        return [*super().calls(given), partial(self.var.detach().copy_, rounded)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from thalweg.core.outcome import Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.processing import Decision, Processing, materialised
 from thalweg.core.section import Call, run
-from thalweg.engines import current
+from thalweg.engines import current, saturated
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.v1.train.optimizer import Optimizer
@@ -118,6 +118,5 @@ def _copying(backward: Backward) -> list[Call]:
     made: list[Call] = []
     for copy, target in zip(backward.copies, backward.targets, strict=True):
         if copy is not None:
-            largest = torch.finfo(copy.dtype).max
-            made.append(partial(copy.detach().copy_, target.detach().clamp(-largest, largest)))
+            made.append(partial(copy.detach().copy_, saturated(target, copy.dtype)))
     return made

@@ -27,11 +27,6 @@ _DTYPE_NAMES = "[float32, float64, float16, bfloat16]"
 GradsAndVars = list[tuple[Any, Any]]
 
 
-def in_graph(var: Any) -> Any:
-    """The graph's variable that stands for a torch parameter; what is symbolic is itself."""
-    return graph_variable_of(var) if isinstance(var, torch.nn.Parameter) else var
-
-
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
     """Refuse tensors that are of no floating-point dtype an optimizer computes in.
 
@@ -105,7 +100,7 @@ def of_symbol(
     if var_list is None:
         variables = get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
     else:
-        variables = [in_graph(var) for var in flatten(var_list)]
+        variables = [graph_variable_of(var) for var in flatten(var_list)]
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:

@@ -22,13 +22,14 @@ from thalweg.core.step import finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
-    GraphVariable,
     SymbolicSlices,
     SymbolicTensor,
     by_reference,
+    check_updates,
     current_session,
     executing_eagerly,
     get_default_graph,
+    graph_variable_of,
     is_symbolic,
     operation,
     resolve,
@@ -362,22 +363,13 @@ class Optimizer(StateDict):
         self.apply_gradients(found, global_step, name)
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        pairs = [(grad, gradients.in_graph(var)) for grad, var in given]
+        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_updates(pairs)
         for grad, var in pairs:
-            if not isinstance(var, GraphVariable):
-                raise NotImplementedError(
-                    f"Trying to update a Tensor {_title(var)!r}, which is no variable:"
-                    " it is computed or fed in each run of a session."
-                )
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
                 as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
-        for grad, var in updated:
-            if isinstance(grad, SymbolicSlices) and var.constraint is not None:
-                raise RuntimeError(
-                    f"Cannot use a constraint function on a sparse variable: '{var.name}'."
-                )
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
         captured = self._captured()

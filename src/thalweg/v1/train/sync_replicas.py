@@ -24,15 +24,15 @@ from thalweg.graph import (
     executing_eagerly,
     get_default_graph,
     global_variables,
+    graph_variable_of,
     is_symbolic,
     make_variable,
     no_op,
     operation,
     report_uninitialized_variables,
 )
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
-from thalweg.v1.train.gradients import in_graph
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
@@ -179,7 +179,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             raise ValueError("Must supply at least one variable")
         if global_step is None:
             raise ValueError("Global step is required to check staleness")
-        step = in_graph(global_step)
+        step = graph_variable_of(global_step)
         if not isinstance(step, GraphVariable):
             raise InvalidTypeError(
                 f"global_step must be a variable of the graph, not {global_step!r}."
@@ -187,7 +187,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         for grad, var in given:
             _check_type(grad, var)
         with step.graph.as_default():
-            pairs = [(grad, in_graph(var)) for grad, var in given]
+            pairs = [(grad, graph_variable_of(var)) for grad, var in given]
             return self._build(pairs, step, name or self._name)
 
     def _build(self, given: list[tuple[Any, Any]], step: GraphVariable, name: str) -> Operation:
@@ -457,8 +457,8 @@ def _as_kind(grad: Any, var: Tensor, title: str, kind: Any) -> Any:
     if grad is None:
         return None
     grad = as_gradient(grad, var, title)
-    if kind is DenseAccumulator and isinstance(grad, IndexedSlices):
-        return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
+    if kind is DenseAccumulator:
+        return whole(grad, var)
     if kind is SparseAccumulator and isinstance(grad, Tensor):
         return IndexedSlices(grad, torch.arange(len(grad), device=grad.device), grad.shape)
     return grad
