@@ -34,14 +34,14 @@ class Leaves:
         self._chunks = dense_chunks(sizes, LEAF)
         self._bounds = slices(self._chunks, chunk_of(self._elements))
 
-    def sums(
+    def measure(
         self,
         kernel: Compiled,
         base: Int64,
         scalars: Mapping[str, Any] | None = None,
         flush: bool = False,
     ) -> Float64:
-        """The sums over each tensor, in one sweep.
+        """The sums of all leaves, tensor after tensor, in one sweep.
 
         Args:
             kernel: From `launch.measuring`.
@@ -50,7 +50,7 @@ class Leaves:
             flush: Whether denormals count as zero, as in an update that flushes them.
 
         Returns:
-            (tensors, measures) float64.
+            (leaves, measures) float64.
         """
         leaves = np.empty((len(self._chunks), kernel.measures), np.float64)
         if self._elements:
@@ -72,7 +72,28 @@ class Leaves:
             )
             threads = launch.threads_for(len(self._bounds) - 1, self._elements)
             kernel.launch(block.ctypes.data, threads)
+        return leaves
+
+    def combined(self, leaves: Float64) -> Float64:
+        """One number for each tensor.
+
+        Args:
+            leaves: (leaves, ...), from `measure`.
+
+        Returns:
+            (tensors, ...).
+        """
         return self._tree.combined(leaves)
+
+    def sums(
+        self,
+        kernel: Compiled,
+        base: Int64,
+        scalars: Mapping[str, Any] | None = None,
+        flush: bool = False,
+    ) -> Float64:
+        """The sums of all tensors, (tensors, measures); arguments as those of `measure`."""
+        return self.combined(self.measure(kernel, base, scalars, flush))
 
 
 def _rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
