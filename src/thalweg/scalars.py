@@ -22,6 +22,7 @@ ScalarType = type[np.float32] | type[np.float64]
 Number = float | int | np.number[Any] | np.ndarray[Any, Any] | torch.Tensor
 
 _TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in (np.float32, np.float64)}
+_TINY_FLOAT32 = _TINY[np.float32]
 
 
 def scalar_type(value: Any) -> ScalarType:
@@ -105,12 +106,12 @@ def power(x: Scalar, y: Scalar) -> Any:
     """
     dtype = type(x)
     if dtype is np.float32 and _POWF is not None:
-        result = _POWF(x, y)
-    else:
-        try:
-            result = math.pow(x, y)
-        except (OverflowError, ValueError):
-            result = _as_c_does(np.power, x, y)
+        result = _POWF(x, y)  # a float32: nothing is left to round, and nothing to warn of
+        return dtype(0) if abs(result) < _TINY_FLOAT32 else dtype(result)
+    try:
+        result = math.pow(x, y)
+    except (OverflowError, ValueError):
+        result = _as_c_does(np.power, x, y)
     return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
 
 

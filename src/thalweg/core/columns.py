@@ -37,10 +37,11 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
     Raises:
         RuleError: The rule's `prepare` asks for what there is not, or makes what it must not.
     """
+    t = dtype(step)
     for power, hyper in rule.powers.items():
         if power not in values:
-            values[power] = scalars.power(values[hyper], dtype(step))
-    values.setdefault("t", dtype(step))
+            values[power] = scalars.power(values[hyper], t)
+    values.setdefault("t", t)
     found = prepared(rule, values)
     if not SCALARS.isdisjoint(found):
         raise _taken(rule, "makes scalars", SCALARS & found.keys())

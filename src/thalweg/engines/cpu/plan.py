@@ -73,6 +73,7 @@ class Group:
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
+        self._apart_from: Int64 | None = None  # the bounds that its gradients are known to avoid
         self._sizes = sizes
 
     @cached_property
@@ -82,6 +83,20 @@ class Group:
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
+        self._apart_from = None
+
+    def aim(self, addresses: Int64, bounds: Int64) -> bool:
+        """Do so, unless a gradient reaches into memory with these bounds.
+
+        Training often finds gradients where it left them, and nothing is to be done then.
+        """
+        if self._apart_from is bounds and (self.table.base[:, 1] == addresses).all():
+            return True
+        if not layout.apart(addresses, self.bytes, bounds):
+            return False
+        self.point_at(addresses)
+        self._apart_from = bounds
+        return True
 
     def _set_scalars(self, shared: Scalars, separate: Any) -> None:
         """Fill the scalar rows.
@@ -91,7 +106,7 @@ class Group:
             separate: Scalars that differ by variable, an array over the plan's variables each.
         """
         names = self.kernel.scalars
-        if not any(name in separate for name in names):
+        if separate.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
             return
         if len(self.scalars) != len(self.members):
@@ -279,9 +294,8 @@ class DensePlan:
         for group in self.groups:
             own = addresses if group.whole else addresses[group.members]
             # A gradient inside memory that the step writes must be copied first.
-            if not layout.apart(own, group.bytes, bounds):
+            if not group.aim(own, bounds):
                 return False
-            group.point_at(own)
         self._held, self.is_aimed = gradients, True
         return True
 
