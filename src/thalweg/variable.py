@@ -278,15 +278,18 @@ def _build(
 
 
 class Moves:
-    """How often one of the variables that share it was given other memory.
+    """What a plan that holds addresses asks instead of each of the variables that share it.
 
-    A plan that holds addresses asks it instead of each variable.
+    Attributes:
+        count: How often one of them was given other memory by an assignment to its `data`.
+        handed: The `id` of those that were handed out to a caller, who may do other things to them.
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("count", "handed")
 
     def __init__(self) -> None:
         self.count = 0
+        self.handed: set[int] = set()
 
 
 class StateVariable(Variable):

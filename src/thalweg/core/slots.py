@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
-from thalweg.variable import Moves, Variable, over
+from thalweg.variable import Moves, StateVariable, Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 
@@ -62,6 +62,15 @@ class SlotStore:
         """All slots of a variable, by name."""
         own = self._settled().get(id(handle_of(var)), {})
         return {name: resolve(slot) for name, slot in own.items()}
+
+    def handed_out(self, slots: Iterable[Any]) -> None:
+        """Note that a caller holds these slots, and may do to them what their store does not see.
+
+        A steady step looks at them from then on.
+        """
+        for slot in slots:
+            if isinstance(slot, StateVariable):
+                slot.moves.handed.add(id(slot))
 
     def names(self) -> list[str]:
         """Names of all kinds of slot, in order of creation."""

@@ -11,6 +11,7 @@ from thalweg.engines import layout
 from thalweg.engines.cpu.plan import DensePlan
 from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
+from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.together import Parts, Together, share_of
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
@@ -48,8 +49,9 @@ def check_gradients(
     once: dict[int, int] = {}
     for index, var in enumerate(variables):
         once.setdefault(id(var), index)
-    distinct = list(once.values())
-    layout.check_disjoint([variables[i] for i in distinct], [names[i] for i in distinct])
+    distinct, titles = [variables[i] for i in once.values()], [names[i] for i in once.values()]
+    layout.check_disjoint(distinct, titles)
+    check_writable(distinct, titles)
 
 
 class Gate:
@@ -166,6 +168,7 @@ def _check_memory(
             tensors.append(copy)
             titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
+    check_writable(tensors, titles)
 
 
 def _apart(

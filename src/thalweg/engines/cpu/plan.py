@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from operator import eq, is_
+from operator import add, eq, ge, is_
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
@@ -17,16 +17,29 @@ from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.engines.cpu.measure import Leaves, table_peaks
+from thalweg.engines.cpu.watched import Watched
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
 from thalweg.formula import Formula, Rule
-from thalweg.variable import StateVariable
 
 _CPU = {-1}
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+def _ids(tensors: Sequence[Any]) -> list[int]:
+    return list(map(id, tensors))
+
+
+def _whole(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
+    """Whether tensors of so many bytes, each in one run, lie within their storages."""
+    storages = map(Tensor.untyped_storage, tensors)
+    if any(map(Tensor.storage_offset, tensors)):
+        begins = [int(each.storage_offset()) * each.element_size() for each in tensors]
+        sizes = list(map(add, begins, sizes))
+    return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
 
 
 class Group:
@@ -73,7 +86,6 @@ class Group:
         self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
-        self._apart_from: Int64 | None = None  # the bounds that its gradients are known to avoid
         self._sizes = sizes
 
     @cached_property
@@ -83,20 +95,6 @@ class Group:
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
-        self._apart_from = None
-
-    def aim(self, addresses: Int64, bounds: Int64) -> bool:
-        """Do so, unless a gradient reaches into memory with these bounds.
-
-        Training often finds gradients where it left them, and nothing is to be done then.
-        """
-        if self._apart_from is bounds and (self.table.base[:, 1] == addresses).all():
-            return True
-        if not layout.apart(addresses, self.bytes, bounds):
-            return False
-        self.point_at(addresses)
-        self._apart_from = bounds
-        return True
 
     def _set_scalars(self, shared: Scalars, separate: Any) -> None:
         """Fill the scalar rows.
@@ -190,10 +188,7 @@ class DensePlan:
         self._copied_strides = list(map(Tensor.stride, copied))
         self._copied_dtypes = [each.dtype for each in copied]
         apart = [slot for each in slots for slot in each]
-        # The slots of a store share one counter of assignments to their `data`.
-        moves = {id(slot.moves): slot.moves for slot in apart if isinstance(slot, StateVariable)}
-        self._moves = list(moves.values())
-        self._moved = [each.count for each in self._moves]
+        self._watched = Watched(apart)
         self._pointers = list(map(Tensor.data_ptr, self.written))
         self._shapes = list(map(Tensor.size, variables))
         self._strides = list(map(Tensor.stride, variables))
@@ -204,6 +199,11 @@ class DensePlan:
         self._checked_gradients = Likeness()
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
+        self._ids: list[int] = []  # those that were last found to be whole, where they lay,
+        self._aimed = np.empty(0, np.int64)
+        self._apart_from = self.bounds  # and what they lay apart from
+        sizes = zip(variables, self._grad_dtypes, strict=True)
+        self._bytes = [var.numel() * dtype.itemsize for var, dtype in sizes]
         self.is_aimed = False
         self.point_at(asked.gradients)
 
@@ -247,10 +247,10 @@ class DensePlan:
         """Whether this plan was made for these very variables, and they lie where they lay."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
-        if [each.count for each in self._moves] != self._moved:
-            return False
         try:
             if list(map(Tensor.data_ptr, self.written)) != self._pointers:
+                return False
+            if not self._watched.stand():
                 return False
         except RuntimeError:
             return False
@@ -288,16 +288,33 @@ class DensePlan:
                     return False
                 self._checked_gradients = Likeness(gradients)
             addresses = _addresses(gradients)
+            bounds = self.bounds if bounds is None else bounds
+            if not self._is_aimed_at(gradients, addresses, bounds):
+                if not _whole(gradients, self._bytes):
+                    return False
+                self._ids = []
+                for group in self.groups:
+                    own = addresses if group.whole else addresses[group.members]
+                    # A gradient inside memory that the step writes must be copied first.
+                    if not layout.apart(own, group.bytes, bounds):
+                        return False
+                    group.point_at(own)
+                self._ids, self._aimed, self._apart_from = _ids(gradients), addresses, bounds
         except RuntimeError:
             return False
-        bounds = self.bounds if bounds is None else bounds
-        for group in self.groups:
-            own = addresses if group.whole else addresses[group.members]
-            # A gradient inside memory that the step writes must be copied first.
-            if not group.aim(own, bounds):
-                return False
         self._held, self.is_aimed = gradients, True
         return True
+
+    def _is_aimed_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
+        """Whether these are the gradients of the step before, where they lay.
+
+        A storage that was cut lies elsewhere.
+        """
+        return (
+            self._apart_from is bounds
+            and self._ids == _ids(gradients)
+            and bool((addresses == self._aimed).all())
+        )
 
     def _fit(self, gradients: Sequence[Any]) -> bool:
         if (
@@ -316,6 +333,7 @@ class DensePlan:
 
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Point the tables at gradients that fit: same strides as the variables, memory apart."""
+        self._ids = []
         addresses = _addresses(gradients)
         for group in self.groups:
             group.point_at(addresses[group.members])

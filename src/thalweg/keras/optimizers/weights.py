@@ -159,6 +159,7 @@ class Weights:
             there = ", ".join(self._slots.all_of(var))
             rest = f" It has {there}." if there else " It has none before its first step."
             raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{rest}")
+        self._slots.handed_out([found])
         return found
 
     def get_slot_names(self) -> list[str]:
@@ -198,6 +199,7 @@ class Weights:
     @property
     def weights(self) -> list[Tensor]:
         """The optimizer's variables in order of creation, `iterations` first."""
+        self._slots.handed_out(self._weights)
         return list(self._weights)
 
     def variables(self) -> list[Tensor]:

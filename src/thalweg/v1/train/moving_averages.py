@@ -237,7 +237,9 @@ class ExponentialMovingAverage(Copied):
 
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
-        return self._slots.get(var, _AVERAGE)
+        found = self._slots.get(var, _AVERAGE)
+        self._slots.handed_out([found])
+        return found
 
     def average_name(self, var: Any) -> str:
         """The name of the average of `var`, without ":0"; also before `apply`."""

@@ -54,7 +54,9 @@ class State:
             var: A variable that was given to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
         """
-        return self._slots.get(var, name)
+        found = self._slots.get(var, name)
+        self._slots.handed_out([found])
+        return found
 
     def get_slot_names(self) -> list[str]:
         """The names of the slots made so far, sorted; [] before the first step."""
@@ -65,6 +67,7 @@ class State:
         graph = None if executing_eagerly() else get_default_graph()
         own = [slot for _, _, slot in self._slots.items()] + list(self._non_slots.values())
         found = [var for var in own if getattr(var, "graph", None) is graph]
+        self._slots.handed_out(found)
         return sorted(found, key=base_name)
 
     def _var_key(self, var: Any) -> int:
@@ -72,9 +75,11 @@ class State:
 
     def _slot_dict(self, slot_name: str) -> dict[int, Any]:
         """The slots of a name by `_var_key` of their variable; a copy."""
-        return {
+        found = {
             id(var): resolve(slot) for var, name, slot in self._slots.items() if name == slot_name
         }
+        self._slots.handed_out(found.values())
+        return found
 
     def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""

@@ -1,0 +1,159 @@
+"""Memory that was cut or replaced between steps, or may only be read: seen, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from keras_table import both_engines
+from thalweg import IndexedSlices, Variable, keras, v1
+from thalweg.errors import LayoutError
+from thalweg.openseq2seq.optimizers import optimize_loss
+
+SIZE = 4 * 4 * 4  # bytes
+
+
+class Training:
+    """Three square variables under an optimizer, after some steady steps."""
+
+    def __init__(self, face: str, engine: str) -> None:
+        self.vars = [Variable(torch.ones(4, 4), name=f"w{k}") for k in range(3)]
+        self.grads = [torch.full((4, 4), 0.5 + k) for k in range(3)]
+        adam = {"keras": keras.optimizers.Adam, "v1": v1.train.AdamOptimizer}[face]
+        self.opt: Any = adam(0.1)
+        self.opt.engine = engine
+        for _ in range(3):
+            self.step()
+
+    def step(self) -> None:
+        self.opt.apply_gradients(list(zip(self.grads, self.vars, strict=True)))
+
+    def slot(self, name: str = "m") -> Any:
+        return self.opt.get_slot(self.vars[1], name)
+
+    def all(self) -> list[Tensor]:
+        slots = [self.opt.get_slot(var, name) for var in self.vars for name in ("m", "v")]
+        return [*self.vars, *slots]
+
+
+each_face = pytest.mark.parametrize("face", ["keras", "v1"])
+
+
+@each_face
+@pytest.mark.parametrize("size", [0, 4, SIZE - 4])
+@pytest.mark.parametrize("role", ["gradient", "variable", "slot"])
+def test_a_storage_that_was_cut(face: str, role: str, size: int) -> None:
+    training = Training(face, "cpu")
+    cut = {"gradient": training.grads[1], "variable": training.vars[1], "slot": training.slot()}
+    kept = [training.vars[0], training.vars[2]]
+    before = [each.detach().clone() for each in kept]
+    cut[role].untyped_storage().resize_(size)
+    with pytest.raises(LayoutError, match=r"'w\d:0' has no memory that holds its 16 elements"):
+        training.step()
+    for each, was in zip(kept, before, strict=True):
+        assert torch.equal(each, was)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_new_gradient_over_less_memory_than_it_has_elements(offset: int) -> None:
+    training = Training("keras", "cpu")
+    whole = torch.ones(16 + offset)
+    training.grads[1] = whole[offset:].view(4, 4)
+    training.step()
+    whole.untyped_storage().resize_(SIZE)  # enough for one that begins where the storage does
+    if offset:
+        with pytest.raises(LayoutError, match="The gradient of 'w1:0' has no memory"):
+            training.step()
+    else:
+        training.step()
+
+
+def given_memory(slot: Any) -> None:
+    slot.set_(torch.full((4, 4), 0.25))
+
+
+def transposed(slot: Any) -> None:
+    slot[0, 1] = 2.0
+    slot.t_()
+
+
+def swapped(slot: Any) -> None:
+    other = torch.nn.Parameter(torch.full((4, 4), 0.25), requires_grad=False)
+    torch.utils.swap_tensors(slot, other)
+
+
+def data_given(slot: Any) -> None:
+    slot.data = torch.full((4, 4), 0.25)
+
+
+CHANGES: list[Callable[[Any], None]] = [given_memory, transposed, swapped, data_given]
+
+
+@each_face
+@pytest.mark.parametrize("early", [False, True], ids=["asked_for_now", "held_for_long"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.filterwarnings("ignore::thalweg.PerformanceWarning")
+def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
+    face: str, change: Any, early: bool
+) -> None:
+    fast, plain = Training(face, "cpu"), Training(face, "reference")
+    for training in (fast, plain):
+        slot = training.slot()
+        if early:
+            training.step()
+        change(slot)
+        training.step()
+        training.step()
+        change(slot)
+        training.step()
+    for a, b in zip(fast.all(), plain.all(), strict=True):
+        assert torch.equal(a, b)
+
+
+@each_face
+def test_slots_that_nobody_holds_are_not_looked_at(face: str) -> None:
+    training = Training(face, "cpu")
+    kept = training.opt._plans.now().last
+    assert kept is not None
+    assert kept.ready._watched._watched == []
+    training.slot()
+    training.step()
+    assert len(kept.ready._watched._watched) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no list of mappings is read elsewhere")
+@both_engines
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_a_file_mapped_for_reading_is_refused(tmp_path: Path, engine: str, sparse: bool) -> None:
+    np.ones((2048, 4), np.float32).tofile(tmp_path / "w")
+    mapped = np.memmap(tmp_path / "w", np.float32, "r", shape=(2048, 4))
+    w = torch.nn.Parameter(torch.from_numpy(mapped))
+    v = Variable(torch.ones(3), name="v")
+    opt = keras.optimizers.SGD(0.1)
+    opt.engine = engine
+    grad: Any = torch.ones(2048, 4)
+    if sparse:
+        grad = IndexedSlices(torch.ones(1, 4), torch.tensor([3]), (2048, 4))
+    with pytest.raises(LayoutError, match="'Variable:0' in place: its memory may only be read"):
+        opt.apply_gradients([(torch.ones(3), v), (grad, w)])
+    assert torch.equal(v, torch.ones(3))
+    with pytest.raises(LayoutError, match="its memory may only be read"):
+        v1.train.AdamOptimizer().apply_gradients([(grad, w)])
+    step = optimize_loss(lambda: w.sum(), "Momentum", {"momentum": 0.9}, lambda s: 0.1)
+    with pytest.raises(LayoutError, match="its memory may only be read"):
+        step()
+
+
+def test_a_file_mapped_for_writing_is_trained(tmp_path: Path) -> None:
+    np.ones(8, np.float32).tofile(tmp_path / "w")
+    w = torch.nn.Parameter(torch.from_numpy(np.memmap(tmp_path / "w", np.float32, "r+")))
+    keras.optimizers.SGD(0.5).apply_gradients([(torch.ones(8), w)])
+    assert np.fromfile(tmp_path / "w", np.float32).tolist() == [0.5] * 8
