@@ -122,6 +122,8 @@ class Rule:
         whole: Whether a sparse gradient is made dense first, rows that repeat added up.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
+        linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
+            update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
         differs: What a user of `torch.optim` should know.
 
@@ -143,6 +145,7 @@ class Rule:
     per_variable: Formula | None = None
     whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
+    linear: bool = False
     source: str = ""
     differs: str = ""
 
