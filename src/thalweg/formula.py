@@ -22,7 +22,7 @@ from thalweg.errors import RuleError
 Formula = Callable[..., Any]
 
 STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what slots may be
-FORMULAS = ("update", "update_sparse", "update_single", "update_untouched")
+FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 
 
@@ -111,6 +111,9 @@ class Rule:
             `update_sparse` when None.
         update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
             gradient. None leaves those rows alone.
+        before: Optional. What becomes of the variable before the other formulas read it,
+            `(var, *, scalars...)`, rounded to its dtype: once per element, and with a sparse
+            gradient once per element of a row that it names. Measures are taken earlier.
         measures: Optional. Sums over a variable's elements, taken before any write, by name:
             functions of (var, grad, *slots) in float64. `gradient_squares` and `variable_squares`
             of this module cost no sweep of their own beside a norm that is measured anyway; any
@@ -141,6 +144,7 @@ class Rule:
     update_sparse: Formula | None = None
     update_single: Formula | None = None
     update_untouched: Formula | None = None
+    before: Formula | None = None
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
     whole: bool = False
