@@ -99,7 +99,7 @@ def {f}narrow(x, like):
 '''
 
 _KERNEL = """
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush = work[1], work[2]
@@ -124,7 +124,7 @@ def {name}(argument):
 """
 
 _ROWS = """
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
