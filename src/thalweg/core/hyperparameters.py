@@ -18,6 +18,8 @@ from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
 
+_SHOWN_BITS = 256  # of an integer whose digits a message gives
+
 
 def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
     """Whether the value is a plain real number of Python or NumPy."""
@@ -54,10 +56,41 @@ def as_number(name: str, value: Any) -> Any:
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
         value = value.item()
     if not is_number(value):
-        raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.{_hint(value)}")
+        raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
     if value != value:
         raise InvalidArgumentError(f"{name} is nan.")
+    check_size(name, value)
     return value
+
+
+def check_size(name: str, value: Any) -> None:
+    """Refuse a whole number that no float can hold.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    if isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError:
+            raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+
+
+def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
+    """A hyperparameter's value in a step as a scalar of `dtype`, converted as TensorFlow does.
+
+    Raises:
+        InvalidTypeError: It is no number; names it.
+        InvalidArgumentError: It is a whole number that no float can hold.
+    """
+    try:
+        return as_scalar(value, dtype)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"{name} must be a number, not {shown(value)}.{hint(value)}"
+        ) from error
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -70,8 +103,12 @@ def check_fraction(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
 
 
-def _checked(name: str, value: Any) -> Any:
-    """The value, if a hyperparameter can be it; a number of an array of shape ()."""
+def checked(name: str, value: Any) -> Any:
+    """The value, if a hyperparameter can be it; a number of an array of shape ().
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: It cannot; names the hyperparameter.
+    """
     if is_function(value):
         return value
     if is_symbolic(value):
@@ -87,11 +124,21 @@ def _checked(name: str, value: Any) -> Any:
     elif not is_number(value):
         raise InvalidTypeError(
             f"{name} must be a number, a tensor of shape (), a schedule or a callable without"
-            f" arguments, not {_shown(value)}.{_hint(value)}"
+            f" arguments, not {shown(value)}.{hint(value)}"
         )
     elif value != value:
         raise InvalidArgumentError(f"{name} is nan.")
+    check_size(name, value)
     return value
+
+
+def _check_variable(name: str, value: int) -> None:
+    """Refuse a whole number that the int32 variable it becomes cannot hold."""
+    if not -(2**31) <= value < 2**31:
+        raise InvalidArgumentError(
+            f"{name} is a whole number, which becomes int32, and does not fit: {shown(value)}."
+            " Give a float."
+        )
 
 
 def _plain(value: torch.Tensor) -> Any:
@@ -100,12 +147,15 @@ def _plain(value: torch.Tensor) -> Any:
     return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()[()]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python may refuse its digits
+        return f"an integer of {value.bit_length()} bits"
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _hint(value: Any) -> str:
+def hint(value: Any) -> str:
     """A way out for those who come from `torch.optim`, or from a graph."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
@@ -180,8 +230,10 @@ class Hyperparameters:
                 set over an integer variable.
             InvalidArgumentError: The value is not a scalar, or NaN.
         """
-        value = _checked(name, value)
+        value = checked(name, value)
         old = self._values.get(name)
+        if type(value) is int and not isinstance(old, Variable):
+            _check_variable(name, value)
         if not (self.created and isinstance(old, Variable)) or isinstance(
             value, LearningRateSchedule
         ):
@@ -238,19 +290,14 @@ class Hyperparameters:
 
         Raises:
             InvalidTypeError: A callable or a schedule returned no number; names them.
+            InvalidArgumentError: It returned a whole number that no float can hold.
         """
         value: Any = self._values[name]
         if type(value) is Variable:
             return dtype(value.item())
         if isinstance(value, LearningRateSchedule):
             return self._scheduled(name, value, dtype, step)
-        value = self.now(name)
-        try:
-            return as_scalar(value, dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTypeError(
-                f"{name} must be a number, not {_shown(value)}.{_hint(value)}"
-            ) from error
+        return as_step_scalar(name, self.now(name), dtype)
 
     def _scheduled(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.scalars import Number, Scalar, as_operand, as_scalar, is_floating, scalar_type
 
 if TYPE_CHECKING:
@@ -52,10 +52,15 @@ class LearningRateSchedule:
 
         Raises:
             InvalidTypeError: It returned something else.
+            InvalidArgumentError: It returned a whole number that no float can hold.
         """
         result = self(_as_tensor(step))
         try:
             return as_operand(result, scalar_type(result))
+        except OverflowError:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} is too large to be a rate."
+            ) from None
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTypeError(
                 f"{type(self).__name__} must return a number or a tensor of shape (), not"

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from thalweg.core.hyperparameters import is_number
+from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
@@ -115,7 +115,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
-            raise InvalidTypeError(f"name must be a string, not {name!r}.")
+            raise InvalidTypeError(f"name must be a string, not {shown(name)}.{hint(name)}")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)

@@ -15,7 +15,7 @@ from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.scalars import as_scalar, scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 _ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
 
@@ -88,7 +88,7 @@ class FtrlOptimizer(RuleOptimizer):
             "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
         )
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._learning_rate_power = learning_rate_power
         self._initial_accumulator_value = initial_accumulator_value
         self._l1_regularization_strength = l1_regularization_strength

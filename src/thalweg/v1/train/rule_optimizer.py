@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from thalweg import scalars
 from thalweg.core.checks import scatters
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import is_function, is_number
+from thalweg.core.hyperparameters import (
+    check_size,
+    hint,
+    is_function,
+    is_number,
+    shown,
+)
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -82,7 +89,7 @@ class RuleOptimizer(Optimizer):
                     f" not the callable {given!r}."
                 )
             values[name] = self._called(given)
-            _check_scalar(attribute, values[name])
+            check_scalar(attribute, values[name])
         return values
 
     def _called(self, given: Any) -> Any:
@@ -158,20 +165,40 @@ class RuleOptimizer(Optimizer):
             self._update(grad, var)
 
 
-def _check_scalar(name: str, value: Any) -> None:
+def checked(name: str, value: Any) -> Any:
+    """A hyperparameter as a constructor was given it, if a step could use it.
+
+    Raises:
+        InvalidTypeError: It is no number, tensor or callable; says where variables go.
+        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
+    """
+    if not is_function(value):
+        check_scalar(name, value)
+    return value
+
+
+def check_scalar(name: str, value: Any) -> None:
     """Refuse a hyperparameter that is no scalar.
 
     Raises:
         InvalidTypeError: It is no number.
-        InvalidArgumentError: It has a shape.
+        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
     """
     title = name.lstrip("_")
-    if not is_symbolic(value) and not is_number(value) and not hasattr(value, "shape"):
-        raise InvalidTypeError(f"{title} must be a number, tensor or callable, not {value!r}.")
-    if isinstance(value, Tensor) and value.is_complex():
-        raise InvalidTypeError(f"{title} must be real, not {value!r}.")
-    if is_number(value) and value != value:
-        raise InvalidArgumentError(f"{title} is nan.")
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape) != ():
         raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(shape)}.")
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            raise InvalidTypeError(f"{title} must be real, not {value!r}.")
+        if value.is_meta:
+            raise InvalidTypeError(f"{title} must have a value, not be on the meta device.")
+    elif not is_symbolic(value):
+        value = value[()] if isinstance(value, np.ndarray) else value
+        if not is_number(value):
+            raise InvalidTypeError(
+                f"{title} must be a number, tensor or callable, not {shown(value)}.{hint(value)}"
+            )
+        if value != value:
+            raise InvalidArgumentError(f"{title} is nan.")
+        check_size(title, value)

@@ -15,7 +15,7 @@ from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.scalars import as_operand, as_scalar
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.variable import name_of
 
 
@@ -80,7 +80,7 @@ class LARSOptimizer(RuleOptimizer):
             if isinstance(value, numbers.Real) and value < 0.0:
                 raise ValueError(f"{title} should be positive: {value}")
         super().__init__(False, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._eeta = eeta
