@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.running import is_symbolic
 from thalweg.variable import REDUCED, dtype_name, to_tensor
 
 
@@ -46,9 +47,15 @@ class IndexedSlices:
     def __init__(
         self, values: Any, indices: Any, dense_shape: Sequence[int] | torch.Tensor | None = None
     ) -> None:
-        self.values = to_tensor(values)
-        self.indices = to_tensor(indices)
-        self.dense_shape = None if dense_shape is None else torch.Size(int(n) for n in dense_shape)
+        try:
+            self.values = to_tensor(values)
+            self.indices = to_tensor(indices)
+            size = None if dense_shape is None else torch.Size(int(n) for n in dense_shape)
+        except InvalidTypeError:
+            for part in (values, indices, dense_shape):
+                _refuse_symbol(part, "IndexedSlices")
+            raise
+        self.dense_shape = size
         self._validate()
 
     def _validate(self) -> None:
@@ -252,6 +259,8 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
         InvalidArgumentError: On the CPU, if an id is not in [0, rows).
         InvalidTypeError: The ids are not int32 or int64.
     """
+    for part in (params, ids):
+        _refuse_symbol(part, "embedding_lookup")
     ids = to_tensor(ids).to(params.device)
     rows = IndexedSlices(ids.reshape(-1), ids.reshape(-1))  # validates the ids
     if ids.device.type == "cpu":  # elsewhere the check would wait for the device
@@ -260,6 +269,15 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
         return torch.nn.functional.embedding(ids, params, sparse=True)
     flat = _RowLookup.apply(params, rows.indices)
     return flat.reshape(ids.shape + params.shape[1:])
+
+
+def _refuse_symbol(part: Any, name: str) -> None:
+    """Refuse what belongs to a graph, and say where its function is."""
+    if not isinstance(part, torch.Tensor) and is_symbolic(part):
+        raise InvalidTypeError(
+            f"thalweg.{name} takes tensors of eager mode, and '{part.name}' belongs to a graph: use"
+            f" thalweg.v1.{name} there."
+        )
 
 
 class _RowLookup(torch.autograd.Function):

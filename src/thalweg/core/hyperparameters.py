@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeGuard, cast
@@ -12,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import is_symbolic, resolve
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.running import eagerly, executing_eagerly, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
@@ -181,6 +182,37 @@ def _like(old: Any, value: int | float) -> Any:
     return float(value)
 
 
+class HyperVariable(Variable):
+    """The variable that a hyperparameter becomes which was given as a number.
+
+    It is of eager mode in graphs, too, so that no operation of a graph can assign to it.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign")
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign_add`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign_add")
+        return super().assign_add(delta, *args, **kwargs)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign_sub`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign_sub")
+        return super().assign_sub(delta, *args, **kwargs)
+
+    def _refuse_in_graphs(self, method: str) -> None:
+        if not executing_eagerly():
+            title = self.name.partition(":")[0].rpartition("/")[2]
+            raise FailedPreconditionError(
+                f"{method} of '{self.name}' is no operation of a graph: it would act now, and in"
+                f" all sessions. Give the optimizer a variable of the graph as {title} and assign"
+                f" to that, or a placeholder to feed; or set opt.{title} between runs."
+            )
+
+
 class Hyperparameters:
     """The hyperparameters of one optimizer, by name.
 
@@ -196,6 +228,7 @@ class Hyperparameters:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
+        self._known: dict[str, Any] = {}  # what callables gave before that, when a graph was built
         self.created = False
         self.calls = False
 
@@ -211,7 +244,7 @@ class Hyperparameters:
 
     def __enter__(self) -> None:
         """Begin a step, in which each callable and schedule is called once."""
-        self._given = {}
+        self._given = {**self._known}
 
     def __exit__(
         self,
@@ -251,12 +284,32 @@ class Hyperparameters:
                     f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
                     f" by now, which cannot become {number!r}. Give a float to the constructor."
                 )
-            old.assign(number if old.is_floating_point() else int(number))
+            with eagerly():  # a variable of the optimizer's own changes at once, in graphs as well
+                old.assign(number if old.is_floating_point() else int(number))
         self.calls = any(map(is_function, self._values.values()))
 
     def symbolic(self) -> list[Any]:
         """The values that are tensors of a graph."""
         return [value for value in self._values.values() if is_symbolic(value)]
+
+    def called(self) -> dict[str, Any]:
+        """What the callables among them give now, checked; schedules are not asked."""
+        found: dict[str, Any] = {}
+        for name, value in self._values.items():
+            if is_function(value) and not isinstance(value, LearningRateSchedule):
+                found[name] = value()
+                if not is_symbolic(found[name]):
+                    as_step_scalar(name, found[name], np.float64)
+        return found
+
+    @contextlib.contextmanager
+    def knowing(self, called: dict[str, Any]) -> Generator[None]:
+        """Let steps in the `with` block take what `called` gave earlier, and call nothing."""
+        before, self._known = self._known, called
+        try:
+            yield
+        finally:
+            self._known = before
 
     def create(self, scope: str) -> None:
         """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""
@@ -265,7 +318,7 @@ class Hyperparameters:
         for name in sorted(self._values):
             value = self._values[name]
             if is_number(value):
-                self._values[name] = Variable(value, name=f"{scope}/{name}", trainable=False)
+                self._values[name] = HyperVariable(value, f"{scope}/{name}", trainable=False)
         self.created = True
 
     def now(self, name: str) -> Any:
@@ -293,7 +346,8 @@ class Hyperparameters:
             InvalidArgumentError: It returned a whole number that no float can hold.
         """
         value: Any = self._values[name]
-        if type(value) is Variable:
+        kind: Any = type(value)
+        if kind is HyperVariable or kind is Variable:
             return dtype(value.item())
         if isinstance(value, LearningRateSchedule):
             return self._scheduled(name, value, dtype, step)
@@ -358,7 +412,7 @@ class Hyperparameters:
         return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_given": None}  # a copy made within a step is in no step
+        return {**vars(self), "_given": None, "_known": {}}  # a copy made in a step is in none
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()

@@ -178,11 +178,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         given = as_pairs(given)
         pairs = with_gradients(given, titles_of([var for _, var in given]))
 
-        def step(grads: list[Any], leaves: list[Tensor]) -> None:
-            self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
+        def step(grads: list[Any], leaves: list[Tensor], called: dict[str, Any]) -> None:
+            with self._lock, self._hyper.knowing(called):
+                self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
 
         return in_graph.applied(
-            step, pairs, self._create_all_weights, self._hyper.symbolic, name or self._name
+            step, pairs, self._create_all_weights, self._hyper, name or self._name
         )
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
