@@ -213,6 +213,9 @@ class HyperVariable(Variable):
             )
 
 
+_OWN = (HyperVariable, Variable)  # whose `item` is torch's
+
+
 class Hyperparameters:
     """The hyperparameters of one optimizer, by name.
 
@@ -346,8 +349,7 @@ class Hyperparameters:
             InvalidArgumentError: It returned a whole number that no float can hold.
         """
         value: Any = self._values[name]
-        kind: Any = type(value)
-        if kind is HyperVariable or kind is Variable:
+        if type(value) in _OWN:
             return dtype(value.item())
         if isinstance(value, LearningRateSchedule):
             return self._scheduled(name, value, dtype, step)
