@@ -245,11 +245,28 @@ def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor
     return grad
 
 
-def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
+def table_of(params: Any) -> Any:
+    """The table of a lookup, which TensorFlow also takes as a list of one.
+
+    Raises:
+        InvalidTypeError: It is a list of several, or of none.
+    """
+    if not isinstance(params, list | tuple):
+        return params
+    if len(params) != 1:
+        raise InvalidTypeError(
+            f"embedding_lookup takes one table, not a list of {len(params)}: TensorFlow's versions"
+            " share rows out over several tables in different ways. Give it one table, or join"
+            " several by torch.cat."
+        )
+    return params[0]
+
+
+def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     """The rows of `params` that `ids` names; the gradient of `params` is then IndexedSlices.
 
     Args:
-        params: A tensor of shape (rows, *row shape).
+        params: A tensor of shape (rows, *row shape), or a list of one.
         ids: int32 or int64, of any shape, as a tensor or what `to_tensor` takes.
 
     Returns:
@@ -257,8 +274,10 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
 
     Raises:
         InvalidArgumentError: On the CPU, if an id is not in [0, rows).
-        InvalidTypeError: The ids are not int32 or int64.
+        InvalidTypeError: The ids are not int32 or int64, there are several tables, or something
+            belongs to a graph.
     """
+    params = table_of(params)
     for part in (params, ids):
         _refuse_symbol(part, "embedding_lookup")
     ids = to_tensor(ids).to(params.device)

@@ -9,6 +9,7 @@ import torch
 from thalweg import graph
 from thalweg import variable as eager
 from thalweg.graph.either import Either, IndexedSlices
+from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __all__ = [
@@ -36,6 +37,7 @@ class Variable(metaclass=Either):
 
     CLASSES = (eager.Variable, graph.GraphVariable)
 
+    @named_in_graphs(3, "collections")
     def __new__(
         cls,
         initial_value: Any = None,
