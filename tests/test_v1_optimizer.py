@@ -225,6 +225,24 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
     assert torch.equal(w, expected)
 
 
+@pytest.mark.parametrize("hook", ["_apply_sparse", "_resource_apply_sparse"])
+@pytest.mark.parametrize("cls", [train.GradientDescentOptimizer, train.AdagradOptimizer])
+def test_a_sparse_hook_of_gradient_descent_is_never_called(hook: str, cls: Any) -> None:
+    seen: list[str] = []
+
+    def apply(self: Any, grad: Any, var: Any, *indices: Any) -> Any:
+        seen.append(hook)
+        return getattr(cls, hook)(self, grad, var, *indices)
+
+    tables = [Variable([[1.0], [2.0]]) for _ in range(2)]
+    slices = IndexedSlices([[1.0], [1.0]], [1, 1])
+    for made, table in zip((type("Custom", (cls,), {hook: apply}), cls), tables, strict=True):
+        made(0.5).apply_gradients([(slices, table)])
+    assert torch.equal(*tables)
+    # TensorFlow's gradient descent scatters where rows may repeat.
+    assert seen == ([] if cls is train.GradientDescentOptimizer else [hook])
+
+
 def test_tensors_of_a_step_for_subclasses() -> None:
     class Plain(train.AdamOptimizer):
         def _apply_dense(self, grad: Any, var: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -29,15 +29,6 @@ from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
 
-_UPDATES = (
-    "_apply_dense",
-    "_resource_apply_dense",
-    "_apply_sparse",
-    "_resource_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_resource_apply_sparse_duplicate_indices",
-)
-
 
 class RuleOptimizer(Optimizer):
     """Runs an update rule behind TensorFlow 1's interface.
@@ -54,6 +45,7 @@ class RuleOptimizer(Optimizer):
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
     CALLABLES = True
+    BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks that update, as they are without a subclass
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -123,9 +115,8 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(
-            getattr(type(self), name) is not getattr(RuleOptimizer, name) for name in _UPDATES
-        )
+        cls = type(self)
+        return any(getattr(cls, name) is not hook for name, hook in cls.BUILT_IN.items())
 
     def _calls(self) -> bool:
         own = type(self)._prepare is not RuleOptimizer._prepare
@@ -163,6 +154,19 @@ class RuleOptimizer(Optimizer):
             super()._apply_sparse_duplicate_indices(grad, var)
         else:
             self._update(grad, var)
+
+
+RuleOptimizer.BUILT_IN = {
+    name: getattr(RuleOptimizer, name)
+    for name in (
+        "_apply_dense",
+        "_resource_apply_dense",
+        "_apply_sparse",
+        "_resource_apply_sparse",
+        "_apply_sparse_duplicate_indices",
+        "_resource_apply_sparse_duplicate_indices",
+    )
+}
 
 
 def checked(name: str, value: Any) -> Any:
