@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from thalweg.engines import current
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.running import eagerly, executing_eagerly, is_symbolic, resolve
-from thalweg.scalars import ScalarType, as_scalar
+from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
 
+_TINY = float(np.finfo(np.float32).tiny)
 _SHOWN_BITS = 256  # of an integer whose digits a message gives
 
 
@@ -77,15 +80,34 @@ def check_size(name: str, value: Any) -> None:
             raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
 
 
+def as_hyper(value: Any, dtype: ScalarType) -> Any:
+    """A hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
+
+    Its kernels take a number below the normal ones of its own type, or of `dtype`, for 0: a Python
+    float is float32 on its way to float64.
+    """
+    made = as_scalar(value, dtype)
+    if -_TINY < made < _TINY and made:
+        return _flushed(made, scalar_type(value), dtype)
+    return made
+
+
+def _flushed(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
+    """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
+    limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
+    flushes = current().denormals == "flush" and abs(number) < limit
+    return dtype(math.copysign(0.0, number) if flushes else number)
+
+
 def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
-    """A hyperparameter's value in a step as a scalar of `dtype`, converted as TensorFlow does.
+    """As `as_hyper`.
 
     Raises:
         InvalidTypeError: It is no number; names it.
         InvalidArgumentError: It is a whole number that no float can hold.
     """
     try:
-        return as_scalar(value, dtype)
+        return as_hyper(value, dtype)
     except OverflowError:
         raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
     except (TypeError, ValueError, RuntimeError) as error:
@@ -350,7 +372,10 @@ class Hyperparameters:
         """
         value: Any = self._values[name]
         if type(value) in _OWN:
-            return dtype(value.item())
+            number = value.item()
+            if -_TINY < number < _TINY and number:
+                return _flushed(number, scalar_type(value), dtype)
+            return dtype(number)
         if isinstance(value, LearningRateSchedule):
             return self._scheduled(name, value, dtype, step)
         return as_step_scalar(name, self.now(name), dtype)
@@ -361,7 +386,7 @@ class Hyperparameters:
         given, key = self._given, (name, dtype)
         if given is not None and key in given:
             return given[key]
-        value = dtype(schedule.value(dtype(step.item())))
+        value = as_hyper(schedule.value(dtype(step.item())), dtype)
         if given is not None:
             given[key] = value
         return value

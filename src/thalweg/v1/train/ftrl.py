@@ -9,11 +9,12 @@ from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.scalars import as_scalar, scalar_type
+from thalweg.scalars import scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
@@ -119,6 +120,6 @@ class FtrlOptimizer(RuleOptimizer):
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
         kind = scalar_type(values["learning_rate"])
-        parts = [as_scalar(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        parts = [as_hyper(values[name], kind) for name in ("learning_rate", "l2", "beta")]
         own = super()._scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

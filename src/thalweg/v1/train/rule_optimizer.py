@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from thalweg import scalars
 from thalweg.core.checks import scatters
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import (
+    as_hyper,
     check_size,
     hint,
     is_function,
@@ -99,7 +99,7 @@ class RuleOptimizer(Optimizer):
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """The hyperparameters as scalars of a compute dtype, given what a step has read."""
-        return {name: scalars.as_scalar(values[name], dtype) for name in self.HYPERS}
+        return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
         return RuleHooks(self, global_step, name, values)
