@@ -87,6 +87,8 @@ def as_hyper(value: Any, dtype: ScalarType) -> Any:
     float is float32 on its way to float64.
     """
     made = as_scalar(value, dtype)
+    if type(value) is float and value >= _TINY:  # most are
+        return made
     if -_TINY < made < _TINY and made:
         return _flushed(made, scalar_type(value), dtype)
     return made
