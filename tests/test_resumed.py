@@ -38,12 +38,13 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
     for name, make in FACES[face].items():
         training = make()
         stops[name] = [saved(training)]
-        for number in range(STEPS):
-            before = everything(training)
-            training.step(number)
-            assert differing(before, everything(training)), "to load nothing would do"
-            stops[name].append(saved(training))
         ends[name] = everything(training)
+        for number in range(STEPS):
+            before = ends[name]
+            training.step(number)
+            ends[name] = everything(training)
+            assert differing(before, ends[name]), "to load nothing would do"
+            stops[name].append(saved(training))
     torch.save(stops, tmp_path / resumed.SAVED)
     folders = [str(Path(__file__).parent), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
