@@ -180,5 +180,5 @@ def recompiling() -> list[Figure]:
 
 
 def _kernels() -> int:
-    files = len(list(store.folder().glob("*.py"))) if store.folder().is_dir() else 0
+    files = len(list(store.folder().glob("*.o"))) if store.folder().is_dir() else 0
     return files + launch.compiled.cache_info().currsize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "d" / "thalweg"
+# Not in the checkout: a group may write to that, and then no kernels would be kept.
+_CACHE = Path(tempfile.gettempdir()).absolute() / f"thalweg-tests-{getattr(os, 'getuid', int)()}"
 os.environ.setdefault("THALWEG_CACHE_DIR", str(_CACHE))
 
 os.environ.setdefault("KERAS_BACKEND", "torch")

@@ -16,6 +16,7 @@ from thalweg.core import section
 from thalweg.engines import Gate, Selection, check_gradients, prepared
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import compute_dtype
+from thalweg.formula import FORMULAS
 from thalweg.rules import RULES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -128,7 +129,7 @@ _DETAILS: dict[str, Any] = {
 
 
 def _formulas(rule: Rule) -> tuple[Any, ...]:
-    return rule.update, rule.update_sparse, rule.update_single, rule.update_untouched
+    return tuple(getattr(rule, name) for name in FORMULAS)
 
 
 _DISTINCT: dict[tuple[Any, ...], Rule] = {}

@@ -347,6 +347,16 @@ def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
     assert not list(Path().glob(".race*"))
 
 
+def test_results_are_written_through_no_link() -> None:
+    Path("precious").write_text("precious")
+    for name in ("race.json", "race.png"):
+        Path(f".{name}.partial").symlink_to("precious")
+        Path(name).symlink_to("precious")
+    race("--optimizers", "SGD")
+    assert Path("precious").read_text() == "precious"
+    assert not Path("race.json").is_symlink()
+
+
 def test_more_threads_than_cores_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "cores", lambda: 2)
     result = invoke("race", *SMALL, "--optimizers", "SGD", "--threads", "99")

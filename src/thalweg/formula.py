@@ -22,7 +22,7 @@ from thalweg.errors import RuleError
 Formula = Callable[..., Any]
 
 STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what slots may be
-FORMULAS = ("update", "update_sparse", "update_single", "update_untouched")
+FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 
 
@@ -111,6 +111,9 @@ class Rule:
             `update_sparse` when None.
         update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
             gradient. None leaves those rows alone.
+        before: Optional. What becomes of the variable before the other formulas read it,
+            `(var, *, scalars...)`, rounded to its dtype: once per element, and with a sparse
+            gradient once per element of a row that it names. Measures are taken earlier.
         measures: Optional. Sums over a variable's elements, taken before any write, by name:
             functions of (var, grad, *slots) in float64. `gradient_squares` and `variable_squares`
             of this module cost no sweep of their own beside a norm that is measured anyway; any
@@ -122,6 +125,8 @@ class Rule:
         whole: Whether a sparse gradient is made dense first, rows that repeat added up.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
+        linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
+            update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
         differs: What a user of `torch.optim` should know.
 
@@ -139,10 +144,12 @@ class Rule:
     update_sparse: Formula | None = None
     update_single: Formula | None = None
     update_untouched: Formula | None = None
+    before: Formula | None = None
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
     whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
+    linear: bool = False
     source: str = ""
     differs: str = ""
 

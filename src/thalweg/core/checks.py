@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isfinite
 
 from torch import Tensor
 
 from thalweg.core.pairs import Pair, has_rows
 from thalweg.engines import check_gradients
+from thalweg.engines.arrays import Float64
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.variable import variable_constraint
@@ -54,6 +56,19 @@ def check_shapes(
                     f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
                     f" {tuple(slot.shape)}. Make a new optimizer for it."
                 )
+
+
+def check_numerics(peaks: Float64, titles: Sequence[str]) -> None:
+    """Refuse gradients that are not finite.
+
+    Args:
+        peaks: The largest magnitude of each gradient; NaN if it holds one.
+        titles: The variables' names.
+    """
+    for peak, title in zip(peaks.tolist(), titles, strict=True):
+        if not isfinite(peak):
+            kind = "Inf" if peak == inf else "NaN"
+            raise InvalidArgumentError(f"gradient of '{title}' : Tensor had {kind} values")
 
 
 def sparse_and_constrained(title: str) -> RuntimeError:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_shapes, sparse_and_constrained
+from thalweg.core.checks import check_numerics, check_shapes, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
 from thalweg.core.hooks import Hooks
 from thalweg.core.kept import Kept, Planned
@@ -33,10 +33,10 @@ from thalweg.core.outcome import (
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
 from thalweg.core.section import Call, calls, consume
-from thalweg.engines import check_scalars, saturated
+from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Request, Round
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of
 
 
 def take(
@@ -158,6 +158,10 @@ def _anew(
     hooks.create(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform(pairs)
+    if _is_checked(hooks, how):
+        variables = [var for _, var in pairs]
+        peaks = Tensors([values_of(grad) for grad, _ in pairs], variables).peaks()
+        check_numerics(peaks, hooks.titles(variables))
     rule = hooks.rule()
     if rule is None or hooks.one_by_one(pairs):
         if is_last:
@@ -196,6 +200,8 @@ def _carried_out(
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
     try:
+        if not check and _is_checked(hooks, how):
+            check_numerics(ready.peaks(), asked.titles)
         groups = hooks.groups(asked.variables, asked.gradients)
         columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
         decision, moved = Decision(True, []), []
@@ -219,6 +225,11 @@ def _carried_out(
         return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
         ready.let_go()
+
+
+def _is_checked(hooks: Hooks, how: Processing) -> bool:
+    """Whether gradients that are not finite are refused; a loss scaler has its own answer."""
+    return hooks.selection.check_numerics and how.decide is None
 
 
 def _at_once(

@@ -40,7 +40,7 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
-                _check_formula(rule, formula, part != "update_untouched", known)
+                _check_formula(rule, part, formula, known)
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
 
@@ -95,10 +95,12 @@ def _made(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dic
     return cast("dict[str, Any]", made)
 
 
-def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any]) -> None:
+def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]) -> None:
     transcript = transcribe(formula)
-    _check_sides(rule, formula, transcript, 1 + grad, known)
-    check_counts(formula, transcript, grad, len(rule.element_slots))
+    grad = part not in ("before", "update_untouched")
+    slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
+    _check_sides(slots, formula, transcript, 1 + grad, known)
+    check_counts(formula, transcript, grad, len(slots))
     check_given(place(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:
@@ -111,10 +113,9 @@ def _check_formula(rule: Rule, formula: Any, grad: bool, known: Mapping[str, Any
 
 
 def _check_sides(
-    rule: Rule, formula: Any, transcript: Transcript, first: int, known: Mapping[str, Any]
+    slots: list[str], formula: Any, transcript: Transcript, first: int, known: Mapping[str, Any]
 ) -> None:
     """Refuse a scalar before the `*` and a slot after it."""
-    slots = [slot.name for slot in rule.element_slots]
     if len(transcript.positional) > first + len(slots):
         early = [name for name in transcript.positional[first:] if name in known.keys() - {*slots}]
         if early:

@@ -12,7 +12,7 @@ import numpy as np
 from thalweg.engines.engine import Scalars
 from thalweg.engines.transcribe import transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Rule
+from thalweg.formula import FORMULAS, Formula, Rule
 
 
 @cache
@@ -60,7 +60,7 @@ def check_scalars(rule: Rule, scalars: Scalars) -> None:
     Raises:
         RuleError: Names the formula and the scalars.
     """
-    for role in ("update", "update_sparse", "update_single", "update_untouched"):
+    for role in FORMULAS:
         formula = getattr(rule, role)
         if formula is not None:
             wanted = transcribe(formula).scalars

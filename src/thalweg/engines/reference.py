@@ -314,14 +314,18 @@ class ReferencePart:
 
     def _whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
-        results = compute(self._rule, self._stages, self._tensors, grad, scalars)
+        var, *slots = self._tensors
+        tensors = [_begun(self._rule, var, scalars, self._flush), *slots]
+        results = compute(self._rule, self._stages, tensors, grad, scalars)
         pairs = zip(self._tensors, results, strict=True)
         return [partial(each.detach().copy_, value.to(each.dtype)) for each, value in pairs]
 
     def _rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
         made: list[Call] = []
-        for rows, results in _row_results(self._rule, self._tensors, values, grad.indices, scalars):
+        for rows, results in _row_results(
+            self._rule, self._tensors, values, grad.indices, scalars, self._flush
+        ):
             for each, value in zip(self._tensors, results, strict=True):
                 index = torch.from_numpy(rows).to(each.device)
                 value = torch.from_numpy(value).to(each.dtype).to(each.device)
@@ -390,8 +394,18 @@ def _torch_results(
     return list(results)
 
 
+def _begun(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:
+    """The variable, or rows of it, as the rule's other formulas read it."""
+    return var if rule.before is None else transform((rule.before,), var, scalars, flush)
+
+
 def _row_results(
-    rule: Rule, tensors: Sequence[Tensor], values: Tensor, indices: Tensor, scalars: Scalars
+    rule: Rule,
+    tensors: Sequence[Tensor],
+    values: Tensor,
+    indices: Tensor,
+    scalars: Scalars,
+    flush: bool,
 ) -> Iterator[tuple[Int64, list[Array]]]:
     """Rows, each once, and what the variable and its slots are there after a step."""
     var = tensors[0]
@@ -403,6 +417,8 @@ def _row_results(
     array = _numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
     kept = [_numpy(tensor.cpu())[touched] for tensor in tensors]
+    begun = _begun(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
+    kept[0] = _numpy(begun)
     if rule.duplicates == "sum":
         array, places = _grouped(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.

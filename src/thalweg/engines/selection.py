@@ -1,11 +1,13 @@
-"""Which engine runs, and what it does with denormals."""
+"""Which engine runs, what it does with denormals, and whether it looks for NaN."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from thalweg.errors import InvalidTypeError
 
 EngineName = Literal["auto", "cpu", "reference"]
 Denormals = Literal["flush", "keep"]
@@ -14,10 +16,11 @@ DENORMALS: tuple[Denormals, ...] = ("flush", "keep")
 
 
 class Selection(NamedTuple):
-    """An engine and its treatment of denormals."""
+    """An engine, its treatment of denormals, and whether steps refuse NaN and infinity."""
 
     name: EngineName = "auto"
     denormals: Denormals = "flush"
+    check_numerics: bool = False
 
 
 DEFAULT = Selection()
@@ -41,7 +44,10 @@ def check_name(name: str) -> EngineName:
 
 
 def engine(
-    name: EngineName | None = None, *, denormals: Denormals | None = None
+    name: EngineName | None = None,
+    *,
+    denormals: Denormals | None = None,
+    check_numerics: bool | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Choose the engine for the steps taken inside a `with` block.
 
@@ -51,9 +57,14 @@ def engine(
             layout allows it. None keeps the engine in force.
         denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, as TensorFlow does;
             "keep" is IEEE arithmetic. None keeps the setting in force, "flush" by default.
+        check_numerics: Whether a step whose gradients hold a NaN or an infinity raises
+            InvalidArgumentError, naming the variable, before anything changes. It costs a sweep
+            over the gradients. Where a loss scaler decides on the step, it does so instead. None
+            keeps the setting in force, False by default.
 
     Raises:
         ValueError: If a name is unknown.
+        TypeError: If `check_numerics` is no bool.
 
     Example:
         >>> import thalweg
@@ -64,13 +75,15 @@ def engine(
         check_name(name)
     if denormals is not None and denormals not in DENORMALS:
         raise ValueError(f"denormals must be 'flush' or 'keep', not {denormals!r}.")
-    return _chosen(name, denormals)
+    if check_numerics not in (None, True, False):
+        raise InvalidTypeError(f"check_numerics must be a bool, not {check_numerics!r}.")
+    given = {"name": name, "denormals": denormals, "check_numerics": check_numerics}
+    return _chosen({key: value for key, value in given.items() if value is not None})
 
 
 @contextlib.contextmanager
-def _chosen(name: EngineName | None, denormals: Denormals | None) -> Generator[None]:
-    before = current()
-    token = _current.set(Selection(name or before.name, denormals or before.denormals))
+def _chosen(changes: dict[str, Any]) -> Generator[None]:
+    token = _current.set(current()._replace(**changes))
     try:
         yield
     finally:

@@ -147,6 +147,7 @@ def save(race: Race, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write that is never left half written: it comes into being at the end."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
+    partial.unlink(missing_ok=True)  # of an interrupted run, or a link that another user put there
+    with open(partial, "xb") as file:
         yield file
     partial.replace(path)

@@ -13,6 +13,7 @@ SGD = Rule(
     update=update,
     hypers=(Hyper("learning_rate", 0.01, "step size"),),
     duplicates="successive",
+    linear=True,
     source="tf.keras.optimizers.SGD without momentum; kernels ApplyGradientDescent, ScatterAdd",
     differs="The numbers of torch.optim.SGD; a row that a sparse gradient names twice moves twice.",
 )

@@ -25,6 +25,7 @@ MOMENTUM = Rule(
     update=update,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
+    linear=True,
     source="tf.keras.optimizers.SGD(momentum=...); kernel ApplyKerasMomentum",
     differs="torch.optim.SGD multiplies by lr outside the buffer: another path once lr changes.",
 )
@@ -34,6 +35,7 @@ NESTEROV = Rule(
     update=update_nesterov,
     hypers=HYPERS,
     slots=(Slot("momentum"),),
+    linear=True,
     source="tf.keras.optimizers.SGD(momentum=..., nesterov=True); kernel ApplyKerasMomentum",
     differs="As Momentum: the learning rate is inside the velocity, in torch.optim.SGD outside.",
 )

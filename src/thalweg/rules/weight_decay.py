@@ -1,5 +1,8 @@
 """Decoupled weight decay: the variable shrinks by a share of itself, then takes its step."""
 
+from dataclasses import replace
+from functools import cache
+
 from thalweg.formula import Hyper, Rule, where
 
 
@@ -13,9 +16,14 @@ def update(var, grad, *, weight_decay):
     return (decayed(var, weight_decay),)
 
 
+def before(var, *, decoupled_decay):
+    """Once per element, before the formulas of a rule that gets the decay."""
+    return decayed(var, decoupled_decay)
+
+
 WEIGHT_DECAY_HYPER = Hyper("weight_decay", 0.01, "share of the variable, whatever the step size")
 
-# Run before any other rule, it gives that rule the decay; AdamW and MomentumW have it fused.
+# Run before any other rule, it gives that rule the decay; `with_decay` makes one rule of both.
 WEIGHT_DECAY = Rule(
     name="WeightDecay",
     update=update,
@@ -23,3 +31,21 @@ WEIGHT_DECAY = Rule(
     source="Loshchilov & Hutter 2019; tf.contrib.opt.DecoupledWeightDecayExtension",
     differs="torch.optim.AdamW multiplies the decay by the learning rate.",
 )
+
+
+@cache
+def with_decay(rule: Rule) -> Rule | None:
+    """`WEIGHT_DECAY` and then a rule, as one rule with the hyperparameter `decoupled_decay`.
+
+    The name leaves a rule its own `weight_decay`, which is a part of the gradient.
+
+    Returns:
+        The rule, the same one each time. None where the two are not one: a rule with measures
+        measures decayed variables, and where a whole gradient is made of a sparse one, only the
+        rows that were named decay.
+    """
+    if rule.measures or rule.whole or rule.before is not None:
+        return None
+    decay = replace(WEIGHT_DECAY_HYPER, name="decoupled_decay")
+    hypers = (*rule.hypers, decay)
+    return replace(rule, name=f"{rule.name} with decay", hypers=hypers, before=before)

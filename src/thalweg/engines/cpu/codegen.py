@@ -99,7 +99,7 @@ def {f}narrow(x, like):
 '''
 
 _KERNEL = """
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush = work[1], work[2]
@@ -124,7 +124,7 @@ def {name}(argument):
 """
 
 _ROWS = """
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
@@ -203,6 +203,7 @@ def generate(
     duplicates: Literal["sum", "successive"] | None = None,
     copy: bool = False,
     entries: tuple[Formula, ...] = (),
+    before: Formula | None = None,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
@@ -218,18 +219,24 @@ def generate(
             written and not read. A number that is too large for it becomes the largest it has.
         entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
             16-bit variable they are rounded to its type then.
+        before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
+            and rounded to its type.
     """
     transcript = transcribe(formula)
     check_counts(formula, transcript, grad, len(storage) - 1 - grad - copy)
     staged, first = _stage_names(stages, "stage"), _stage_names(entries, "entry")
-    names = dict.fromkeys(name for _, stage in [*first, *staged] for name in stage.scalars)
+    begun = _stage_names((before,) if before else (), "before")
+    for _, stage in begun:
+        check_counts(before, stage, False, 0)
+    named = [*first, *staged, *begun]
+    names = dict.fromkeys(name for _, stage in named for name in stage.scalars)
     scalars = (*names, *(name for name in transcript.scalars if name not in names))
     position = {name: index for index, name in enumerate(scalars)}
 
     definitions: dict[str, str] = {}
     for helper in transcript.helpers:
         definitions[helper.name] = "@njit(**_options)\n" + ast.unparse(helper)
-    for name, stage in [*first, *staged]:
+    for name, stage in named:
         definitions |= stage_definition(name, stage)
 
     # A row's sum lies in scratch: in the variable's type, whatever that of the entries.
@@ -255,6 +262,14 @@ def generate(
         if kind in ("float32", "float64") and kind != compute:
             value = f"{LITERAL}({value})"  # a slot of another type than the arithmetic
         loads.append(f"{name} = {value}")
+    once: list[str] = []  # what a row gets before the first of its entries
+    if begun:
+        _, _, load, save = STORAGE[storage[0]]
+        changed = save.format(f"{_applied(begun, position, load.format('p0[i]'))} * one")
+        if duplicates == "successive":
+            once = [pointers[0], "for i in range(width):", f"    p0[i] = {changed}"]
+        else:
+            loads[0] = f"{LOCAL_PREFIX}{transcript.positional[0]} = {load.format(changed)}"
     if staged:
         grad_name = LOCAL_PREFIX + transcript.positional[1]
         loads.append(f"{grad_name} = {_applied(staged, position, grad_name)}")
@@ -262,7 +277,7 @@ def generate(
     body += [f"out{i} = {ast.unparse(result)}" for i, result in enumerate(transcript.results)]
     for index, _ in enumerate(transcript.results):
         stream = index if index == 0 or not grad else index + 1
-        if not transcript.passes(index, stream):
+        if not transcript.passes(index, stream) or (begun and index == 0):
             save = STORAGE[storage[stream]][3]
             # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
             value = f"out{index}" if transcript.rounded(index) else f"out{index} * one"
@@ -295,7 +310,7 @@ def generate(
             prefetches=indented(_prefetches(storage), 3),
             update=indented([*_rows_gradient(storage, compute, first, position), *update], 3)
             if duplicates == "sum"
-            else indented(_one_by_one(storage[1], update), 3),
+            else indented([*once, *_one_by_one(storage[1], update)], 3),
         )
     name = f"k_{store.digest(text, template, versions())}"
     source = text + template.replace("KERNEL_NAME", name)

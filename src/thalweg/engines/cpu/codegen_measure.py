@@ -40,7 +40,7 @@ def measured({parameters}):
 {element}
 
 
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush = work[1], work[2]
@@ -83,7 +83,7 @@ _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + wid
 
 # Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
 _PEAK = """
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices = work[1]

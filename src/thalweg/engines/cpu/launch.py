@@ -67,10 +67,11 @@ def compiled(
     duplicates: Literal["sum", "successive"] | None = None,
     copy: bool = False,
     entries: tuple[Formula, ...] = (),
+    before: Formula | None = None,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
     name = np.dtype(compute).name
-    kernel = generate(formula, stages, storage, name, grad, duplicates, copy, entries)
+    kernel = generate(formula, stages, storage, name, grad, duplicates, copy, entries, before)
     return Compiled(kernel, compute)
 
 

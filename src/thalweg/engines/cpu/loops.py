@@ -32,7 +32,7 @@ _options = dict(error_model="numpy", boundscheck=False)
 {functions}
 
 
-@cfunc("void(voidptr)", cache={{cache}}, **_options)
+@cfunc("void(voidptr)", **_options)
 def LOOP_NAME(argument):
     block = int64_pointer(address_of(argument))
     {results} = {function}({arguments})

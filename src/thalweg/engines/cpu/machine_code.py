@@ -16,15 +16,10 @@ from typing import Any
 
 from thalweg.engines import libm
 
-# Where one of these is set, machine code is Numba's affair.
+# What decides, besides the processor, on the code that Numba makes.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
 
 _libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
-
-
-def available() -> bool:
-    """Whether kernels are kept as machine code; if not, in Numba's own cache."""
-    return not any(name in os.environ for name in SETTINGS)
 
 
 @cache
@@ -46,7 +41,8 @@ def target() -> str:
     from llvmlite import binding
 
     made = Path(__file__).read_text()
-    return "\n".join([*_target(), repr(binding.llvm_version_info), made])
+    settings = [os.environ.get(name) for name in SETTINGS]
+    return "\n".join([*_target(), repr(binding.llvm_version_info), repr(settings), made])
 
 
 @cache
@@ -54,7 +50,7 @@ def _machine() -> Any:
     from llvmlite import binding
 
     triple, cpu, features = _target()
-    # Numba's own options, so that the code is Numba's own.
+    # Numba's own options by default.
     reloc = "static" if triple.startswith("x86") else "default"
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
@@ -95,17 +91,18 @@ def emit(function: Any, name: str) -> bytes:
             if not each.is_declaration:
                 each.linkage = "external" if each == entry else "internal"
         entry.name = name
-        _without_errors(module)
+        machine = function._library.codegen._tm  # so that the code is Numba's own
+        _without_errors(module, machine)
         for each in (*module.functions, *module.global_variables):
             known = each.name.startswith("llvm.") or each.name in libm.SYMBOLS
             if each.is_declaration and not known:
                 return b""
-        return _machine().emit_object(module)
-    except (RuntimeError, AttributeError):  # of an older llvmlite
+        return machine.emit_object(module)
+    except (RuntimeError, AttributeError):  # of an older llvmlite, or another Numba
         return b""
 
 
-def _without_errors(module: Any) -> None:
+def _without_errors(module: Any, machine: Any) -> None:
     # Numba's entry calls Python if the kernel returns an error, which none ever does. Numba's own
     # passes end before LLVM could see that.
     from llvmlite import binding
@@ -115,7 +112,7 @@ def _without_errors(module: Any) -> None:
     passes.add_simplify_cfg_pass()
     passes.add_global_dead_code_eliminate_pass()
     options = binding.create_pipeline_tuning_options()
-    passes.run(module, binding.create_pass_builder(_machine(), options))
+    passes.run(module, binding.create_pass_builder(machine, options))
 
 
 def link(name: str, code: bytes) -> int:

@@ -156,7 +156,9 @@ def _by_tensor(
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
     """The elements one after the other as they lie, or as they read if they lie apart; aligned."""
-    tensor = tensor.detach().resolve_neg()
+    tensor = tensor.detach().resolve_neg().resolve_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     if tensor.is_contiguous() or not layout.dense(tensor):
         return layout.packed(tensor).reshape(-1)
     return layout.packed(tensor.as_strided((tensor.numel(),), (1,)))

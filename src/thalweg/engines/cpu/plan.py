@@ -71,7 +71,9 @@ class Group:
         storage.insert(1, gradients[first])
         names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
         self.dtype = layout.compute_dtype(var.dtype)
-        self.kernel = launch.compiled(rule.update, stages, names, self.dtype, copy=copied)
+        self.kernel = launch.compiled(
+            rule.update, stages, names, self.dtype, copy=copied, before=rule.before
+        )
         self._storage = storage
         self._streams = names[: len(names) - copied]  # what can be measured
         self.members = members

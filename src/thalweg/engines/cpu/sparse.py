@@ -101,6 +101,7 @@ class SparsePlan:
             duplicates=rule.duplicates,
             copy=copy is not None,
             entries=stages,
+            before=rule.before,
         )
         self._untouched = None
         if rule.update_untouched is not None:

@@ -1,30 +1,28 @@
-"""Where generated kernels live: a private folder whose file names hold a hash of their content.
+"""Where compiled kernels live: a private folder whose file names hold a hash of their source.
 
-Numba's disk cache keys a function by its file, name and bytecode, not by its globals or constants.
-One file per content, named by its hash, keeps an edited rule from running its old formula and one
-rule from loading another's kernel.
+Numba's disk cache keys a function by its file, name and bytecode, not by its globals or constants,
+and unpickles what it finds. One file of machine code per source, named by its hash, keeps an edited
+rule from running its old formula and one rule from loading another's kernel.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import linecache
 import os
-import stat
 import sys
-import tempfile
 import threading
-from functools import cache
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
-from thalweg.engines.cpu import machine_code
+from thalweg.engines.cpu import machine_code, private
 from thalweg.errors import PerformanceWarning, warn
 
 _lock = threading.RLock()
 _addresses: dict[str, int] = {}
 _loaded: dict[str, ModuleType] = {}
+_warned: set[str] = set()
 
 
 def digest(*parts: str) -> str:
@@ -39,58 +37,47 @@ def folder() -> Path:
     return (Path(given) if given else Path(base) / "thalweg") / "kernels"
 
 
-@cache
-def _usable(path: Path) -> bool:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-        if hasattr(os, "getuid") and status.st_uid != os.getuid():
-            raise PermissionError(f"{path} belongs to user {status.st_uid}")
-        if stat.S_IMODE(status.st_mode) != 0o700:
-            path.chmod(0o700)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
+def _say(error: OSError) -> None:
+    path = str(folder())
+    if path not in _warned:
+        _warned.add(path)
         warn(
             f"Kernels cannot be kept in {path} ({error}); they are compiled again in each process."
-            " Set THALWEG_CACHE_DIR to a folder of your own.",
+            " Set THALWEG_CACHE_DIR to a folder of your own, by an absolute path.",
             PerformanceWarning,
         )
-        return False
-    return True
 
 
-def _write(path: Path, content: bytes) -> None:
-    # Atomically: other processes may be reading the file, or writing it, too.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+def _sealed(name: str, code: bytes) -> bytes:
+    # Against damage; who may have written it is for `private` to know. The name is sealed with the
+    # code: nothing can take another kernel's place.
+    return hashlib.blake2b(name.encode() + b"\0" + code).digest() + code
+
+
+def _read(name: str) -> bytes:
+    """The code in a file, empty if it is missing or damaged."""
+    if not private.AVAILABLE:
+        return b""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        return path.read_bytes() == content
-    return False
-
-
-def _sealed(path: Path, code: bytes) -> bytes:
-    # The name is sealed with the code: nothing can take another kernel's place.
-    return hashlib.blake2b(path.name.encode() + b"\0" + code).digest() + code
-
-
-def _read(path: Path) -> bytes | None:
-    """The code in a file, empty where Numba's own cache must do; None if missing or damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
+        with ExitStack() as stack:
+            kept = private.opened(stack, str(folder()))
+            content = private.read(kept, name) or b""
+    except OSError as error:
+        _say(error)
+        return b""
     code = content[hashlib.blake2b().digest_size :]
-    return code if content == _sealed(path, code) else None
+    return code if content == _sealed(name, code) else b""
+
+
+def _write(name: str, code: bytes) -> None:
+    if not private.AVAILABLE:
+        return
+    try:
+        with ExitStack() as stack:
+            kept = private.opened(stack, str(folder()))
+            private.write(kept, name, _sealed(name, code))
+    except OSError as error:
+        _say(error)
 
 
 def address(name: str, source: str) -> int:
@@ -108,57 +95,35 @@ def address(name: str, source: str) -> int:
 
 
 def _address(name: str, source: str) -> int:
-    if not (machine_code.available() and _usable(folder())):
-        return getattr(load(name, source), name).address
-    path = folder() / f"{name}.{digest(machine_code.target())}.o"
-    code = _read(path)
-    if code is not None:
-        return machine_code.link(name, code) or getattr(load(name, source), name).address
-    function = getattr(load(name, source, cached=False), name)
+    file = f"{name}.{digest(machine_code.target())}.o"
+    found = machine_code.link(name, _read(file))
+    if found:
+        return found
+    function = getattr(load(name, source), name)
     code = machine_code.emit(function, name)
     found = machine_code.link(name, code)
-    with contextlib.suppress(OSError):
-        _write(path, _sealed(path, code if found else b""))
+    if found:
+        _write(file, code)
     return found or function.address
 
 
-def load(name: str, source: str, cached: bool = True) -> ModuleType:
+def load(name: str, source: str) -> ModuleType:
     """The module of a generated source, run with Numba.
 
     Args:
         name: A Python identifier that holds the hash of the source.
-        source: Its text; `{cache}` in it becomes whether Numba may cache on disk.
-        cached: Whether it should, where the folder can be used.
+        source: Its text.
     """
     with _lock:
         module = _loaded.get(name)
         if module is None:
-            module = _loaded[name] = _load(name, source, cached)
+            module = _loaded[name] = _execute(f"thalweg_kernels.{name}", source)
         return module
 
 
-def _load(name: str, source: str, cached: bool) -> ModuleType:
-    qualified = f"thalweg_kernels.{name}"
-    text, file = source.replace("{cache}", "False"), f"<{qualified}>"
-    if _usable(folder()):
-        path, kept = folder() / f"{name}.py", source.replace("{cache}", str(cached))
-        try:
-            if not _holds(path, kept.encode()):  # Numba asks when the file was written
-                _write(path, kept.encode())
-            return _execute(qualified, kept, str(path))
-        except OSError:
-            pass
-        except Exception:
-            if kept == text:
-                raise
-            # A damaged file of Numba's beside ours: compile in memory, where none is read.
-    return _execute(qualified, text, file)
-
-
-def _execute(name: str, text: str, file: str) -> ModuleType:
-    # Not by Python's import system, which would trust a .pyc of the same size and second.
-    module = ModuleType(name)
-    module.__file__ = file
+def _execute(name: str, text: str) -> ModuleType:
+    # From memory: Numba's own cache would unpickle what lies beside a file.
+    module, file = ModuleType(name), f"<{name}>"
     sys.modules[name] = module
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), module.__dict__)

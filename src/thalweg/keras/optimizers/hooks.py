@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_pairs
+from thalweg.core.complexes import as_real, check_complex
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
@@ -150,8 +151,18 @@ class RuleHooks(KerasHooks):
             for dtype in dict.fromkeys(compute_dtype(var.dtype) for var in variables):
                 self._known[dtype] = self.scalars(dtype, None)
 
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        unreal = [pair for pair in pairs if pair[1].is_complex()]
+        if unreal:
+            optimizer = self._optimizer
+            titles = self.titles([var for _, var in unreal])
+            check_complex(unreal, titles, optimizer._rule(), bool(optimizer._clipping))
+            pairs = [pair for pair in pairs if not pair[1].is_complex()]
+        super().check(pairs, narrow)
+
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        return not self._optimizer._overridden().isdisjoint(UPDATES)
+        overridden = not self._optimizer._overridden().isdisjoint(UPDATES)
+        return overridden or any(var.is_complex() for _, var in pairs)
 
     def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if dtype in self._known:
@@ -189,6 +200,23 @@ class AloneHooks(RuleHooks):
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return False
+
+
+class ComplexHooks(AloneHooks):
+    """A complex variable, updated on its own as pairs of real numbers."""
+
+    def __init__(self, optimizer: Any, apply_state: ApplyState | None, var: Tensor) -> None:
+        super().__init__(optimizer, apply_state)
+        self._var = var
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        return super().titles([self._var])
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        super().create([self._var])
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        return list(map(as_real, super().slots(self._var)))
 
 
 # A subclass that overrides one of these wants to be called pair by pair.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.core.checks import scatters
 from thalweg.core.columns import check_names, derived
+from thalweg.core.complexes import real_pair
 from thalweg.core.hooks import Dtype, Shared
 from thalweg.core.outcome import raise_within
 from thalweg.core.section import Call
@@ -18,7 +19,7 @@ from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.keras.optimizers.hooks import AloneHooks, ApplyState, RuleHooks
+from thalweg.keras.optimizers.hooks import AloneHooks, ApplyState, ComplexHooks, RuleHooks
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.rules import RULES
 
@@ -161,8 +162,10 @@ class RuleOptimizer(Optimizer):
     def _apply_one(self, grad: Any, var: Tensor, apply_state: Any) -> None:
         """Hand a variable back to the rule, from a hook that wanted to see it."""
         kept = self._plans.now().alone(var)
-        outcome = take(AloneHooks(self, apply_state), kept, [(grad, var)], is_last=False)
-        raise_within(outcome.errors)
+        hooks, pair = AloneHooks(self, apply_state), (grad, var)
+        if var.is_complex():
+            hooks, pair = ComplexHooks(self, apply_state, var), real_pair(grad, var)
+        raise_within(take(hooks, kept, [pair], is_last=False).errors)
 
     def get_config(self) -> dict[str, Any]:
         """The configuration; it holds the name of the rule, not the rule."""

@@ -110,7 +110,7 @@ class RuleHooks(V1Hooks):
         self.repeats = self.repeats and not optimizer._one_by_one()
 
     def rule(self) -> Rule:
-        return self._optimizer._rule()
+        return self._optimizer._rule_of_step()
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return self._optimizer._one_by_one()
@@ -139,6 +139,9 @@ class AloneHooks(RuleHooks):
     def __init__(self, optimizer: Any, values: dict[str, Any] | None) -> None:
         super().__init__(optimizer, None, "", values)
         self.calls, self.repeats = False, True
+
+    def rule(self) -> Rule:
+        return self._optimizer._rule()
 
     def create(self, variables: Sequence[Tensor]) -> None:
         """The step has made them."""

@@ -52,6 +52,10 @@ class RuleOptimizer(Optimizer):
         """The rule of this step."""
         raise NotImplementedError
 
+    def _rule_of_step(self) -> Rule:
+        """The rule that a step runs for all variables at once; an extension adds to it."""
+        return self._rule()
+
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         """For each slot, in order of creation: name, initial value, last part of its own name."""
         return [(slot.name, slot.initial, self._name) for slot in self._rule().slots]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
-from thalweg.core.hooks import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_W
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
@@ -48,7 +46,3 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
 
     def _rule(self) -> Rule:
         return ADAM_W
-
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        own = super()._scalars(values, dtype, group)
-        return {**own, "weight_decay": self._decay(values, dtype, group)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
-from thalweg.core.hooks import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import MOMENTUM_W, NESTEROV_W
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
@@ -45,7 +43,3 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
 
     def _rule(self) -> Rule:
         return NESTEROV_W if self._use_nesterov else MOMENTUM_W
-
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        own = super()._scalars(values, dtype, group)
-        return {**own, "weight_decay": self._decay(values, dtype, group)}

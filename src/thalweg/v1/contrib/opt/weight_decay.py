@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic
-from thalweg.rules.weight_decay import WEIGHT_DECAY
+from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import titles_of
@@ -37,7 +38,9 @@ class DecoupledWeightDecayExtension(Optimizer):
         var <- var - weight_decay var, and then the optimizer's own step
 
     A dense gradient decays the whole variable, a sparse one the rows it names, each once. The decay
-    is not multiplied by the learning rate: let both fall where one falls.
+    is not multiplied by the learning rate: let both fall where one falls. Where the optimizer runs
+    a rule both happen in one pass over memory; LARS and NovoGrad, and a class with update hooks of
+    its own, find the variable decayed.
 
     Args:
         weight_decay: Share of a variable that a step takes away. A float, 0-d tensor, or callable
@@ -61,7 +64,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     Reference: tf.contrib.opt.DecoupledWeightDecayExtension; https://arxiv.org/abs/1711.05101
     """
 
-    FUSED: ClassVar[bool] = False  # whether the optimizer's rule has the decay in it
+    FUSED: ClassVar[bool] = False  # whether `_rule` has the decay in it, as `weight_decay`
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = weight_decay
@@ -145,20 +148,34 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _calls(self) -> bool:
         return is_function(self._weight_decay) or super()._calls()
 
+    def _rule_of_step(self) -> Rule:
+        rule: Rule = super()._rule_of_step()  # pyright: ignore
+        return rule if self.FUSED else with_decay(rule) or rule
+
+    def _one_by_one(self) -> bool:
+        fused = self.FUSED or with_decay(self._rule())  # pyright: ignore
+        return not fused or super()._one_by_one()  # pyright: ignore
+
     def _groups(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        """For a rule that has the decay in it: whether each variable is decayed."""
-        if not self.FUSED or values["decay_var_list"] is None:
-            return super()._groups(values, variables, gradients)  # pyright: ignore
-        return [_is_chosen(var, values) for var in variables]
+        groups: Groups = super()._groups(values, variables, gradients)  # pyright: ignore
+        chosen = values["decay_var_list"]
+        if chosen is None:
+            return groups
+        ids = set(map(id, chosen))
+        others = groups or [None] * len(variables)
+        return [
+            group if id(var) in ids else _Spared(group)
+            for var, group in zip(variables, others, strict=True)
+        ]
 
-    def _decay(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> Any:
-        """The decay of a group, as such a rule takes it."""
-        return dtype(0) if group is False else as_operand(values["decoupled_decay"], dtype)
-
-    def _one_by_one(self) -> bool:
-        return not self.FUSED or super()._one_by_one()  # pyright: ignore
+    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        decay = as_operand(values["decoupled_decay"], dtype)
+        if isinstance(group, _Spared):
+            decay, group = dtype(0), group.group
+        own = super()._scalars(values, dtype, group)  # pyright: ignore
+        return {**own, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
     def _apply_one(self, grad: Gradient, var: Tensor) -> None:
         values = self._values()
@@ -167,6 +184,13 @@ class DecoupledWeightDecayExtension(Optimizer):
             kept = self._plans.now().alone(var).alone(var)  # beside those of the step
             raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
         super()._apply_one(grad, var)
+
+
+@dataclass(frozen=True)
+class _Spared:
+    """The variables of a group that are not decayed."""
+
+    group: Hashable
 
 
 def _is_chosen(var: Tensor, values: dict[str, Any]) -> bool:

@@ -1,0 +1,186 @@
+"""A folder that only its user and root can change, and the files in it.
+
+What lies there is executed. So every folder from / on is opened inside the one before it, belongs
+to the user or root, and is writable by nobody else. What is looked at is what was opened, whatever
+has its name by then. The system follows no link: one that belongs to the user or root, where nobody
+else could have put it, such as a ~/.cache on another disk, is read, and its folders are looked at
+like all others.
+
+A folder that others may write to can be passed if it is sticky, as /tmp is: what belongs to the
+user or root in it cannot be renamed or replaced by others, and all else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+from thalweg.errors import PerformanceWarning, warn
+
+# Elsewhere, as on Windows, who may write to a file is not for this module to see.
+AVAILABLE = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
+
+_LINKS = 40  # as many as Linux follows
+_FRESH = 9  # folders of one name that are tried
+
+
+class _Unsafe(PermissionError):
+    """Somebody else may have written it, or can."""
+
+
+def opened(stack: ExitStack, path: str) -> int:
+    """The descriptor of a folder, made where it is missing; the stack closes it.
+
+    A folder that others may write to, or have made, is left as it is: what lies in it may be
+    theirs. Then `path-2` is taken or made, or `path-3`, and so on.
+
+    Raises:
+        OSError: A folder on the way is not safe, or the folder cannot be made.
+    """
+    parent, base = os.path.split(path)
+    here, where = _walk(stack, parent)
+    reasons: list[_Unsafe] = []
+    for number in range(1, _FRESH + 1):
+        name = base if number == 1 else f"{base}-{number}"
+        full = os.path.join(where, name)
+        try:
+            found, is_new = _enter(stack, name, here, full)
+        except _Unsafe as error:
+            reasons.append(error)
+            continue
+        if reasons and is_new:
+            warn(
+                f"{path} is left alone, as kernels in it may be another user's ({reasons[0]});"
+                f" new ones are kept in {full}. The old folder can be deleted.",
+                PerformanceWarning,
+            )
+        return found
+    raise reasons[0]
+
+
+def read(folder: int, name: str) -> bytes | None:
+    """The content of a file, None if there is none that only the user or root can have written."""
+    try:
+        # A pipe in its place must not make us wait.
+        with _descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as found:
+            status = os.fstat(found)
+            _check(status, name)
+            # A second name is one that others may have given to a file of the user's.
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                return None
+            with open(found, "rb", closefd=False) as file:
+                return file.read()
+    except OSError:
+        return None
+
+
+def write(folder: int, name: str, content: bytes) -> None:
+    """Write a file as a whole: other processes may be reading it, or writing it, too.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    temporary = f"{name}.{os.urandom(8).hex()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        with (
+            _descriptor(temporary, flags, folder) as found,
+            open(found, "wb", closefd=False) as file,
+        ):
+            file.write(content)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _walk(stack: ExitStack, path: str) -> tuple[int, str]:
+    if not os.path.isabs(path):  # what is in the working directory may come from anybody
+        raise PermissionError(f"{path} is not absolute")
+    top = here = stack.enter_context(_descriptor("/", _passing()))
+    where, left, links = "/", _parts(path), 0
+    _check(os.fstat(top), where, passed=True)
+    while left:
+        name = left.pop()
+        full = os.path.join(where, name)
+        target = _target(name, here, full)
+        if target is None:
+            here, _ = _enter(stack, name, here, full, passed=True)
+            where = full
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        left += _parts(target)
+        if os.path.isabs(target):
+            here, where = top, "/"
+    return here, where
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _target(name: str, folder: int, full: str) -> str | None:
+    """What a link says, None for anything else."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISLNK(status.st_mode):
+        return None
+    _check_owner(status, full)
+    return os.readlink(name, dir_fd=folder)
+
+
+def _enter(
+    stack: ExitStack, name: str, folder: int, full: str, passed: bool = False
+) -> tuple[int, bool]:
+    """The descriptor of a folder, and whether it was made."""
+    is_new = False
+    try:
+        try:
+            found = stack.enter_context(_descriptor(name, _passing(), folder))
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=folder)
+                is_new = True
+            found = stack.enter_context(_descriptor(name, _passing(), folder))
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
+            raise _Unsafe(f"{full} is no folder") from error
+        raise
+    _check(os.fstat(found), full, passed)
+    return found, is_new
+
+
+def _passing() -> int:
+    # O_PATH: it may be a folder that the user can enter but not list.
+    return os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
+
+
+@contextmanager
+def _descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
+    found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        yield found
+    finally:
+        os.close(found)
+
+
+def _check(status: os.stat_result, full: str, passed: bool = False) -> None:
+    _check_owner(status, full)
+    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared and not (passed and status.st_mode & stat.S_ISVTX):
+        advice = f"; `chmod go-w {full}` if it is yours" if passed else ""
+        raise _Unsafe(f"others may write to {full}{advice}")
+
+
+def _check_owner(status: os.stat_result, full: str) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise _Unsafe(f"{full} belongs to user {status.st_uid}")

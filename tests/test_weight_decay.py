@@ -1,0 +1,211 @@
+"""Decoupled decay in the pass of a rule: the bits of a pass of its own before the rule's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rulebook
+from rulebook import (
+    CASES,
+    DTYPES,
+    FIRST,
+    FLUSH,
+    KEEP,
+    LENGTHS,
+    Case,
+    Problem,
+    Row,
+    assert_same,
+    plain_rule,
+    sparse,
+    take,
+)
+from thalweg import IndexedSlices, Rule, RuleError, Slot, Variable, check_rule
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+
+SHARE = 0.03
+DECAY = Case(Row(WEIGHT_DECAY), "default", {"weight_decay": SHARE})
+FUSED = [case for case in FIRST if with_decay(case.rule)]
+WIDTHS = {"dense": None, "rows": (3,), "single": ()}
+
+
+def fused(case: Case) -> Case:
+    made = replace(case, row=replace(case.row, rule=with_decay(case.rule)))
+    return made.with_hypers(decoupled_decay=SHARE)
+
+
+def make(case: Case, dtype: Any, kind: str, special: float) -> Problem:
+    """Dense gradients of many lengths, or a sparse one with rows that are named again."""
+    width, rng = WIDTHS[kind], np.random.default_rng(1)
+    if width is None:
+        return Problem.make(case.row, LENGTHS, [dtype] * len(LENGTHS), 0, special)
+    problem, indices = Problem.make(case.row, [(12, *width)], [dtype], 0, special), [7, 2, 7, 0, 7]
+    rows = rulebook.values((len(indices), *width), dtype, rng, special)
+    problem.gradients = [sparse(rows, indices, problem.variables[0])]
+    return problem
+
+
+def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
+    """The decay, written to the variables, and then the rule."""
+    bare = Problem(problem.variables, [[] for _ in problem.variables], problem.gradients)
+    take(DECAY, bare, selection)
+    return take(case, problem, selection)
+
+
+# Kernels take long to compile: on the CPU engine one rule of each kind is quick, the rest are slow.
+KINDS = ("SGD", "AdagradDA", "AdamV1", "FtrlPower", "MomentumRMSprop")
+QUICK = [
+    ("reference", case, dtype, kind) for case in FUSED for dtype in DTYPES for kind in WIDTHS
+] + [
+    ("cpu", case, dtype, kind)
+    for case in FUSED
+    if case.rule.name in KINDS
+    for dtype in (torch.float32, torch.bfloat16)
+    for kind in ("dense", "rows")
+]
+SLOW = [
+    ("cpu", case, dtype, kind)
+    for case in FUSED
+    for dtype in DTYPES
+    for kind in WIDTHS
+    if ("cpu", case, dtype, kind) not in QUICK
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "case", "dtype", "kind"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    ids=lambda each: each.rule.name if isinstance(each, Case) else str(each).removeprefix("torch."),
+)
+def test_one_pass_has_the_bits_of_two(engine: str, case: Case, dtype: Any, kind: str) -> None:
+    for selection, special in ((KEEP, 0.0), (FLUSH, 0.3)):
+        got = make(case, dtype, kind, special)
+        wanted = got.copy()
+        for _ in range(2):
+            take(fused(case), got, selection._replace(name=engine))
+            in_two_passes(case, wanted, selection._replace(name="reference"))
+        assert_same(got.written(), wanted.written(), case.rule.name)
+
+
+def test_rules_that_have_to_be_decayed_first() -> None:
+    apart = {case.rule.name for case in CASES if with_decay(case.rule) is None}
+    assert apart == {"LARS", "NesterovLARS", "NovoGrad"}
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("duplicates", ["sum", "successive"])
+def test_a_variable_that_its_rule_leaves_alone_decays(engine: str, duplicates: str) -> None:
+    def update(var: Any, grad: Any) -> Any:
+        return var
+
+    case = fused(plain_rule(update, duplicates=duplicates)).with_hypers(decoupled_decay=0.5)
+    w, v = torch.tensor([4.0, -2.0]), torch.ones(3, 1)
+    grads = [torch.zeros(2), sparse(torch.zeros(3, 1), [2, 0, 2], v)]
+    take(case, Problem([w, v], [[], []], grads), KEEP._replace(name=engine))
+    assert (w.tolist(), v.tolist()) == ([2.0, -1.0], [[0.5], [1.0], [0.5]])
+
+
+def test_what_comes_before_is_a_formula_of_the_variable() -> None:
+    def update(var: Any, grad: Any, m: Any) -> Any:
+        return var - grad, m
+
+    def before(var: Any, m: Any) -> Any:
+        return var - m
+
+    rule = Rule(name="R", update=update, before=before, slots=(Slot("m"),), hypers=())
+    with pytest.raises(
+        RuleError, match="takes 2 values and returns 1; with 0 slots it must take 1"
+    ):
+        check_rule(rule)
+
+
+# Optimizers
+
+OPTIMIZERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "GradientDescent": (train.GradientDescentOptimizer, (0.1,)),
+    "Momentum": (train.MomentumOptimizer, (0.1, 0.9)),
+    "Adagrad": (train.AdagradOptimizer, (0.1,)),
+    "AdagradDA": (train.AdagradDAOptimizer, (0.1, Variable(np.int64(1), trainable=False))),
+    "Adadelta": (train.AdadeltaOptimizer, (0.1,)),
+    "Adam": (train.AdamOptimizer, (0.1,)),
+    "RMSProp": (train.RMSPropOptimizer, (0.1, 0.9, 0.5)),
+    "Ftrl": (train.FtrlOptimizer, (0.1,)),
+    "ProximalAdagrad": (train.ProximalAdagradOptimizer, (0.1,)),
+    "LazyAdam": (contrib.LazyAdamOptimizer, (0.1,)),
+    "Nadam": (contrib.NadamOptimizer, (0.1,)),
+    "AdaMax": (contrib.AdaMaxOptimizer, (0.1,)),
+    "LARS": (contrib.LARSOptimizer, (0.1,)),
+    "NovoGrad": (NovoGrad, (0.1,)),
+}
+
+
+def trained(cls: Any, args: tuple[Any, ...], dtype: Any, listed: bool) -> list[torch.Tensor]:
+    """Variables and slots after steps with dense, sparse and missing gradients."""
+    rng = np.random.default_rng(5)
+    names = {"w": (5,), "table": (6, 2), "idle": (3,)}
+    own = [Variable(torch.tensor(rng.normal(size=s)).to(dtype), name=n) for n, s in names.items()]
+    opt = cls(0.25, *args)
+    opt.engine = "reference"
+    for _ in range(3):
+        rows = torch.tensor(rng.normal(size=(3, 2))).to(dtype)
+        grads = [
+            torch.tensor(rng.normal(size=5)).to(dtype),
+            IndexedSlices(rows, torch.tensor([4, 1, 4])),
+            None,
+        ]
+        pairs = list(zip(grads, own, strict=True))
+        opt.apply_gradients(pairs, decay_var_list=own[1:] if listed else None)
+    slots = [opt.get_slot(var, name) for name in opt.get_slot_names() for var in own[:2]]
+    return [*own, *slots]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("listed", [False, True], ids=["all", "listed"])
+def test_an_optimizer_whose_hook_is_called_takes_the_same_steps(
+    name: str, dtype: Any, listed: bool
+) -> None:
+    cls, args = OPTIMIZERS[name]
+    extended = contrib.extend_with_decoupled_weight_decay(cls)
+
+    class Hooked(extended):
+        def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+            return super()._resource_apply_dense(grad, handle)
+
+    got, wanted = (trained(each, args, dtype, listed) for each in (extended, Hooked))
+    assert_same(got, wanted, name)
+
+
+def test_a_hook_sees_a_variable_that_has_decayed() -> None:
+    seen: list[float] = []
+
+    class Seeing(train.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            seen.append(var.item())
+
+    w = Variable([1.0])
+    contrib.extend_with_decoupled_weight_decay(Seeing)(0.5, 0.1).apply_gradients([([1.0], w)])
+    assert (seen, w.item()) == ([0.5], 0.5)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["all", "listed"])
+def test_all_variables_of_a_step_are_one_plan_that_repeats(listed: bool) -> None:
+    own = [Variable([8.0]), Variable([8.0])]
+    opt = contrib.extend_with_decoupled_weight_decay(train.MomentumOptimizer)(0.5, 1.0, 0.5)
+    plans = []
+    for _ in range(2):
+        pairs = [(torch.zeros(1), var) for var in own]
+        opt.apply_gradients(pairs, decay_var_list=own[:1] if listed else None)
+        last = opt._plans.now().last
+        assert last is not None
+        plans.append(last.ready)
+    assert plans[0] is plans[1]
+    assert [var.item() for var in own] == [2.0, 8.0 if listed else 2.0]
