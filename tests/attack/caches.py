@@ -164,6 +164,7 @@ def warm() -> None:
         _wanted.append(steps())
     numba.cfunc("float64(float64)")(lambda x: x + 1)
     in_child(steps)
+    assert any(path.is_file() for path in _pristine.rglob("*")), "no kernel was kept"
 
 
 def attack(long: bool, seed: int) -> Figures:
