@@ -71,5 +71,6 @@ def narrowed(values: Array, dtype: str) -> Array:
         rounded[np.isnan(values)] = 0x7FC0
         stored: Array = rounded.astype(np.uint16)
     else:
-        stored = values.astype(dtype)
+        with np.errstate(over="ignore"):
+            stored = values.astype(dtype)
     return stored.reshape(-1, 1).view(np.uint8)

@@ -24,7 +24,7 @@ from rulebook import FLUSH, KEEP, Case, Engines, Problem, case, take
 from thalweg.errors import LayoutError, PerformanceWarning
 
 TRIED = "random layouts of variables, slots and gradients, 1 to 4 steps each"
-CASES = {False: 4000, True: 200_000}
+CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 100
 
@@ -200,8 +200,9 @@ def warm() -> None:
     """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
-    for number in range(60):
-        attempt(0, number)
+    for rule in arithmetic.RULES:
+        dtypes = [getattr(torch, name) for name in SIZES]
+        take(case(rule), Problem.make(case(rule).row, [5] * len(dtypes), dtypes, 0))
 
 
 def attack(long: bool, seed: int) -> Figures:

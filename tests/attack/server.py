@@ -7,6 +7,7 @@ takes more than `PATIENCE` seconds has hung.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -51,9 +52,14 @@ class Server:
         pipes = self._process
         assert pipes.stdin is not None
         assert pipes.stdout is not None
-        pipes.stdin.write(json.dumps([planted, batch]) + "\n")
-        pipes.stdin.flush()
-        return json.loads(pipes.stdout.readline() or '"the server has ended"')
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            pipes.stdin.write(json.dumps([planted, batch]) + "\n")
+            pipes.stdin.flush()
+            line = pipes.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The server has ended with status {pipes.wait()}.")
+        return json.loads(line)
 
     def run(self, batch: Sequence[Any], planted: str = "") -> list[str]:
         """What became of each case; a crash is found by running the batch one by one.
@@ -72,7 +78,8 @@ class Server:
         """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         self._process.wait()
 
 

@@ -29,7 +29,7 @@ from thalweg.v1.train import AdamOptimizer, MomentumOptimizer
 from thalweg.variable import to_tensor
 
 TRIED = "states of keras, v1 and mixed precision with one damage each"
-CASES = {False: 6000, True: 200_000}
+CASES = {False: 4000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
