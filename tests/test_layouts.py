@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import layout_cases
 import rulebook
-from layout_cases import LAYOUTS, ROLES, possible, refused
+from attack.layout_cases import LAYOUTS, ROLES, possible, refused
+from attack.server import Server
 from rulebook import FIRST, FLUSH, KEEP, ROWS, Engines, Problem, assert_same, reference, take
 from thalweg import LayoutError, PerformanceWarning
 from thalweg.engines import layout
@@ -23,41 +19,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
 
 
-class Server:
-    """A warmed process that forks a child for each batch of cases."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, layout_cases.__file__]
-        folders = [str(Path(__file__).parent), *sys.path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def ask(self, batch):
-        self.process.stdin.write(json.dumps(batch) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def run(self, batch):
-        """The outcome of each case; a crash is found by running the batch one by one."""
-        outcomes = self.ask(batch)
-        if isinstance(outcomes, list):
-            return outcomes
-        singly = [self.ask([each]) for each in batch]
-        return [each[0] if isinstance(each, list) else each for each in singly]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
-
-
 @pytest.fixture(scope="module")
 def server():
-    started = Server()
-    yield started
-    started.close()
+    with Server("attack.layout_cases") as started:
+        yield started
 
 
 @pytest.mark.parametrize("rule", ROWS)

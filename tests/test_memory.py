@@ -61,6 +61,32 @@ def test_a_storage_that_was_cut(face: str, role: str, size: int) -> None:
         assert torch.equal(each, was)
 
 
+@pytest.mark.parametrize("engine", ["cpu", "auto"])
+def test_a_block_of_slots_that_begins_with_none_was_cut(engine: str) -> None:
+    empty, w = Variable(torch.ones(0, 2), name="empty"), Variable(torch.ones(4, 4), name="w")
+    opt = keras.optimizers.SGD(0.1, momentum=0.9)
+    opt.engine = engine
+    pairs = [(torch.ones(0, 2), empty), (torch.ones(4, 4), w)]
+    for _ in range(3):
+        opt.apply_gradients(pairs)
+    opt.get_slot(empty, "momentum").untyped_storage().resize_(4)  # it holds the slot of w, too
+    with pytest.raises(LayoutError, match=r"'w:0' has no memory that holds its 16 elements"):
+        opt.apply_gradients(pairs)
+
+
+@pytest.mark.parametrize("role", ["gradient", "variable"])
+def test_a_storage_that_was_cut_before_mixed_gradients_are_clipped(role: str) -> None:
+    w = Variable(torch.ones(1 << 20, dtype=torch.float16), name="w")
+    how: dict[str, Any] = {"loss_scaling": "Backoff", "clip_gradients": 1.0}
+    step = optimize_loss(lambda: 0, "Adam", {}, lambda s: 0.1, var_list=[w], **how)
+    grad = torch.ones_like(w.detach())
+    for _ in range(2):
+        step.apply_gradients([grad])
+    {"gradient": grad, "variable": w}[role].untyped_storage().resize_(0)
+    with pytest.raises(LayoutError, match="'w:0' has no memory that holds its"):
+        step.apply_gradients([grad])
+
+
 @pytest.mark.parametrize("offset", [0, 4])
 def test_a_new_gradient_over_less_memory_than_it_has_elements(offset: int) -> None:
     training = Training("keras", "cpu")

@@ -4,126 +4,27 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import mutations
 import thalweg
+from attack import mutations
+from attack.states import MAKE, everything, keras_trained, same, v1_trained, wrapped
 from keras_table import pair, train
 from thalweg import CheckpointMismatchError, Variable
 from thalweg.core import section, state
 from thalweg.keras.optimizers import SGD, Adam, Nadam
-from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 from thalweg.v1.train import AdamOptimizer, ExponentialMovingAverage, MomentumOptimizer
-from thalweg.variable import to_tensor
 
-SEED = 7
-DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of a state are the same to the bit; NaN is NaN."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, Tensor):
-        one, other = one.detach().contiguous(), other.detach().contiguous()
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return False
-        return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
-    return type(one) is type(other) and (one == other or one != one != other)
-
-
-def keras_trained() -> tuple[Any, list[Any]]:
-    variables = [Variable(np.ones(3, "f4"), "a"), Variable(np.ones((2, 3), "f4"), "b")]
-    opt = Nadam(0.5)
-    train(opt, variables, 2)
-    return opt, variables
-
-
-def v1_trained() -> tuple[Any, list[Any]]:
-    _, variables = keras_trained()
-    opt = AdamOptimizer(0.5)
-    for number in (1.0, 2.0):
-        opt.apply_gradients([(torch.full(var.shape, number), var) for var in variables])
-    return opt, variables
-
-
-def wrapped(inside: Any = None) -> MixedPrecisionOptimizerWrapper:
-    scaler = AutomaticLossScaler("Backoff", {"scale_max": 8.0, "step_window": 2})
-    return MixedPrecisionOptimizerWrapper(inside or MomentumOptimizer(0.5, 0.5), scaler)
-
-
-def wrapped_trained() -> tuple[Any, list[Any]]:
-    variables = [Variable(torch.ones(3, dtype=torch.float16), "a"), Variable(torch.ones(2), "b")]
-    opt = wrapped()
-    for _ in range(2):
-        opt.minimize(lambda: sum(var.float().sum() for var in variables), var_list=variables)
-    return opt, variables
-
-
-MAKE = {"keras": keras_trained, "v1": v1_trained, "openseq2seq": wrapped_trained}
 every_face = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-
-
-def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
-    own = {var.name: var.detach().clone() for var in variables}
-    return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **own}
-
-
-def fits(given: Any, now: Any) -> bool:
-    """Whether a state that was loaded is what the optimizer remembers now."""
-    if isinstance(now, dict):
-        left = now.keys() - given.keys()
-        numbers = all(isinstance(now[key], int | float) for key in left)
-        return given.keys() <= now.keys() and numbers and all(fits(given[k], now[k]) for k in given)
-    if isinstance(now, Tensor):
-        plain = state.kept(to_tensor(given))
-        return same(plain.to(now.dtype) if not now.dim() else plain, now)
-    return (type(given) is type(now) and given == now) or float(np.float32(given)) == now
-
-
-def assert_loads_or_refuses(
-    opt: Any, variables: list[Any], given: dict[str, Any], var_list: Any, how: str
-) -> bool:
-    """Load a state; returns whether it was taken."""
-    before = everything(opt, variables)
-    try:
-        opt.load_state_dict(given, var_list)
-    except DOCUMENTED:
-        assert same(everything(opt, variables), before), how
-        return False
-    assert fits(given, opt.state_dict()), how
-    return True
-
-
-@pytest.mark.parametrize(("face", "count"), [("keras", 3000), ("v1", 1500), ("openseq2seq", 1000)])
-@pytest.mark.filterwarnings("ignore")
-def test_a_damaged_state_is_taken_as_a_whole_or_refused(face: str, count: int) -> None:
-    dice, taken = random.Random(SEED), 0
-    opt, variables = MAKE[face]()
-    good = opt.state_dict()
-    for number in range(count):
-        given = copy.deepcopy(good)
-        how = f"mutation {number}: {mutations.mutated(given, dice)}"
-        target = opt if number % 2 or face == "openseq2seq" else type(opt)(0.25)
-        var_list = variables if target is not opt or dice.random() < 0.5 else None
-        if face == "keras" and number % 4 == 0:
-            var_list = None  # slots wait for their variables
-        taken += assert_loads_or_refuses(target, variables, given, var_list, how)
-        if target is opt:
-            opt.load_state_dict(good, variables)
-    assert count // 50 < taken < count // 2
 
 
 HYPERS = [10**400, 2**63, True, "1", None, [1.0], torch.tensor(1.0), 1j, float("nan"), 1e39, {}]

@@ -26,10 +26,12 @@ from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
 from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
+from thalweg.engines.layout import check_memory
 from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
 from thalweg.rules import clipping
+from thalweg.variable import titles_of
 
 _STAGES: dict[str, Formula] = {
     "unscaling": clipping.unscale,
@@ -357,9 +359,15 @@ def materialised(
     """The pairs with processed gradients, in memory of their own; sparse ones keep their indices.
 
     Gradients get the dtypes of their variables.
+
+    Raises:
+        LayoutError: A gradient or a variable has no memory that holds its elements.
     """
     if not how or not pairs:
         return list(pairs), Decision(True, [])
+    for (grad, var), title in zip(pairs, titles_of([var for _, var in pairs]), strict=True):
+        check_memory(values_of(grad), f"The gradient of '{title}'")
+        check_memory(var, f"'{title}'")
     if how.trust is not None:
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]

@@ -177,11 +177,13 @@ class DensePlan:
             for members in signatures.values()
         ]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
-        # Slots of one block share storage and version counter: one tensor stands for them all.
+        # Slots of one block share storage and version counter: one tensor stands for them all. It
+        # has elements, for torch tells no address of others.
         blocks: dict[int, Tensor] = {}
         for each in slots:
             for slot in each:
-                blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
+                if slot.numel():
+                    blocks.setdefault(slot.untyped_storage().data_ptr(), slot)
         slot_blocks = list(blocks.values())
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self.written = [*variables, *slot_blocks, *copied]

@@ -1,14 +1,7 @@
-"""Layouts that have crashed optimizers, each inside canaries; run as a script it is the server.
-
-The server warms up every rule, then forks a child for each line of cases it is sent: a crash kills
-the child only.
-"""
+"""Layouts that have crashed optimizers, each inside canaries, for `attack.server`."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import warnings
 
 import numpy as np
@@ -149,33 +142,14 @@ def run_foreign(rule: str, layout: str) -> str:
 
 
 def attempt(rule: str, role: str, layout: str) -> str:
-    try:
-        return run_foreign(rule, layout) if role == "foreign slot" else run(rule, role, layout)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    """What became of a case: "ok", the refusal's class, or what went wrong."""
+    return run_foreign(rule, layout) if role == "foreign slot" else run(rule, role, layout)
 
 
-def serve() -> None:
+def warm() -> None:
+    """Have every kernel in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
     for each in FIRST:
         for role in ("variable", "values"):
             attempt(each.rule.name, role, "contiguous")
-    for line in sys.stdin:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(reading)
-            answer = json.dumps([attempt(*each) for each in json.loads(line)])
-            os.write(writing, answer.encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            answer = pipe.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        sys.stdout.write((answer if status == 0 else json.dumps(f"exit {status}")) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    serve()

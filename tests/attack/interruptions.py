@@ -2,8 +2,9 @@
 
 Each step is compared with a twin that nobody interrupts: the state must be that of before or that
 of after, to the last bit, and the notes of the exception must not say the other. Run as a program
-it prints what was counted, as JSON: `python tests/interruptions.py keras signal 100 [seed]`. The
-seed, 0 if none is given, chooses the moments; what goes wrong is told on stderr with it.
+it prints what was counted, as JSON: `python -m attack.interruptions keras signal 100 [seed]` in the
+folder of the tests. The seed, 0 if none is given, chooses the moments; what goes wrong is told on
+stderr with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,12 +22,15 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import thalweg
+from attack.figures import Figures
 from fuse import NOT_TAKEN
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.keras import optimizers as keras
@@ -177,10 +182,54 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 }
 
 
+TRIED = (
+    "steps of 12 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
+)
+CASES = {False: 50, True: 2000}  # of each training and kind
+KINDS = ("signal", "exception")
 WRONG = ("torn", "false note")
 
 
-def attack(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
+def told(
+    name: str, kinds: str, count: int, seed: int, timeout: float
+) -> tuple[dict[str, int], str]:
+    """What became of so many interrupted steps, in a process of their own, and all that it says.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    command = [sys.executable, "-m", "attack.interruptions", name, kinds, str(count), str(seed)]
+    folders = [str(Path(__file__).parents[1]), *sys.path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )  # fmt: skip
+    said = f"{command}\n{done.stdout}\n{done.stderr}"
+    if done.returncode:
+        raise RuntimeError(said)
+    return json.loads(done.stdout), said
+
+
+def attack(long: bool, seed: int) -> Figures:
+    """Interrupt steps of each training, two processes at a time."""
+    figures, count = Figures(), CASES[long]
+
+    def each(name: str) -> tuple[dict[str, int], str]:
+        try:
+            return told(name, ",".join(KINDS), count, seed, 60 + 0.5 * count * len(KINDS))
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            return {"failed": count * len(KINDS)}, str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        for name, (found, said) in zip(TRAININGS, pool.map(each, TRAININGS), strict=True):
+            if set(found) & {*WRONG, "failed"}:
+                figures.failures.append(f"{name}, seed {seed}: {said}")
+            figures.kinds.update(found)
+            figures.cases += sum(found.values())
+    return figures
+
+
+def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
     """Interrupt so many steps.
 
     Args:
@@ -283,7 +332,7 @@ def main(name: str, how: str, count: str, seed: str = "0") -> None:
     found = Counter[str]()
     for kind in how.split(","):
         try:
-            found.update(attack(name, kind, int(count), int(seed)))
+            found.update(interrupt(name, kind, int(count), int(seed)))
         except BaseException:
             _tell(f"{name}, {kind}, seed {seed}: failed", None)
             raise

@@ -1,0 +1,457 @@
+"""What users do between two steps, each change drawn by dice that the twin throws, too.
+
+A change that the next step may refuse leaves in `undo` what takes it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attack.trainings import Training, numbers, rows
+from thalweg import Variable
+
+Move = Callable[[Training, random.Random], None]
+
+
+class Spoilt(Exception):
+    """A storage was cut, and cannot be made whole: the training is over."""
+
+
+def clamped(value: Tensor) -> Tensor:
+    return value.clamp(-0.75, 0.75)
+
+
+def _place(training: Training, dice: random.Random) -> int:
+    return dice.randrange(len(training.variables))
+
+
+def _with_data(var: Any, data: Tensor) -> Callable[[], None]:
+    return lambda: setattr(var, "data", data)
+
+
+def _remembered(training: Training, place: int) -> Any:
+    """A variable; what it holds now comes back if the next step is refused."""
+    var = training.variables[place]
+    training.undo.append(_with_data(var, var.detach().clone()))
+    return var
+
+
+def _is_dense(grad: Any) -> bool:
+    return isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_meta
+
+
+# Layouts of some values
+
+
+def _transposed(value: Tensor) -> Tensor:
+    return value.t().contiguous().t() if value.dim() == 2 else value.clone()
+
+
+def _every_second(value: Tensor) -> Tensor:
+    return torch.stack([value, value], -1)[..., 0]
+
+
+def _behind(value: Tensor) -> Tensor:
+    return torch.cat([value.new_zeros(3), value.flatten()])[3:].view(value.shape)
+
+
+def _at_an_odd_byte(value: Tensor) -> Tensor:
+    size = value.element_size()
+    memory = bytearray(size * (value.numel() + 2))
+    raw = torch.frombuffer(memory, dtype=value.dtype, offset=1, count=value.numel() + 1)
+    return raw[: value.numel()].view(value.shape).copy_(value)
+
+
+def _backwards(value: Tensor) -> Tensor:
+    order = list(reversed(range(value.dim())))
+    return value.permute(order).contiguous().permute(order)
+
+
+LAYOUTS = [Tensor.clone, _transposed, _every_second, _behind, _at_an_odd_byte, _backwards]
+
+
+def _laid_out(value: Tensor, dice: random.Random) -> Tensor:
+    return dice.choice(LAYOUTS)(value.detach())
+
+
+# Variables
+
+
+def data_replaced(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    var.data = _laid_out(var.detach() * 0.5, dice)
+
+
+def data_expanded(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    if var.numel():
+        var.data = var.detach().flatten()[0].clone().expand(var.shape)
+
+
+def data_of_another_shape(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    var.data = var.detach().flatten() if dice.random() < 0.5 else var.detach()[None]
+
+
+def data_seen_otherwise(training: Training, dice: random.Random) -> None:
+    """The same memory with other strides, or as another type of the same size."""
+    var = _remembered(training, _place(training, dice))
+    if var.dtype in (torch.float16, torch.bfloat16) and dice.random() < 0.7:
+        var.data = var.detach().view(
+            torch.float16 if var.dtype == torch.bfloat16 else torch.bfloat16
+        )
+    elif var.dim() == 2 and var.shape[0] == var.shape[1]:
+        var.data = var.detach().t()
+
+
+def variable_set(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    with torch.no_grad():
+        var.set_(_laid_out(var.detach() + 0.25, dice))
+
+
+def variable_transposed(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    if var.dim() == 2:
+        with torch.no_grad():
+            var.t_()
+
+
+def variable_swapped(training: Training, dice: random.Random) -> None:
+    var = _remembered(training, _place(training, dice))
+    value = numbers(var.shape, var.dtype, dice)
+    other: Any = Variable(value, var.name) if isinstance(var, Variable) else None
+    torch.utils.swap_tensors(var, torch.nn.Parameter(value) if other is None else other)
+
+
+def variable_written(training: Training, dice: random.Random) -> None:
+    with torch.no_grad():
+        training.variables[_place(training, dice)].mul_(-0.5)
+
+
+def variables_share(training: Training, dice: random.Random) -> None:
+    one, other = _place(training, dice), _place(training, dice)
+    first, second = training.variables[one], _remembered(training, other)
+    if one != other and first.dtype == second.dtype and first.shape == second.shape:
+        second.data = first.data
+
+
+def constraint_given(training: Training, dice: random.Random) -> None:
+    var = training.variables[_place(training, dice)]
+    var.constraint = clamped if dice.random() < 0.6 else None
+
+
+# Storages that are cut
+
+
+def _cut(training: Training, tensor: Tensor, dice: random.Random) -> None:
+    """Cut the storage of a tensor, of the training alone: memory that NumPy has seen, as all of
+    the twin's has been, cannot be cut."""
+    storage, part = tensor.untyped_storage(), dice.choice([0.0, 0.25, 0.5, 0.9, 1.0])
+    if training.is_twin or not storage.resizable():
+        return
+    kept = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+    left = min(int(part * len(kept)), max(len(kept) - 1, 0))
+
+    def restore() -> None:
+        if not storage.resizable():
+            raise Spoilt
+        storage.resize_(len(kept))
+        torch.empty(0, dtype=torch.uint8).set_(storage)[left:] = kept[left:]
+
+    storage.resize_(left)
+    training.undo.append(restore)
+    training.is_cut = True
+
+
+def variable_cut(training: Training, dice: random.Random) -> None:
+    _cut(training, training.variables[_place(training, dice)], dice)
+
+
+def slot_cut(training: Training, dice: random.Random) -> None:
+    slot = _slot(training, dice)
+    if slot is not None:
+        _cut(training, slot, dice)
+
+
+def gradient_cut(training: Training, dice: random.Random) -> None:
+    grad = training.gradients[_place(training, dice)]
+    if _is_dense(grad):
+        _cut(training, grad, dice)
+
+
+# Slots
+
+
+def _slot(training: Training, dice: random.Random) -> Any:
+    """One that is asked for now, or was long ago."""
+    names = training.slot_names()
+    place = _place(training, dice)
+    if not names:
+        return None
+    if training.held and dice.random() < 0.5:
+        return dice.choice(training.held)
+    return training.slot(place, dice.choice(names))
+
+
+def _remembered_slot(training: Training, dice: random.Random) -> Any:
+    slot = _slot(training, dice)
+    if slot is None:
+        return numbers((4, 4), torch.float32, dice)
+    training.undo.append(_with_data(slot, slot.detach().clone()))
+    return slot
+
+
+def slot_held(training: Training, dice: random.Random) -> None:
+    slot = _slot(training, dice)
+    if slot is not None:
+        training.held.append(slot)
+
+
+def slot_set(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    with torch.no_grad():
+        slot.set_(_laid_out(slot.detach() * 0.5, dice))
+
+
+def slot_transposed(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    if slot.dim() == 2:
+        with torch.no_grad():
+            slot.t_()
+
+
+def slot_swapped(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    other = torch.nn.Parameter(slot.detach() * 0.5, requires_grad=False)
+    torch.utils.swap_tensors(slot, other)
+
+
+def slot_data_given(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    slot.data = _laid_out(slot.detach() * 0.5, dice)
+
+
+def slot_expanded(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    if slot.numel():
+        slot.data = slot.detach().flatten()[0].clone().expand(slot.shape)
+
+
+def slot_of_another_shape(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    slot.data = slot.detach().flatten()[: max(0, slot.numel() - 1)]
+
+
+def slot_on_its_variable(training: Training, dice: random.Random) -> None:
+    slot = _remembered_slot(training, dice)
+    var = training.variables[_place(training, dice)]
+    if slot.shape == var.shape and slot.dtype == var.dtype:
+        slot.data = var.data
+
+
+def slot_written(training: Training, dice: random.Random) -> None:
+    slot = _slot(training, dice)
+    if slot is not None:
+        with torch.no_grad():
+            slot.mul_(0.5)
+
+
+# Gradients
+
+
+def gradients_new(training: Training, dice: random.Random) -> None:
+    training.renew(dice)
+
+
+def gradient_laid_out(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    training.gradients[place] = _laid_out(numbers(var.shape, var.dtype, dice), dice)
+
+
+def gradient_expanded(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    training.gradients[place] = numbers((), var.dtype, dice).expand(var.shape)
+
+
+def gradient_negated(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    grad = training.gradients[place]
+    if _is_dense(grad):
+        training.gradients[place] = torch._neg_view(grad)
+
+
+def gradient_written(training: Training, dice: random.Random) -> None:
+    grad = training.gradients[_place(training, dice)]
+    if _is_dense(grad) and grad._base is None:
+        grad.mul_(-0.5)
+
+
+def gradient_none(training: Training, dice: random.Random) -> None:
+    training.gradients[_place(training, dice)] = None
+
+
+def gradient_sparse(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    if var.dim():
+        made = rows(var, dice)
+        sparse = torch.sparse_coo_tensor(made.indices[None], made.values, tuple(var.shape))
+        training.gradients[place] = made if dice.random() < 0.6 else sparse
+
+
+def gradient_of_a_bad_row(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    if var.dim():
+        made = rows(var, dice)
+        bad = torch.full_like(made.indices, dice.choice([-1, var.shape[0], 2**31, -(2**63)]))
+        training.gradients[place] = type(made)(made.values, bad, tuple(var.shape))
+
+
+def gradient_of_another_dtype(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    kind = dice.choice([torch.float64, torch.float32, torch.float16, torch.int32, torch.complex64])
+    training.gradients[place] = numbers(var.shape, torch.float32, dice).to(kind)
+
+
+def gradient_of_another_shape(training: Training, dice: random.Random) -> None:
+    place = _place(training, dice)
+    var = training.variables[place]
+    shape = dice.choice([(var.numel() + 1,), (1, *var.shape), (var.numel(),), ()])
+    training.gradients[place] = numbers(shape, var.dtype, dice)
+
+
+def gradient_is_a_variable(training: Training, dice: random.Random) -> None:
+    place, other = _place(training, dice), _place(training, dice)
+    var, source = training.variables[place], training.variables[other]
+    if var.shape == source.shape and var.dtype == source.dtype:
+        training.gradients[place] = source.detach()
+
+
+def gradient_is_a_slot(training: Training, dice: random.Random) -> None:
+    place, slot = _place(training, dice), _slot(training, dice)
+    var = training.variables[place]
+    if slot is not None and slot.shape == var.shape and slot.dtype == var.dtype:
+        training.gradients[place] = slot.detach()
+
+
+def gradient_of_junk(training: Training, dice: random.Random) -> None:
+    junk: list[Any] = ["g", object(), float("nan"), 1.0, [[1.0]], torch.zeros(3, device="meta")]
+    training.gradients[_place(training, dice)] = dice.choice(junk)
+
+
+# The step as a whole
+
+
+def group_changed(training: Training, dice: random.Random) -> None:
+    every = list(range(len(training.variables)))
+    kind = dice.choice(["all", "some", "mixed", "twice"])
+    if kind == "some":
+        every = dice.sample(every, dice.randint(1, len(every)))
+    elif kind == "mixed":
+        dice.shuffle(every)
+    elif kind == "twice":
+        every.append(dice.choice(every))
+    if training.face != "optimize_loss":
+        training.group = every
+
+
+def variable_added(training: Training, dice: random.Random) -> None:
+    if training.face == "optimize_loss" or len(training.variables) > 6:
+        return
+    var = Variable(numbers((4, 4), torch.float32, dice), f"w{len(training.variables)}")
+    training.variables.append(var)
+    training.gradients.append(numbers(var.shape, var.dtype, dice))
+    training.group.append(len(training.variables) - 1)
+
+
+def hyperparameter_changed(training: Training, dice: random.Random) -> None:
+    value = dice.choice([0.1, 0.05, 0.5, 0.0])
+    if training.face == "keras":
+        training.opt.learning_rate = value
+    else:
+        training.rate.assign(value)
+
+
+def hyperparameter_of_no_use(training: Training, dice: random.Random) -> None:
+    before = training.rate.detach().clone()
+    if training.face == "keras":
+        before = training.opt.learning_rate
+        training.opt.learning_rate = _failing
+        training.undo.append(lambda: setattr(training.opt, "learning_rate", float(before)))
+
+
+def _failing() -> float:
+    raise ZeroDivisionError("a rate that cannot be told")
+
+
+def engine_switched(training: Training, dice: random.Random) -> None:
+    training.choose(dice.choice([None, "cpu", "auto", "reference"]))
+
+
+def denormals_switched(training: Training, dice: random.Random) -> None:
+    training.denormals = dice.choice([None, "keep", "flush"])
+
+
+def state_loaded(training: Training, dice: random.Random) -> None:
+    state = training.opt.state_dict()
+    if dice.random() < 0.5:
+        training.step()
+    training.opt.load_state_dict(state)
+
+
+def state_refused(training: Training, dice: random.Random) -> None:
+    state = training.opt.state_dict()
+    state[dice.choice(["junk", "iterations", "w0"])] = "junk"
+    try:
+        training.opt.load_state_dict(state)
+    except (ValueError, TypeError):
+        return
+
+
+def copied(training: Training, dice: random.Random) -> None:
+    how = dice.choice(["deepcopy", "pickle"])
+    if training.face != "optimize_loss":
+        training.copied(how)
+
+
+def state_looked_at(training: Training, dice: random.Random) -> None:
+    training.opt.state_dict()
+    repr(training.opt)
+
+
+def step_of_another_thread(training: Training, dice: random.Random) -> None:
+    def work() -> None:
+        with contextlib.suppress(Exception):  # the next step will say so, too
+            training.step()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+CUTS: tuple[Move, ...] = (variable_cut, slot_cut, gradient_cut)
+MOVES: tuple[Move, ...] = (
+    *CUTS,
+    data_replaced, data_expanded, data_of_another_shape, data_seen_otherwise, variable_set,
+    variable_transposed, variable_swapped, variable_written, variables_share, constraint_given,
+    slot_held, slot_set, slot_transposed, slot_swapped, slot_data_given, slot_expanded,
+    slot_of_another_shape, slot_on_its_variable, slot_written,
+    gradients_new, gradient_laid_out, gradient_expanded, gradient_negated, gradient_written,
+    gradient_none, gradient_sparse, gradient_of_a_bad_row, gradient_of_another_dtype,
+    gradient_of_another_shape, gradient_is_a_variable, gradient_is_a_slot, gradient_of_junk,
+    group_changed, variable_added, hyperparameter_changed, hyperparameter_of_no_use,
+    engine_switched, denormals_switched, state_loaded, state_refused, copied, state_looked_at,
+    step_of_another_thread,
+)  # fmt: skip

@@ -1,0 +1,61 @@
+"""Defects that an attack must notice: each takes a check out of the library."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.core.state import loading
+from thalweg.engines import gate, layout
+from thalweg.engines.cpu import store
+from thalweg.engines.cpu.likeness import Likeness
+from thalweg.engines.cpu.plan import DensePlan
+from thalweg.engines.cpu.watched import Watched
+
+
+def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
+    return lambda: setattr(home, name, function)
+
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+def _first_slots() -> None:
+    made = DensePlan.__init__
+
+    def init(self: Any, asked: Any) -> None:
+        made(self, asked)
+        blocks: dict[int, Any] = {}
+        for slot in (slot for own in self.slots for slot in own):
+            blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)
+        self.written = [*self.variables, *blocks.values(), *self._copied]
+        self._pointers = [each.data_ptr() for each in self.written]
+
+    DensePlan.__init__ = init
+
+
+def _unsealed(name: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return (store.folder() / name).read_bytes()[64:]
+    return b""
+
+
+DEFECTS: dict[str, Callable[[], None]] = {
+    "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
+    "elements may overlap": _instead(layout, "overlapping", _no),
+    "gradients may lie in what is written": _instead(
+        gate, "_apart", lambda variables, gradients, slots, copies: list(gradients)
+    ),
+    "plans always stand": _instead(DensePlan, "_stands", _yes),
+    "slots are not watched": _instead(Watched, "stand", _yes),
+    "everything is alike": _instead(Likeness, "holds", _yes),
+    "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
+    "states are loaded as they come": _instead(loading, "differences", lambda *_: []),
+    "machine code is not sealed": _instead(store, "_read", _unsealed),
+}

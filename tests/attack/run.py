@@ -1,0 +1,45 @@
+"""Run attacks and print a line of figures for each; exit 1 if anything failed.
+
+python tests/attack/run.py [NAME ...] [--long] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def main() -> int:
+    sys.path[0] = str(TESTS)
+    cache = TESTS.parent / ".pytest_cache" / "d" / "thalweg"
+    os.environ.setdefault("THALWEG_CACHE_DIR", str(cache))
+    from attack import ATTACKS, load
+
+    parser = argparse.ArgumentParser(description="Attacks on the library, with figures.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ATTACKS)}")
+    parser.add_argument("--long", action="store_true", help="as many cases as a night holds")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the cases; 0 by default")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(ATTACKS):
+        parser.error(f"no attack is called {', '.join(sorted(unknown))}")
+    failed = False
+    for name in given.names or ATTACKS:
+        attack, begin = load(name), time.perf_counter()
+        figures = attack.attack(given.long, given.seed)
+        seconds = time.perf_counter() - begin
+        words = f"{name}: {attack.TRIED}: {figures.line()}, seed {given.seed}, {seconds:.0f} s\n"
+        sys.stdout.write(words)
+        sys.stdout.flush()
+        for failure in figures.failures[:20]:
+            sys.stderr.write(f"  {failure}\n")
+        failed = failed or bool(figures.failures)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

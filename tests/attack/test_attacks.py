@@ -1,0 +1,70 @@
+"""Each attack at the size of a test run, and the defects that it must notice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attack import ATTACKS, load
+from attack.server import Server
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+SEED = 0
+RUN = Path(__file__).with_name("run.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_fails_under_an_attack(name: str) -> None:
+    figures = load(name).attack(False, SEED)
+    assert figures.cases
+    assert not figures.failures, "\n".join(figures.failures[:20])
+
+
+# An attack that cannot fail says nothing: each is set upon a library that lacks a check.
+
+NOTICED = {
+    "layouts": (
+        "strides of gradients are not compared",
+        "elements may overlap",
+        "gradients may lie in what is written",
+    ),
+    "changes": (
+        "plans always stand",
+        "slots are not watched",
+        "everything is alike",
+        "a block is told by its first slot",
+    ),
+    "states": ("states are loaded as they come",),
+    "caches": ("machine code is not sealed",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTICED)
+def test_the_attack_notices_a_missing_check(name: str) -> None:
+    module = load(name)
+    with Server(module.__name__) as server:
+        for defect in NOTICED[name]:
+            assert noticed(server, module.GOOD, defect), defect
+
+
+def noticed(server: Server, good: tuple[str, ...], defect: str) -> bool:
+    """Whether one of some hundred cases fails if the library has this defect."""
+    for first in range(0, 800, 10):
+        cases = [(SEED, number) for number in range(first, first + 10)]
+        if set(server.run(cases, defect)) - set(good):
+            return True
+    return False
+
+
+def test_the_command_prints_figures_and_tells_failures() -> None:
+    done = subprocess.run(
+        [sys.executable, str(RUN), "no such attack"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "no attack is called no such attack" in done.stderr

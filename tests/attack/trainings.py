@@ -1,0 +1,230 @@
+"""Trainings of each face, whose every part a change may reach."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thalweg
+from thalweg import IndexedSlices, Variable, keras, v1
+from thalweg.openseq2seq.optimizers import optimize_loss
+
+HALF = (torch.float16, torch.bfloat16)
+KERAS: list[Callable[[], Any]] = [
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    lambda: keras.optimizers.Adam(0.1),
+    lambda: keras.optimizers.Adam(0.1, amsgrad=True, clipnorm=1.0),
+    lambda: keras.optimizers.RMSprop(0.1, centered=True, clipvalue=0.5),
+    lambda: keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    lambda: keras.optimizers.Nadam(0.1, global_clipnorm=1.0),
+    lambda: keras.optimizers.Adagrad(0.1),
+]
+V1: list[Callable[[Any], Any]] = [
+    v1.train.GradientDescentOptimizer,
+    lambda rate: v1.train.MomentumOptimizer(rate, 0.9, use_nesterov=True),
+    v1.train.AdamOptimizer,
+    v1.train.AdagradOptimizer,
+    lambda rate: v1.train.RMSPropOptimizer(rate, momentum=0.5),
+    v1.train.FtrlOptimizer,
+]
+STEPS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("Momentum", {"momentum": 0.9}, {}),
+    ("Momentum", {"momentum": 0.9}, {"clip_gradients": 1.0}),
+    ("Adam", {}, {"larc_params": {"larc_eta": 0.01}}),
+    ("Adam", {}, {"clip_gradients": 2.0}),
+]
+
+
+class Training:
+    """Variables under an optimizer, and the gradients of the next step.
+
+    Args:
+        dice: Draws it; the same dice draw the same training.
+        is_twin: Whether it steps by the reference engine, with nothing kept from step to step.
+    """
+
+    face = ""
+
+    def __init__(self, dice: random.Random, is_twin: bool) -> None:
+        self.is_twin = is_twin
+        self.denormals: Any = None
+        self.rate = Variable(0.1, "rate", trainable=False)
+        self.count = Variable(torch.zeros((), dtype=torch.int64), "count", trainable=False)
+        self.variables = [self._variable(dice, k) for k in range(dice.choice([1, 2, 3, 5]))]
+        self.gradients: list[Any] = []
+        self.group = list(range(len(self.variables)))  # which variables a step is over
+        self.held: list[Tensor] = []  # slots that were asked for long ago
+        self.undo: list[Callable[[], None]] = []  # of the last change, should it be refused
+        self.is_cut = False
+        self.before: dict[str, Any] = {}  # bits as they were before storages were cut
+        self.opt: Any = self._made(dice)
+        self.choose(None)
+        self.renew(dice)
+
+    def _variable(self, dice: random.Random, number: int) -> Any:
+        shape = dice.choice([(4, 4), (4, 4), (3, 5), (8,), (), (2, 3, 2), (40, 3), (0, 2)])
+        kind = dice.choice([torch.float32] * 6 + [torch.float64, *HALF])
+        value = numbers(shape, kind, dice)
+        if not number and dice.random() < 0.4:  # one without a name is enough
+            return torch.nn.Parameter(value)
+        return Variable(value, f"w{number}")
+
+    def _made(self, dice: random.Random) -> Any:
+        raise NotImplementedError
+
+    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+        raise NotImplementedError
+
+    def choose(self, engine: Any) -> None:
+        """Set the engine, where it is not the twin's."""
+        self.stepping.engine = "reference" if self.is_twin else engine
+
+    @property
+    def stepping(self) -> Any:
+        """The optimizer that has slots."""
+        return self.opt
+
+    def renew(self, dice: random.Random) -> None:
+        """Other gradients, all of them good."""
+        self.gradients = [numbers(var.shape, var.dtype, dice) for var in self.variables]
+
+    def step(self) -> None:
+        """Take a step."""
+        if self.is_twin:
+            self.stepping._plans = type(self.stepping._plans)()
+        with thalweg.engine(denormals=self.denormals):
+            grads = [self.gradients[place] for place in self.group]
+            self._apply(grads, [self.variables[place] for place in self.group])
+
+    def take_back(self) -> None:
+        """Undo the last change."""
+        for each in reversed(self.undo):
+            each()
+        self.undo.clear()
+        self.is_cut = False
+
+    def repair(self, dice: random.Random) -> None:
+        """Go on after a step that was refused."""
+        self.take_back()
+        self.group = list(range(len(self.variables)))
+        self.renew(dice)
+
+    def slot_names(self) -> list[str]:
+        return self.opt.get_slot_names()
+
+    def slot(self, place: int, name: str) -> Any:
+        """A slot, handed out."""
+        return self.opt.get_slot(self.variables[place], name)
+
+    def bits(self) -> dict[str, Any]:
+        """Everything that a step may change."""
+        found = flat(self.opt.state_dict())
+        found |= {f"variable {k}": var.detach() for k, var in enumerate(self.variables)}
+        found["count"] = self.count.detach()
+        for place, grad in enumerate(self.gradients):
+            if isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_meta:
+                found[f"gradient {place}"] = grad.detach()
+        return {name: _bits(value) for name, value in found.items()}
+
+    def copied(self, how: str) -> None:
+        """Go on with a copy of all."""
+        own = (self.opt, self.variables, self.rate, self.count)
+        again = copy.deepcopy(own) if how == "deepcopy" else pickle.loads(pickle.dumps(own))
+        self.opt, self.variables, self.rate, self.count = again
+        self.held.clear()
+
+
+class KerasTraining(Training):
+    """`apply_gradients` of Keras."""
+
+    face = "keras"
+
+    def _made(self, dice: random.Random) -> Any:
+        return dice.choice(KERAS)()
+
+    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+        self.opt.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+
+class V1Training(Training):
+    """`apply_gradients` of TensorFlow 1, which counts."""
+
+    face = "v1"
+
+    def _made(self, dice: random.Random) -> Any:
+        return dice.choice(V1)(self.rate)
+
+    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+        self.opt.apply_gradients(list(zip(gradients, variables, strict=True)), self.count)
+
+
+class LossTraining(Training):
+    """A step of `optimize_loss`, with gradients from elsewhere."""
+
+    face = "optimize_loss"
+
+    def _made(self, dice: random.Random) -> Any:
+        name, params, options = dice.choice(STEPS)
+        if dice.random() < 0.4 and "larc_params" not in options:
+            options = {**options, "dtype": "mixed", "loss_scaling": dice.choice([8.0, "Backoff"])}
+        return optimize_loss(
+            lambda: None, name, params, lambda _: self.rate.detach().clone(),
+            var_list=self.variables, global_step=self.count, **options,
+        )  # fmt: skip
+
+    @property
+    def stepping(self) -> Any:
+        return self.opt._inner
+
+    def slot_names(self) -> list[str]:
+        return self.stepping.get_slot_names()
+
+    def slot(self, place: int, name: str) -> Any:
+        return self.opt.optimizer.get_slot(self.variables[place], name)
+
+    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+        self.opt.apply_gradients(gradients)
+
+
+FACES = (KerasTraining, V1Training, LossTraining)
+
+
+def numbers(shape: Any, dtype: torch.dtype, dice: random.Random) -> Tensor:
+    """Random numbers of usual size."""
+    generator = torch.Generator().manual_seed(dice.randrange(2**32))
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
+
+
+def rows(var: Tensor, dice: random.Random) -> IndexedSlices:
+    """A sparse gradient of a variable, in which rows may come twice."""
+    count = dice.choice([0, 1, 3, 7])
+    indices = [dice.randrange(max(1, var.shape[0])) for _ in range(count if var.shape[0] else 0)]
+    values = numbers((len(indices), *var.shape[1:]), var.dtype, dice)
+    return IndexedSlices(values, torch.tensor(indices, dtype=torch.int64), tuple(var.shape))
+
+
+def flat(state: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested state by the way to each value."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}/")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _bits(value: Any) -> Any:
+    """A value as something that is equal to itself only; every NaN is one."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    plain = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
+    if plain.is_floating_point():
+        plain[plain != plain] = torch.nan
+    return plain.dtype, tuple(plain.shape), plain.view(-1).view(torch.uint8).numpy().tobytes()
