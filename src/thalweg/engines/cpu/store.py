@@ -14,15 +14,15 @@ import os
 import stat
 import sys
 import tempfile
-import threading
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from thalweg.engines.cpu import machine_code
 from thalweg.errors import PerformanceWarning, warn
+from thalweg.locks import Awaited
 
-_lock = threading.RLock()
+_lock = Awaited()
 _addresses: dict[str, int] = {}
 _loaded: dict[str, ModuleType] = {}
 

@@ -21,6 +21,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.locks import Guard
 from thalweg.variable import (
     Variable,
     VariableAggregation,
@@ -61,7 +62,7 @@ class Weights:
     """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
-    _lock: Any
+    _lock: Guard
 
     def __init__(self) -> None:
         self._iterations: Any = None
@@ -239,7 +240,7 @@ class Weights:
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
-        with self._lock:
+        with self._lock.loading():
             restore(zip(entries, values, strict=True))
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from thalweg.core.pairs import flatten
 from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
+from thalweg.locks import Guard
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -66,7 +66,7 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._check_mixed = MixedCheck()
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
     @property
     def learning_rate(self) -> Tensor:
@@ -231,7 +231,7 @@ class TrainingStep:
 
     def _load(self, state_dict: Mapping[str, Any], others: Sequence[Entry] = ()) -> None:
         """`load_state_dict`; `others` are part of the state, too."""
-        with self._lock:
+        with self._lock.loading():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
             check_inner(self._inner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -37,6 +36,7 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
+from thalweg.locks import Guard
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
@@ -105,16 +105,16 @@ class ExponentialMovingAverage(Copied):
         self._name = name
         self._slots = SlotStore()
         self._plans = Plans()
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
-    def _locked(self) -> Any:
+    def _locked(self) -> Guard:
         return self._lock
 
     @property
@@ -237,7 +237,8 @@ class ExponentialMovingAverage(Copied):
 
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
-        return self._slots.get(var, _AVERAGE)
+        with self._lock:
+            return self._slots.get(var, _AVERAGE)
 
     def average_name(self, var: Any) -> str:
         """The name of the average of `var`, without ":0"; also before `apply`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -35,13 +34,14 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.locks import Guard, Lock
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import name_of, titles_of
 
-_SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
+_SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _NOT_COPIED = ("_lock", "_under_way")
 
@@ -91,7 +91,7 @@ class Optimizer(StateDict):
         self._engine: EngineName | None = None
         self._plans = Plans()
         self._under_way: V1Hooks | None = None
-        self._lock = threading.RLock()
+        self._lock = Guard(self, Optimizer._forget_step)
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -284,7 +284,7 @@ class Optimizer(StateDict):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        with self._locked():
+        with self._turn(), self._locked():
             values = None if captured is None else captured[0]
             if values is None and self._under_way is not None:
                 values = self._under_way.values
@@ -301,7 +301,7 @@ class Optimizer(StateDict):
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
-        with self._locked():
+        with self._turn(), self._locked():
             before, self._under_way = self._under_way, hooks
             try:
                 yield hooks
@@ -328,8 +328,15 @@ class Optimizer(StateDict):
             errors += finish(hooks)
         raise_first(errors)
 
-    def _locked(self) -> Any:
+    def _turn(self) -> Lock:
+        """What steps take before `_locked`."""
         return _SHARED if self._use_locking else self._lock
+
+    def _locked(self) -> Guard:
+        return self._lock
+
+    def _forget_step(self) -> None:
+        self._under_way = None
 
     def _distributed_apply(
         self,
@@ -514,7 +521,7 @@ class Optimizer(StateDict):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._under_way = None
-        self._lock = threading.RLock()
+        self._lock = Guard(self, Optimizer._forget_step)
 
 
 def _title(var: Any) -> str:

@@ -61,7 +61,7 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         given = tensors_of(state_dict)
-        with self._locked(), torch.inference_mode(False), torch.no_grad():
+        with self._locked().loading(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
             if not (given or self._slots.owners()):
                 return  # it was saved before the first step

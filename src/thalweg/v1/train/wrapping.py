@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
+from thalweg.locks import Guard, Lock
 from thalweg.v1.train.optimizer import Optimizer
 
 
@@ -46,7 +47,10 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
-    def _locked(self) -> Any:
+    def _turn(self) -> Lock:
+        return self._opt._turn()
+
+    def _locked(self) -> Guard:
         return self._opt._locked()
 
     def _check_has_state(self) -> NoReturn:

@@ -65,7 +65,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """As `Optimizer.apply_gradients`; the averages follow."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
-        with self._locked():
+        with self._turn(), self._locked():
             step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
             if step is None:
                 self._ema.apply(variables)

@@ -94,7 +94,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
-            with self._locked(), torch.no_grad():
+            with self._turn(), self._locked(), torch.no_grad():
                 section.run(
                     [
                         _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
@@ -112,7 +112,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
-                with self._locked(), torch.no_grad():
+                with self._turn(), self._locked(), torch.no_grad():
                     section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
 
         inputs = [grad, by_reference(variable)]
