@@ -23,11 +23,12 @@ from forks import Stop, told
 from thalweg import graph as tf
 from thalweg import v1
 from thalweg.core import norms
-from thalweg.engines.cpu import store
+from thalweg.engines.cpu import store, team
 from thalweg.graph import Graph, Session, by_reference, operation
 from thalweg.keras import optimizers as keras
 from thalweg.locks import Lock
 from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.v1.train.rendezvous import Rendezvous
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -513,6 +514,108 @@ def test_what_waits_in_threads_does_not_wait_in_the_child():
 
     with stop.reached_by(hold):
         assert told(child)
+
+
+def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
+    meeting, go = Rendezvous(lambda: []), threading.Event()
+    worker = threading.Thread(target=lambda: go.set() or meeting.meet([], 0), daemon=True)
+    worker.start()
+    assert go.wait(30)
+    while not meeting._era.workers:
+        time.sleep(0.01)
+
+    def child() -> Any:
+        meeting.put_tokens("token", 1)
+        return meeting.meet([], 0)
+
+    assert told(child) == "token"
+    meeting.put_tokens("token", 1)
+    worker.join(30)
+    assert not worker.is_alive()
+
+
+def test_a_half_added_gradient_ends_the_meeting_in_the_child():
+    meeting, stop = Rendezvous(lambda: []), Stop()
+
+    def hold() -> None:
+        with meeting._changed:
+            stop()
+
+    def child() -> Any:
+        refused = _refused(lambda: meeting.meet([], 0))
+        meeting.begin(0)
+        meeting.put_tokens("token", 1)
+        return refused, meeting.meet([], 0)
+
+    with stop.reached_by(hold):
+        refused, token = told(child)
+    assert "forked" in refused
+    assert token == "token"
+
+
+def test_runners_of_queues_start_threads_of_their_own_in_the_child(graph):
+    var = tf.Variable(0, name="n")
+    stop = Stop()
+    op = operation(lambda: stop(), [], "fill", kind="blocking")
+    runner = v1.train.QueueRunner(var, [op])
+    session = Session(graph=graph)
+
+    def child() -> Any:
+        threads = runner.create_threads(session)
+        session.close()
+        for thread in threads:
+            thread.start()
+            thread.join(10)
+        return len(threads), dict(runner._running)
+
+    threads = runner.create_threads(session)
+    with stop.reached_by(threads[0].run):
+        assert told(child) == (1, {})
+        session.close()
+
+
+# Threads of OpenMP
+
+
+def test_large_tensors_in_a_child_of_a_process_that_used_openmp(threads):
+    threads(2)
+    count = 400_000
+    var = torch.nn.Parameter(torch.ones(count))
+    grad = torch.ones(count).mul_(0.5)
+    optimizer = keras.Adam(0.1)
+    optimizer.apply_gradients([(grad, var)])
+    state = optimizer.state_dict()
+
+    def train(made: Any) -> float:
+        own = torch.nn.Parameter(torch.ones(count))
+        made.apply_gradients([(grad, own)])
+        return float(own.detach().double().sum())
+
+    def child() -> Any:
+        optimizer.apply_gradients([(grad, var)])
+        optimizer.load_state_dict(optimizer.state_dict())
+        copy.deepcopy(optimizer)
+        return train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
+
+    wanted = train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))
+    assert told(child) == wanted
+    optimizer.load_state_dict(state)
+    assert (train(keras.Adam(0.1, clipnorm=1.0)), train(v1.train.AdamOptimizer(0.1))) == wanted
+
+
+def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
+    threads(2)
+    var = torch.from_numpy(np.ones(400_000, np.float32)).requires_grad_()
+    grad = torch.from_numpy(np.full(400_000, 1.0, np.float32))
+    optimizer = keras.SGD(0.5)
+    optimizer.apply_gradients([(grad, var)])
+    monkeypatch.setattr(team, "_runtime", lambda: None)
+
+    def child() -> Any:
+        optimizer.apply_gradients([(grad, var)])
+        return team._alone, var.detach().numpy().tolist() == [0.0] * 400_000
+
+    assert told(child) == (True, True)
 
 
 def test_kernels_with_locking_go_on_in_the_child():

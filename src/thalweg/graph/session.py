@@ -22,6 +22,7 @@ from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable
 from thalweg.locks import Lock, excuse, on_fork
 from thalweg.running import SessionVariable, thread
+from thalweg.tracing import untraced
 
 
 class Session:
@@ -70,6 +71,7 @@ class Session:
         """Which lock this thread holds."""
         return next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
 
+    @untraced
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from thalweg.errors import InvalidTypeError
 from thalweg.scalars import Number, Scalar, as_operand, as_scalar, is_floating, scalar_type
+from thalweg.tracing import untraced
 
 if TYPE_CHECKING:
     from typing import Self
@@ -95,11 +96,13 @@ class FormulaSchedule(LearningRateSchedule):
         """The learning rate at `step`, in TensorFlow's order of operations."""
         raise NotImplementedError(f"'{type(self).__name__}' must override `formula(self, step)`.")
 
+    @untraced
     def __call__(self, step: Step) -> torch.Tensor:
         """The learning rate at `step` as a 0-d tensor on the CPU."""
         with np.errstate(all="ignore"):
             return torch.tensor(self.formula(step), device="cpu")
 
+    @untraced
     def value(self, step: Step) -> Scalar:
         """The learning rate at `step` as a NumPy scalar; no tensor is made."""
         if type(self).__call__ is not FormulaSchedule.__call__:

@@ -38,6 +38,7 @@ from thalweg.graph import (
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Lock
 from thalweg.scalars import as_operand
+from thalweg.tracing import untraced
 from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]
@@ -117,7 +118,7 @@ def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     function.__doc__ = _document(kernel, name, sparse, resource)
-    return function
+    return untraced(function)
 
 
 def _document(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:

@@ -33,6 +33,7 @@ from thalweg.keras.optimizers.weights import Weights
 from thalweg.locks import Guard
 from thalweg.running import executing_eagerly
 from thalweg.schedules import deserialize as deserialize_schedule
+from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
@@ -136,6 +137,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         hint = did_you_mean(keyword, [*names, *_ALLOWED])
         return f" {hint}" if hint else ""
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Tensor]],

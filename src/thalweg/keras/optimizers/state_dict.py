@@ -18,6 +18,7 @@ from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
+from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
 FORMAT = 1
@@ -62,6 +63,7 @@ class StateDict(state.Copied):
         """Make one that does not exist."""
         raise NotImplementedError
 
+    @untraced
     def state_dict(self) -> dict[str, Any]:
         """All state as named tensors and plain numbers; `torch.load(weights_only=True)` reads it.
 
@@ -92,6 +94,7 @@ class StateDict(state.Copied):
                 "slots": slots,
             }
 
+    @untraced
     def load_state_dict(
         self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
     ) -> None:

@@ -22,6 +22,7 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.locks import Guard
+from thalweg.tracing import untraced
 from thalweg.variable import (
     Variable,
     VariableAggregation,
@@ -205,6 +206,7 @@ class Weights:
         """The optimizer's variables in order of creation, `iterations` first."""
         return self.weights
 
+    @untraced
     def get_weights(self) -> list[Any]:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
         if any(map(is_symbolic, self._weights)):
@@ -212,6 +214,7 @@ class Weights:
         with self._lock:
             return [_as_numpy(weight) for weight in self._weights]
 
+    @untraced
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the values of `weights`, in their order; numbers are converted to their dtypes.
 

@@ -25,6 +25,7 @@ from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_proce
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import TAKEN
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
@@ -86,6 +87,7 @@ class TrainingStep:
     def _masters(self) -> Masters:
         return Masters() if self._mixed is None else self._mixed._masters
 
+    @untraced
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, and update the variables.
 
@@ -106,6 +108,7 @@ class TrainingStep:
         with self._lock:
             return self._taken(self._differentiated)
 
+    @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """Update the variables by gradients that were computed elsewhere.
 
@@ -206,6 +209,7 @@ class TrainingStep:
             self._variables = backward.variables
         return kept[0], backward
 
+    @untraced
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all state by name: global step, masters, slots, powers, accumulators, scaler.
 
@@ -218,6 +222,7 @@ class TrainingStep:
         with self._lock:
             return self._remembering(self._known()).state_dict()
 
+    @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict()` was taken; all or nothing.
 

@@ -38,6 +38,7 @@ from thalweg.graph import (
 )
 from thalweg.locks import Guard
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.tracing import untraced
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
 from thalweg.variable import is_variable, over, titles_of
@@ -122,6 +123,7 @@ class ExponentialMovingAverage(Copied):
         """The last part of the averages' names."""
         return self._name
 
+    @untraced
     def apply(self, var_list: Iterable[Any] | None = None) -> Any:
         """Bring the averages forward by one update; make those that are not there yet.
 
@@ -235,6 +237,7 @@ class ExponentialMovingAverage(Copied):
         made: Any = make_variable(initial, title)
         self._slots.put(source, kind, made)
 
+    @untraced
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
         with self._lock:

@@ -35,6 +35,7 @@ from thalweg.graph import (
 )
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
+from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
@@ -110,6 +111,7 @@ class Optimizer(StateDict):
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
 
+    @untraced
     def minimize(
         self,
         loss: Any,
@@ -175,6 +177,7 @@ class Optimizer(StateDict):
             and cls.apply_gradients is Optimizer.apply_gradients
         )
 
+    @untraced
     def compute_gradients(
         self,
         loss: Any,
@@ -202,6 +205,7 @@ class Optimizer(StateDict):
         """
         return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, self._valid_dtypes())
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -296,24 +300,24 @@ class Optimizer(StateDict):
 
     @contextlib.contextmanager
     def _taking(self, hooks: V1Hooks) -> Iterator[V1Hooks]:
-        """Take a step alone.
+        """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
-        with self._turn(), self._locked():
-            before, self._under_way = self._under_way, hooks
-            try:
-                yield hooks
-            finally:
-                self._under_way = before
+        before, self._under_way = self._under_way, hooks
+        try:
+            yield hooks
+        finally:
+            self._under_way = before
 
     def _minimize_one_by_one(
         self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
     ) -> None:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
-        with self._taking(self._hooks(global_step, self._name, None)) as hooks:
+        made = self._hooks(global_step, self._name, None)
+        with self._turn(), self._locked(), self._taking(made) as hooks:
             kept = self._plans.now()
 
             def apply(grad: Gradient, var: Tensor) -> None:
@@ -338,6 +342,7 @@ class Optimizer(StateDict):
     def _forget_step(self) -> None:
         self._under_way = None
 
+    @untraced
     def _distributed_apply(
         self,
         distribution: Any,

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.locks import Guard, Lock
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 
 
@@ -31,6 +32,7 @@ class WrappingOptimizer(Optimizer):
     def engine(self, name: EngineName | None) -> None:
         self._opt.engine = name
 
+    @untraced
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """As the optimizer inside computes them."""
         return self._opt.compute_gradients(*args, **kwargs)

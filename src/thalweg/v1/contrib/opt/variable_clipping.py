@@ -21,6 +21,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.tracing import untraced
 from thalweg.v1.train.state import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of
@@ -81,6 +82,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
     def _dims_of(self, var: Any) -> list[int] | None:
         return next((dims for known, dims in self._dims if known is var), None)
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
