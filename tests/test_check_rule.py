@@ -59,6 +59,42 @@ def untouched(var, m, *, learning_rate):
     return var, m
 
 
+def turned(var, grad, v, m, *, learning_rate):
+    return var - learning_rate * grad, v, m
+
+
+def turned_first(grad, var, m, v, *, learning_rate):
+    return var - learning_rate * grad, m, v
+
+
+def turned_results(var, grad, m, v, *, learning_rate):
+    m = m + grad
+    v = v + grad * grad
+    return var - learning_rate * m, v, m
+
+
+def turned_variable(var, grad, m, v, *, learning_rate):
+    m = m + grad
+    return m, var, v
+
+
+def turned_round(var, grad, a, b, c, *, learning_rate):
+    return var - learning_rate * grad, b, c, a
+
+
+def turned_measure(var, grad, v, m):
+    return m * m
+
+
+def remembering(var, grad, m, v, *, learning_rate):
+    now = m + grad
+    return var - learning_rate * now, now, m
+
+
+def renamed(var, gradient, mean, square, *, learning_rate):
+    return var - learning_rate * gradient, mean, square
+
+
 NEEDY = ("Nadam", "LARS", "NesterovLARS", "NovoGrad")
 
 
@@ -70,6 +106,11 @@ def test_the_rules_of_the_library_pass(each: Rule) -> None:
     # What these optimizers keep or measure besides hyperparameters.
     given = {"momentum_cache": 1.0, "trust_ratio": 1.0, "grad_scale": 1.0, "share": 1.0}
     check_rule(each, given if each.name in NEEDY else None)
+
+
+@pytest.mark.parametrize("update", [remembering, renamed])
+def test_names_of_ones_own_and_old_values_pass(update: Any) -> None:
+    check_rule(rule(update, "mv"))
 
 
 def test_prepare_gets_the_scalars_of_the_first_step() -> None:
@@ -131,6 +172,25 @@ def test_every_formula_is_checked(part: str) -> None:
         (
             rule(fine, update_untouched=untouched, hypers=()),
             "asks for learning_rate, which is neither",
+        ),
+        (
+            rule(turned, "mv"),
+            r"turned.* takes var, grad, v, m: v is where m comes\..*: var, grad, m, v\.",
+        ),
+        (rule(turned_first, "mv"), r"takes grad, var, m, v: grad is where var comes"),
+        (
+            rule(turned_results, "mv"),
+            r"returns \.\.\., v, m, in another order than the rule's slots: var, m, v\.",
+        ),
+        (rule(turned_variable, "mv"), r"returns m, var, v, in another order"),
+        (rule(turned_round, "abc"), r"returns \.\.\., b, c, a, in another order"),
+        (
+            rule(renamed, "mv", update_sparse=turned),
+            r"takes var, grad, v, m: v is where m comes",
+        ),
+        (
+            rule(renamed, "mv", measures={"sum": turned_measure}, per_variable=lambda sum: {}),
+            r"turned_measure.* takes var, grad, v, m: v is where m comes",
         ),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from thalweg.errors import (
     ThalwegError,
 )
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
+from thalweg.v1 import train as v1
 
 W, B, EMB = "w:0", "b:0", "emb:0"
 
@@ -140,8 +143,11 @@ REFUSALS = [
             torch.int8,
             torch.uint8,
             torch.int16,
+            torch.uint16,
             torch.int32,
+            torch.uint32,
             torch.int64,
+            torch.uint64,
             torch.bool,
             torch.float8_e4m3fn,
             torch.float8_e5m2,
@@ -260,18 +266,125 @@ def test_two_variables_over_one_memory(engine: str, is_trained: bool) -> None:
     assert_same_bits(snapshot(opt, [a, b]), before)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_nested_tensor_is_refused() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
-    with pytest.raises(LayoutError, match="in place: it is a nested tensor"):
-        Adam().apply_gradients([(torch.ones(5), nested)])
+V1 = {Adam: v1.AdamOptimizer, Adagrad: v1.AdagradOptimizer, Ftrl: v1.FtrlOptimizer}
+V1[SGD] = v1.GradientDescentOptimizer
 
 
+def bits_of(opt: Any, known: list[Any]) -> list[bytes]:
+    tensors = [*known, *opt.variables()]
+    return [each.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors]
+
+
+@both_engines
+@pytest.mark.parametrize("steps", [0, 2])
+@refusals
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_tensorflow_1_refuses_a_step_as_a_whole(refusal: Refusal, steps: int, engine: str) -> None:
+    opt, known = V1[refusal.optimizer](0.1), variables()
+    opt.engine = engine
+    for _ in range(steps):
+        opt.apply_gradients([(torch.ones_like(var), var) for var in known.values()])
+    before = bits_of(opt, list(known.values()))
+    with pytest.raises(refusal.classes, match=refusal.message):
+        opt.apply_gradients(pairs_of(refusal, known))
+    assert bits_of(opt, list(known.values())) == before
+
+
+# Tensors that are none of this memory
+
+NESTED = torch.strided, torch.jagged
+
+
+def nested(layout: torch.layout) -> Any:
+    rows = [torch.ones(2), torch.ones(3)]
+    return torch.nested.nested_tensor(rows, layout=layout, requires_grad=True)
+
+
+def quantised(dtype: torch.dtype) -> Any:
+    return leaf(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, dtype))
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """This process as a group of one."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch has no distributed package here")
+    store = distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield distributed.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def spread(mesh: Any) -> Any:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return leaf(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+
+
+# name -> variable, gradient, class, first line
+FOREIGN: dict[str, tuple[Any, Any, type[BaseException], str]] = {
+    **{
+        f"nested, {layout}": (
+            lambda mesh, layout=layout: nested(layout),
+            torch.ones(5),
+            LayoutError,
+            "cannot update 'Variable:0' at index 3 in place: it is a nested tensor. Give its parts",
+        )
+        for layout in NESTED
+    },
+    **{
+        str(dtype): (
+            lambda mesh, dtype=dtype: quantised(dtype),
+            torch.ones(2),
+            InvalidTypeError,
+            f"Invalid type {dtype} for Variable:0, expected: [float32, float64, float16, bfloat16]",
+        )
+        for dtype in (torch.qint8, torch.quint8, torch.qint32)
+    },
+    "distributed": (
+        spread,
+        torch.ones(4),
+        LayoutError,
+        "'Variable:0' has no memory that holds its 4 elements",
+    ),
+    "on another device": (
+        lambda mesh: leaf(torch.ones(2, device="meta")),
+        torch.ones(2, device="meta"),
+        InvalidArgumentError,
+        "'Variable:0' is on meta: it has no values to update.",
+    ),
+}
+FACES = {"keras": lambda: Adam(0.1), "v1": lambda: v1.AdamOptimizer(0.1)}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.filterwarnings("ignore")
-def test_quantised_tensor_is_refused() -> None:
-    quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(TypeError, match=r"Invalid type torch\.qint8"):
-        Adam().apply_gradients([(torch.ones(2), leaf(quantised))])
+def test_a_variable_of_another_kind_is_refused(
+    foreign: str, face: str, steps: int, mesh: Any
+) -> None:
+    make, gradient, error, message = FOREIGN[foreign]
+    opt, known = FACES[face](), list(variables().values())
+    good = [(torch.ones_like(var), var) for var in known]
+    for _ in range(steps):
+        opt.apply_gradients(good)
+    state = opt.weights if face == "keras" else opt.variables()
+    before = [each.clone() for each in (*known, *state)]
+    with pytest.raises(error, match=re.escape(message)):
+        opt.apply_gradients([*good, (gradient, make(mesh))])
+    now = [*known, *(opt.weights if face == "keras" else opt.variables())]
+    assert len(now) == len(before)
+    assert all(map(torch.equal, now, before))
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_gradient_that_is_distributed_is_refused(face: str, mesh: Any) -> None:
+    opt, w = FACES[face](), thalweg.Variable(torch.ones(4), "w")
+    with pytest.raises(LayoutError, match="The gradient of 'w:0' has no memory that holds its 4"):
+        opt.apply_gradients([(spread(mesh), w)])
+    assert w.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,40 @@ def test_rows_of_one_element_make_both_adagrads_divide(dtype: torch.dtype) -> No
             opt.apply_gradients([(thalweg.IndexedSlices(rows, ROWS, (6, 1)), table)])
         found.append(bits([table]))
     np.testing.assert_array_equal(*found)
+
+
+# What is denormal in float32, as a Python float is even beside float64 variables, counts as 0.
+
+
+@pytest.mark.parametrize("denormals", ["flush", "keep"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "rate",
+    [1e-40, -1e-40, np.float32(1e-40), np.float64(1e-40), np.float64(1e-310), lambda: 1e-40],
+    ids=["float", "negative", "float32", "float64", "tiny float64", "callable"],
+)
+@pytest.mark.parametrize("make", [keras.SGD, train.GradientDescentOptimizer], ids=["keras", "v1"])
+def test_denormal_hyperparameters_are_flushed(
+    make: Any, rate: Any, dtype: Any, denormals: Any
+) -> None:
+    given = rate() if callable(rate) else rate
+    wide = isinstance(given, np.float64)
+    kept = dtype(given if wide else np.float32(given))
+    is_normal = wide and dtype is np.float64 and abs(given) >= np.finfo(np.float64).tiny
+    w = thalweg.Variable(np.zeros(9, dtype))
+    with thalweg.engine(denormals=denormals):
+        opt = make(rate)
+        opt.apply_gradients([(torch.full((9,), -1e6, dtype=w.dtype), w)])
+    expected = kept * dtype(1e6) if is_normal or denormals == "keep" else dtype(0)
+    np.testing.assert_array_equal(w.numpy(), np.full(9, expected))
+
+
+def test_a_denormal_rate_is_flushed_before_anything_is_made_of_it() -> None:
+    w, opt = thalweg.Variable([0.0]), keras.Adamax(5e-39, beta_1=0.999, beta_2=0.0)
+    for grad in (1000.0, 1.0):
+        opt.apply_gradients([([grad], w)])
+    assert w.item() == 0.0
+    decayed = keras.SGD(1e-37, decay=99.0)  # 1e-39 in the second step
+    for expected in (-1e-35, -1e-35):
+        decayed.apply_gradients([([100.0], w)])
+        assert w.item() == np.float32(expected)

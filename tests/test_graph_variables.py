@@ -492,3 +492,13 @@ def test_slot_in_a_collection_and_dtype_of_its_own() -> None:
     slot = tf.make_variable(lambda: 1, "slot", collections=["local_variables"], dtype="int64")
     assert tf.local_variables() == [slot]
     assert initialized().run(slot).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "ignored", [{"use_resource": True}, {"use_resource": False}, {"caching_device": "/cpu:0"}]
+)
+def test_options_of_placement_change_nothing(ignored: dict[str, Any]) -> None:
+    with tf.Graph().as_default(), tf.variable_scope("scope", **ignored), tf.Session() as session:
+        made = [tf.Variable([1.0], name="a", **ignored), tf.get_variable("b", [1], **ignored)]
+        session.run(tf.global_variables_initializer())
+        assert [var.name for var in made] == ["scope/a:0", "scope/b:0"]

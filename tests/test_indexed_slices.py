@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thalweg import v1
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, as_gradient, embedding_lookup
 from thalweg.variable import Variable
@@ -262,3 +263,26 @@ def test_gradient_of_embedding_lookup_has_one_row_for_each_id(row_shape):
 def test_embedding_lookup_names_the_id_out_of_range(bad):
     with pytest.raises(InvalidArgumentError, match=rf"indices\[1\] = {bad} is not in \[0, 4\)"):
         embedding_lookup(Variable(torch.zeros(4, 2)), [0, bad])
+
+
+def test_slices_and_lookups_of_a_graph_are_made_by_v1() -> None:
+    with v1.Graph().as_default(), v1.Session() as session:
+        values, rows = v1.placeholder("float32", [None, 1]), v1.placeholder("int32", [None])
+        table = v1.Variable([[1.0], [2.0]])
+        for refused in (
+            lambda: IndexedSlices(values, rows),
+            lambda: IndexedSlices(torch.ones(1, 1), rows),
+            lambda: IndexedSlices(torch.ones(1, 1), [0], rows),
+            lambda: embedding_lookup(table, [0]),
+            lambda: embedding_lookup(torch.ones(1, 1), rows),
+        ):
+            with pytest.raises(TypeError, match=r"belongs to a graph: use thalweg\.v1\.\w+ there"):
+                refused()
+        slices = v1.IndexedSlices(values, rows)
+        train = v1.train.GradientDescentOptimizer(0.5).apply_gradients([(slices, table)])
+        session.run(v1.global_variables_initializer())
+        session.run(train, {values: [[2.0]], rows: [1]})
+        assert session.run(table).tolist() == [[1.0], [1.0]]
+    eager = v1.IndexedSlices([[1.0]], [0])
+    assert type(eager) is IndexedSlices
+    assert all(isinstance(each, v1.IndexedSlices) for each in (eager, slices))

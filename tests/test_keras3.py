@@ -412,6 +412,25 @@ def test_loss_scaling() -> None:
     assert_same(model.get_weights(), plain.get_weights())
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 7, 11])
+@pytest.mark.parametrize(("name", "config"), CONFIGS, ids=IDS)
+def test_loss_scaling_skips_a_step_with_a_bad_gradient(
+    name: str, config: dict[str, Any], place: int, bad: float
+) -> None:
+    inner, variables = getattr(keras3, name)(**config), make_variables()
+    scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+    scaled.apply([grad * 8 for grad in make_gradients(0)], variables)
+    before = values([*variables, *inner.variables])
+    gradients = make_gradients(1)
+    gradients[0].view(-1)[place] = bad
+    scaled.apply([grad * 8 for grad in gradients])
+    assert_same(values([*variables, *inner.variables]), before)
+    assert float(scaled.dynamic_scale.value) == 4.0
+    scaled.apply([grad * 4 for grad in make_gradients(1)])
+    assert not any(map(np.array_equal, values(variables), before))
+
+
 def test_frozen_layer_stays() -> None:
     model = make_model()
     model.layers[0].trainable = False

@@ -123,6 +123,92 @@ def test_a_placeholder_as_learning_rate() -> None:
             assert session.run(w) == 1 - 0.5 - 2
 
 
+@pytest.mark.parametrize("kind", ["number", "tensor of the graph"])
+def test_a_callable_is_called_when_the_graph_is_built(kind: str) -> None:
+    calls: list[int] = []
+    with tf1.Graph().as_default():
+        fed = tf1.placeholder_with_default(0.25, [])
+
+        def rate() -> Any:
+            calls.append(1)
+            return 0.25 * len(calls) if kind == "number" else fed
+
+        w = tf1.Variable(8.0)
+        opt = optimizers.SGD(rate)
+        first, second = (opt.minimize(1.0 * w, [w]) for _ in range(2))
+        assert len(calls) == 2
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for train in (first, first, second):
+                session.run(train)
+            assert session.run(w) == 8 - 0.25 * (4 if kind == "number" else 3)
+            assert len(calls) == 2
+
+
+@pytest.mark.parametrize("value", [10**400, "fast", torch.ones(2)], ids=["huge", "text", "shape"])
+def test_a_callable_that_gives_no_number_is_refused_when_the_graph_is_built(value: Any) -> None:
+    with tf1.Graph().as_default():
+        w = tf1.Variable(8.0)
+        before = len(tf1.get_default_graph().get_operations())
+        with pytest.raises(ValueError, match=r"^learning_rate "):
+            optimizers.SGD(lambda: value).apply_gradients([(torch.tensor(1.0), w)])
+        assert len(tf1.get_default_graph().get_operations()) == before
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_a_hyperparameter_is_no_variable_of_the_graph(method: str) -> None:
+    with tf1.Graph().as_default():
+        w = tf1.Variable(8.0)
+        opt = optimizers.SGD(1.0)
+        train = opt.minimize(1.0 * w, [w])
+        with pytest.raises(RuntimeError, match=r"SGD/learning_rate:0.* as learning_rate .* assign"):
+            getattr(opt.learning_rate, method)(0.5)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train)
+            opt.learning_rate = 0.5
+            session.run(train)
+            assert session.run(w) == 8 - 1 - 0.5
+    getattr(opt.learning_rate, method)(0.25)
+    assert opt.learning_rate.item() == {"assign": 0.25, "assign_add": 0.75}.get(method, 0.25)
+
+
+def test_a_variable_of_the_graph_as_learning_rate() -> None:
+    with tf1.Graph().as_default():
+        w, rate = tf1.Variable(8.0), tf1.Variable(1.0, trainable=False)
+        train = optimizers.SGD(rate).minimize(1.0 * w, [w])
+        halve = rate.assign(0.5)
+        with tf1.Session() as session, tf1.Session() as other:
+            for each in (session, other):
+                each.run(tf1.global_variables_initializer())
+            session.run(halve)
+            for each in (session, other):
+                each.run(train)
+            assert (session.run(w), other.run(w)) == (7.5, 7.0)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_iterations_may_be_the_global_step(dtype: Any) -> None:
+    with tf1.Graph().as_default():
+        w, step = tf1.Variable(8.0), tf1.Variable(dtype(0), name="global_step", trainable=False)
+        opt = optimizers.SGD(optimizers.schedules.InverseTimeDecay(1.0, 1, 1.0))
+        opt.iterations = step
+        train = opt.minimize(1.0 * w, [w])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run([train])
+            session.run([train])
+            assert session.run(step) == session.run(opt.iterations) == 2
+            assert session.run(w) == 8 - 1 - 0.5
+            assert opt.get_weights() == [2]
+
+
+@pytest.mark.parametrize("wrong", [0.0, [0, 0]])
+def test_iterations_of_a_graph_are_an_integer_scalar(wrong: Any) -> None:
+    with tf1.Graph().as_default(), pytest.raises(TypeError, match="must be an integer scalar"):
+        optimizers.SGD(0.1).iterations = tf1.Variable(wrong)
+
+
 def test_weights_are_read_and_set_in_the_default_session() -> None:
     with tf1.Graph().as_default():
         w = tf1.Variable([1.0, 1.0], name="w")

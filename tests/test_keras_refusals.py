@@ -12,7 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import thalweg
 from keras_table import Row, all_rows
 from thalweg import LayoutError, Variable
-from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, RMSprop, schedules
+from thalweg.keras.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Nadam,
+    Optimizer,
+    RMSprop,
+    RuleOptimizer,
+    schedules,
+)
 
 WAY_OUT = r"Variables go to minimize\(\) or apply_gradients\(\)"
 NAN = float("nan")
@@ -20,6 +30,11 @@ NAN = float("nan")
 
 def linear() -> torch.nn.Linear:
     return torch.nn.Linear(2, 1)
+
+
+class Huge(schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return 10**400
 
 
 class Wrong(schedules.LearningRateSchedule):
@@ -56,6 +71,19 @@ def test_variables_in_place_of_the_learning_rate(value: Any) -> None:
         Adam(value)
 
 
+@all_rows
+@pytest.mark.filterwarnings("ignore:The `lr` argument is deprecated")
+def test_variables_beside_lr_as_torch_optim_takes_them(row: Row) -> None:
+    with pytest.raises(TypeError, match=rf"^learning_rate must be a number.* {WAY_OUT}"):
+        type(row.make())(linear().parameters(), lr=1e-3)
+
+
+def test_variables_in_place_of_a_rule_or_a_name() -> None:
+    for make in (RuleOptimizer, Optimizer):
+        with pytest.raises(TypeError, match=rf"^(rule|name) must be a.* {WAY_OUT}"):
+            make(linear().parameters())
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -69,6 +97,29 @@ def test_variables_in_place_of_the_learning_rate(value: Any) -> None:
 def test_learning_rate_of_another_value(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SGD(value)
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_whole_numbers_that_no_float_can_hold(digits: int) -> None:
+    w, huge = Variable([3.0]), 10**digits
+    for make in (lambda: SGD(huge), lambda: SGD(0.1, clipnorm=huge), lambda: Adam(epsilon=huge)):
+        with pytest.raises(ValueError, match=r"(learning_rate|clipnorm|epsilon) is too large: an"):
+            make()
+    for opt, name in ((SGD(lambda: huge), "learning_rate"), (Adam(beta_1=lambda: huge), "beta_1")):
+        with pytest.raises(ValueError, match=f"^{name} is too large: an integer of .* bits"):
+            opt.apply_gradients([([1.0], w)])
+    opt = SGD(0.1)
+    opt.apply_gradients([([0.0], w)])
+    with pytest.raises(ValueError, match=r"^learning_rate is too large"):
+        opt.learning_rate = huge
+    with pytest.raises(ValueError, match="Huge is too large"):
+        SGD(Huge()).apply_gradients([([1.0], w)])
+    assert w.item() == 3.0
+
+
+def test_whole_numbers_that_their_variable_cannot_hold() -> None:
+    with pytest.raises(ValueError, match=r"learning_rate is a whole number, .* Give a float"):
+        SGD(2**40)
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,20 @@ def test_a_copy_made_within_a_step_asks_its_callables_anew() -> None:
     assert copies[0]._decayed_lr(torch.float32).item() == 0.25
 
 
-def test_threads_take_their_steps_in_turn() -> None:
-    w, opt = torch.nn.Parameter(torch.zeros(200_000)), SGD(1.0, clipnorm=1e9)
-    opt.apply_gradients([(torch.zeros(200_000), w)])
+@pytest.mark.parametrize(
+    ("size", "updates", "threads"),
+    [
+        (200_000, 120, 3),
+        *(pytest.param(1_000_000, 400, count, marks=pytest.mark.slow) for count in (2, 4, 8)),
+    ],
+)
+def test_threads_take_their_steps_in_turn(size: int, updates: int, threads: int) -> None:
+    w, opt = torch.nn.Parameter(torch.zeros(size)), SGD(1.0, clipnorm=1e9)
+    opt.apply_gradients([(torch.zeros(size), w)])
 
     def work() -> None:
-        for _ in range(40):
-            opt.apply_gradients([(torch.ones(200_000), w)])
+        for _ in range(updates // threads):
+            opt.apply_gradients([(torch.ones(size), w)])
 
-    together(work, work, work)
-    assert torch.equal(w.detach(), torch.full((200_000,), -120.0))
+    together(*[work] * threads)
+    assert torch.equal(w.detach(), torch.full((size,), -float(updates)))

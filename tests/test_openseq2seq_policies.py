@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -172,3 +173,53 @@ def test_an_optimizer_follows_a_policy() -> None:
         opt.apply_gradients([(torch.ones(1), w)], global_step=step)
         seen.append(w.item())
     assert seen == [-1.0, -1.5, -1.5]
+
+
+DERIVED: dict[str, Any] = {
+    "0.5 * rate": lambda rate: 0.5 * rate,
+    "rate * 0.5": lambda rate: rate * 0.5,
+    "numpy * rate": lambda rate: np.float32(0.3) * rate,
+    "1 - rate": lambda rate: 1 - rate,
+    "rate + rate": lambda rate: rate + rate,
+    "rate / 3": lambda rate: rate / 3,
+    "2 / rate": lambda rate: 2 / rate,
+    "rate ** 2": lambda rate: rate**2,
+    "-rate": lambda rate: -rate,
+    "minimum": lambda rate: torch.minimum(rate, torch.tensor(0.06)),
+    "clamp": lambda rate: torch.clamp(rate * 2, min=0.15),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("decay", [lr_policies.poly_decay, train.polynomial_decay])
+def test_a_policy_may_be_built_on_another(name: str, decay: Any) -> None:
+    def policy(step: Any) -> Any:
+        order = (step, 0.1) if decay is lr_policies.poly_decay else (0.1, step)
+        return DERIVED[name](decay(*order, 10))
+
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    rate = policy(step)
+    with graph.Graph().as_default(), graph.Session() as session:
+        symbolic_step = train.get_or_create_global_step()
+        symbolic = policy(symbolic_step)
+        session.run(graph.global_variables_initializer())
+        for number in (0, 3, 7, 12):
+            step.assign(number)
+            assert_bits(rate(), session.run(symbolic, {symbolic_step: number}), f"step {number}")
+
+
+@pytest.mark.parametrize(
+    "use", [float, bool, lambda rate: max(rate, 0.1), lambda rate: rate < 0.1, lambda rate: rate[0]]
+)
+def test_a_rate_of_eager_mode_is_no_number(use: Any) -> None:
+    with pytest.raises(TypeError, match=r"poly_decay is no number in eager mode: .* called"):
+        use(lr_policies.poly_decay(0, 0.1, 10))
+
+
+def test_a_copy_of_an_optimizer_follows_the_same_step() -> None:
+    step = Variable(np.int64(0), name="global_step", trainable=False)
+    opt = copy.deepcopy(train.GradientDescentOptimizer(0.5 * lr_policies.poly_decay(step, 2.0, 10)))
+    step.assign(5)
+    w = Variable([1.0])
+    opt.apply_gradients([(torch.ones(1), w)])
+    assert w.item() == 0.5

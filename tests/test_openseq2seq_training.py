@@ -218,6 +218,28 @@ def test_the_callers_parameters_change_as_shipped() -> None:
     assert float(params["weight_decay"]) == pytest.approx(0.025)
 
 
+@pytest.mark.parametrize(
+    "rate",
+    [0.3, np.float32(0.3), np.float64(0.3), 1, lambda: 0.3],
+    ids=lambda rate: type(rate).__name__,
+)
+@pytest.mark.parametrize("decay", [0.1, np.float64(0.1)], ids=["float", "float64"])
+def test_the_decay_of_adam_w_is_the_same_in_eager_mode_and_in_a_graph(
+    rate: Any, decay: Any
+) -> None:
+    params, first = {"weight_decay": decay}, np.linspace(-3, 3, 257)
+    eager = Variable(first, name="w", dtype=torch.float32)
+    step = optimize_loss(lambda: (eager * eager).sum(), "AdamW", params, fixed(rate))
+    step(), step()
+    with graph.Graph().as_default():
+        w = graph.Variable(first, name="w", dtype=torch.float32)
+        train_op = optimize_loss((w * w).sum(), "AdamW", params, fixed(rate))
+        with graph.Session() as session:
+            session.run(graph.global_variables_initializer())
+            session.run(train_op), session.run(train_op)
+            assert session.run(w).tobytes() == eager.numpy().tobytes()
+
+
 @pytest.mark.parametrize("scale", [512, 512.0])
 def test_a_static_scale_may_be_an_int(scale: Any) -> None:
     w, b = variables(torch.float16)

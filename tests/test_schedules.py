@@ -523,6 +523,32 @@ def test_examples_in_docstrings(module):
     assert not results.failed
 
 
+WIDE = schedules.PiecewiseConstantDecay([10, 20], [1.0, F64(0.5), 0.1])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [*map(build, CONFIGS), build("cosine", F64), PIECEWISE, WIDE],
+    ids=[*CONFIGS, "cosine-float64", "piecewise", "piecewise-float64"],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_schedule_of_a_tensor_of_a_graph_is_one(schedule: Any, dtype: Any) -> None:
+    with Graph().as_default(), Session() as session:
+        step = placeholder(dtype, [])
+        symbolic = schedule(step)
+        assert (symbolic.dtype, symbolic.shape) == (schedule(0).dtype, ())
+        for number in (0, 301, 5000):
+            expected = schedule(torch.tensor(number, dtype=dtype))
+            assert session.run(symbolic, {step: number}).tobytes() == expected.numpy().tobytes()
+
+
+def test_a_field_of_a_schedule_may_be_a_tensor_of_a_graph() -> None:
+    with Graph().as_default(), Session() as session:
+        first = placeholder("float32", [])
+        rate = schedules.InverseTimeDecay(first, 1, 1.0)(3)
+        assert session.run(rate, {first: 2.0}) == 0.5
+
+
 @pytest.mark.parametrize(
     "decay",
     [

@@ -293,6 +293,101 @@ def test_what_is_refused(name: str) -> None:
         call()
 
 
+SQUARE = A[:, :2]
+
+# What TensorFlow 1 and 2 read in different ways: (call, what is said in a graph)
+AMBIGUOUS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "dropout": (lambda x: tf.nn.dropout(x, 0.9), r"^dropout has 'rate' in place 2.* 'keep_prob'"),
+    "embedding_lookup": (
+        lambda x: tf.nn.embedding_lookup(x, [0], None), "'max_norm' in place 3.*'partition_str",
+    ),
+    "Variable": (
+        lambda x: tf.Variable([1.0], True, True), "^Variable has 'validate_shape' .* 'collections'",
+    ),
+    "transpose": (lambda x: tf.transpose(x, [1, 0], False), "'conjugate' in place 3.*'name'"),
+    "gather": (lambda x: tf.gather(x, [0], None, 1), "'axis' in place 4.*'name'"),
+    "shape": (lambda x: tf.shape(x, tf.int64), "'out_type' in place 2.*'name'"),
+    "size": (lambda x: tf.size(x, tf.int64), "'out_type' in place 2.*'name'"),
+    "argmax": (lambda x: tf.argmax(x, 1, tf.int32), "'output_type' in place 3.*'name'"),
+    "argmin": (lambda x: tf.math.argmin(x, 1, tf.int32), "'output_type' in place 3.*'name'"),
+    "convert_to_tensor": (
+        lambda x: tf.convert_to_tensor(x, tf.float32, None), "'dtype_hint' in place 3.*'name'",
+    ),
+    "where": (lambda x: tf.where([True, False], x, x), "TensorFlow 1 chooses rows"),
+    "labels that are trained": (
+        lambda x: tf.nn.softmax_cross_entropy_with_logits(
+            labels=tf.nn.softmax(tf.Variable(SQUARE)), logits=x
+        ),
+        "labels that depend on variables",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_a_call_that_the_versions_read_in_different_ways(name: str) -> None:
+    call, message = AMBIGUOUS[name]
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
+        call(tf.compat.v1.placeholder(tf.float32, [2, 2]))
+    call(torch.tensor(SQUARE))  # in eager mode there is one version
+
+
+# name: (call of TensorFlow 1's, what it gives)
+VERSION_1: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "dropout": (lambda x: tf.compat.v1.nn.dropout(x, 1.0), SQUARE),
+    "embedding_lookup": (lambda x: tf.compat.v1.nn.embedding_lookup(x, [1], "mod"), SQUARE[1:]),
+    "transpose": (lambda x: tf.compat.v1.transpose(x, [1, 0], "turned"), SQUARE.T),
+    "gather": (lambda x: tf.compat.v1.gather(x, [1], None, "rows"), SQUARE[1:]),
+    "shape": (lambda x: tf.compat.v1.shape(x, "sizes"), np.array([2, 2], "i4")),
+    "size": (lambda x: tf.compat.v1.size(x, "count"), np.array(4, "i4")),
+    "argmax": (lambda x: tf.compat.v1.argmax(x, 1, "best"), SQUARE.argmax(1)),
+    "convert_to_tensor": (lambda x: tf.compat.v1.convert_to_tensor(x, None, "x"), SQUARE),
+    "where": (
+        lambda x: tf.compat.v1.where([True, False], x, -x), SQUARE * np.array([[1], [-1]], "f4"),
+    ),
+    "where of matrices": (lambda x: tf.compat.v1.where(x > 0, x, -x), np.abs(SQUARE)),
+    "a list of one table": (lambda x: tf.nn.embedding_lookup([x], [1]), SQUARE[1:]),
+    "a list of one table of v1": (
+        lambda x: tf.compat.v1.nn.embedding_lookup([x], [1]), SQUARE[1:],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VERSION_1)
+def test_what_version_1_reads(name: str) -> None:
+    call, expected = VERSION_1[name]
+    assert_equal(call(torch.tensor(SQUARE)).numpy(), expected)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [2, 2])
+        assert_equal(session.run(call(x), {x: SQUARE}), expected)
+
+
+def test_version_1_where_takes_no_other_shapes() -> None:
+    for shapes in (((3,), (2, 2), (2, 2)), ((2, 2), (2, 2), (2, 1))):
+        with pytest.raises(ValueError, match="where"):
+            tf.compat.v1.where(torch.ones(shapes[0]) > 0, *map(torch.ones, shapes[1:]))
+
+
+def test_gradients_of_labels_flow_where_the_name_ends_in_v2() -> None:
+    with tf.Graph().as_default():
+        w = tf.Variable(SQUARE)
+        both = {"labels": tf.nn.softmax(w), "logits": tf.constant(SQUARE)}
+        v1 = tf.compat.v1.nn
+        assert tf.gradients(v1.softmax_cross_entropy_with_logits(**both), [w]) == [None]
+        assert tf.gradients(v1.softmax_cross_entropy_with_logits_v2(**both), [w]) != [None]
+        stopped = {**both, "labels": tf.stop_gradient(both["labels"])}
+        assert tf.gradients(tf.nn.softmax_cross_entropy_with_logits(**stopped), [w]) == [None]
+
+
+def test_several_tables_are_no_table() -> None:
+    table = torch.ones(2, 1)
+    for lookup in (tf.nn.embedding_lookup, thalweg.embedding_lookup, thalweg.v1.embedding_lookup):
+        with pytest.raises(TypeError, match="embedding_lookup takes one table, not a list of 2"):
+            lookup([table, table], [0])
+        w = thalweg.Variable(np.ones((2, 2), "f4"))
+        lookup([w], [1]).sum().backward()
+        assert w.grad.to_dense().tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
 def test_a_run_refuses_labels_of_no_class() -> None:
     expected = entropy([2, 0])
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -197,3 +197,77 @@ def test_alone_it_is_apply_gradients() -> None:
     assert w.item() == 0.5
     with pytest.raises(ValueError, match="No variables provided"):
         train.GradientDescentOptimizer(0.5)._distributed_apply(None, [(None, w)])
+
+
+REPLICAS = """
+import json, sys
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from thalweg import GradientTape
+from thalweg.keras import optimizers
+from thalweg import v1
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.v1 import train
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+torch.manual_seed(0)
+batch = torch.randn(2, 8, 3)
+
+def steps(kind, module, examples, views=False):
+    parameters = list(module.parameters())
+    model = module
+    if len(examples) == 1:
+        model = DistributedDataParallel(module, gradient_as_bucket_view=views)
+    loss = lambda: sum(model(batch[each]).square().mean() for each in examples) / len(examples)
+    keras, v1 = optimizers.SGD(0.1), train.GradientDescentOptimizer(0.1)
+    step = optimize_loss(loss, "SGD", {}, lambda _: 0.1, parameters)
+    for _ in range(3):
+        if kind == "keras":
+            keras.minimize(loss, parameters)
+        elif kind == "keras part":
+            keras.minimize(loss, parameters[:1])
+        elif kind == "tape":
+            with GradientTape(persistent=True) as tape:
+                value = loss()
+            keras.apply_gradients(zip(tape.gradient(value, parameters), parameters))
+        elif kind == "v1":
+            v1.minimize(loss)
+        elif kind == "one by one":
+            v1.minimize(loss, var_list=parameters, gate_gradients=v1.GATE_NONE)
+        elif kind == "get_gradients":
+            keras.apply_gradients(zip(keras.get_gradients(loss(), parameters), parameters))
+        else:
+            step()
+    assert all(each.grad is None for each in parameters)
+    return torch.cat([each.detach().flatten() for each in parameters])
+
+def module():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+kinds = "keras", "keras part", "tape", "v1", "one by one", "get_gradients", "optimize_loss"
+told = {}
+for kind in kinds:
+    for views in (False, True):
+        replica, alone = steps(kind, module(), [rank], views), steps(kind, module(), [0, 1])
+        told[f"{kind} {views}"] = [replica.tolist(), float((replica - alone).abs().max())]
+try:
+    with v1.Graph().as_default():
+        DistributedDataParallel(module())(v1.placeholder("float32", [8, 3]))
+except NotImplementedError as error:
+    told["graph"] = [str(error), 0.0]
+print(json.dumps(told))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed")
+def test_replicas_of_a_module_take_the_step_of_one_with_all_examples(tmp_path: Path) -> None:
+    first, second = told_by_ranks(REPLICAS, tmp_path)
+    assert {kind: replica for kind, (replica, _) in first.items()} == {
+        kind: replica for kind, (replica, _) in second.items()
+    }
+    assert max(apart for _, apart in first.values()) < 1e-6
+    assert first["graph"][0].startswith("DistributedDataParallel averages gradients in hooks")

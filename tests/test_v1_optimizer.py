@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from thalweg import IndexedSlices, Variable, embedding_lookup
-from thalweg.v1 import train
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import contrib, train
 
 OPTIMIZERS: dict[str, Any] = {
     "GradientDescent": lambda **k: train.GradientDescentOptimizer(0.1, **k),
@@ -35,6 +37,29 @@ SLOTS = {
     "RMSProp": ["momentum", "rms"],
     "ProximalAdagrad": ["accumulator"],
     "ProximalGradientDescent": [],
+}
+TAKING: dict[str, Any] = {
+    "GradientDescent": train.GradientDescentOptimizer,
+    "Momentum": lambda first: train.MomentumOptimizer(first, 0.9),
+    "Adagrad": train.AdagradOptimizer,
+    "AdagradDA": lambda first: train.AdagradDAOptimizer(first, Variable(np.int64(0))),
+    "Adadelta": train.AdadeltaOptimizer,
+    "Adam": train.AdamOptimizer,
+    "Ftrl": train.FtrlOptimizer,
+    "RMSProp": train.RMSPropOptimizer,
+    "ProximalAdagrad": train.ProximalAdagradOptimizer,
+    "ProximalGradientDescent": train.ProximalGradientDescentOptimizer,
+    "AdaMax": contrib.opt.AdaMaxOptimizer,
+    "AdamW": contrib.opt.AdamWOptimizer,
+    "MomentumW": lambda first: contrib.opt.MomentumWOptimizer(first, 0.1, 0.9),
+    "LARS": contrib.opt.LARSOptimizer,
+    "LazyAdam": contrib.opt.LazyAdamOptimizer,
+    "Nadam": contrib.opt.NadamOptimizer,
+    "NovoGrad": NovoGrad,
+    "MovingAverage": contrib.opt.MovingAverageOptimizer,
+    "VariableClipping": lambda first: contrib.opt.VariableClippingOptimizer(first, {}, 1.0),
+    "SyncReplicas": lambda first: train.SyncReplicasOptimizer(first, 1),
+    "MixedPrecision": MixedPrecisionOptimizerWrapper,
 }
 every = pytest.mark.parametrize("kind", list(OPTIMIZERS))
 
@@ -198,6 +223,24 @@ def test_a_subclass_of_a_fused_optimizer_sees_each_gradient(hook: str) -> None:
     train.AdamOptimizer(0.1).apply_gradients([(grad * 2, expected)])
     assert seen == [grad.tolist()]
     assert torch.equal(w, expected)
+
+
+@pytest.mark.parametrize("hook", ["_apply_sparse", "_resource_apply_sparse"])
+@pytest.mark.parametrize("cls", [train.GradientDescentOptimizer, train.AdagradOptimizer])
+def test_a_sparse_hook_of_gradient_descent_is_never_called(hook: str, cls: Any) -> None:
+    seen: list[str] = []
+
+    def apply(self: Any, grad: Any, var: Any, *indices: Any) -> Any:
+        seen.append(hook)
+        return getattr(cls, hook)(self, grad, var, *indices)
+
+    tables = [Variable([[1.0], [2.0]]) for _ in range(2)]
+    slices = IndexedSlices([[1.0], [1.0]], [1, 1])
+    for made, table in zip((type("Custom", (cls,), {hook: apply}), cls), tables, strict=True):
+        made(0.5).apply_gradients([(slices, table)])
+    assert torch.equal(*tables)
+    # TensorFlow's gradient descent scatters where rows may repeat.
+    assert seen == ([] if cls is train.GradientDescentOptimizer else [hook])
 
 
 def test_tensors_of_a_step_for_subclasses() -> None:
@@ -420,6 +463,17 @@ def test_some_optimizers_take_no_callables(kind: str) -> None:
         opt.apply_gradients([(grad, w)])
 
 
+@pytest.mark.parametrize("kind", list(TAKING))
+@pytest.mark.parametrize("how", [iter, list, tuple], ids=["generator", "list", "tuple"])
+def test_variables_are_not_for_constructors(kind: str, how: Any) -> None:
+    variables = how(torch.nn.Linear(2, 1).parameters())
+    way_out = r"not .*Variables go to minimize\(\) or apply_gradients\(\), not to the constructor"
+    with pytest.raises(
+        TypeError, match=f"^(learning_rate|weight_decay|opt|optimizer) must be a.* {way_out}"
+    ):
+        TAKING[kind](variables)
+
+
 @pytest.mark.parametrize("rate", ["fast", None, torch.ones(2), [0.1]])
 def test_learning_rates_that_are_no_scalars(rate: Any) -> None:
     grad, w = pair()
@@ -503,9 +557,23 @@ def test_dtypes_are_checked_on_request() -> None:
         opt._assert_valid_dtypes([Variable(np.int64(1), name="w")])
 
 
-@pytest.mark.parametrize("rate", [float("nan"), torch.tensor(1j)])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        float("nan"),
+        torch.tensor(1j),
+        np.array("fast"),
+        torch.empty((), device="meta"),
+        10**400,
+        lambda: 10**400,
+        lambda: 10**5000,
+    ],
+    ids=["nan", "complex", "text", "meta", "huge", "huge callable", "unprintable"],
+)
 def test_learning_rates_of_v1_are_real_numbers(rate: Any) -> None:
     w = Variable([1.0])
     with pytest.raises(ValueError, match="learning_rate"):
         train.GradientDescentOptimizer(rate).apply_gradients([(torch.ones(1), w)])
+    with pytest.raises(ValueError, match="weight_decay"):
+        contrib.opt.MomentumWOptimizer(rate, 0.1, 0.9).apply_gradients([(torch.ones(1), w)])
     assert w.item() == 1.0

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from thalweg import Variable, v1
+from thalweg import IndexedSlices, Variable, v1
 from thalweg.v1 import train
 from workers import together
 
 SIZE, UPDATES = 1_000_000, 400
 STEP = 2.0**-12  # sums of it are exact in float32
+each_size = pytest.mark.parametrize(
+    "size", [SIZE // 10, pytest.param(SIZE, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
 
 
+@each_size
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("shared", [True, False], ids=["one optimizer", "an optimizer each"])
 @pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
-def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
-    w = Variable(np.zeros(SIZE, np.float32))
-    grad = torch.full((SIZE,), -1.0)
+def test_concurrent_updates(threads: int, shared: bool, locking: bool, size: int) -> None:
+    w = Variable(np.zeros(size, np.float32))
+    grad = torch.full((size,), -1.0)
     common = train.GradientDescentOptimizer(STEP, use_locking=locking)
 
     def work() -> None:
@@ -37,6 +42,61 @@ def test_concurrent_updates(threads: int, shared: bool, locking: bool) -> None:
         assert (values <= expected).all()
         assert (values > 0).all()
         assert (values % STEP == 0).all()
+
+
+WIDTH = 10
+SPARSE: dict[str, Callable[[bool], Any]] = {
+    "gradient descent": lambda locking: train.GradientDescentOptimizer(STEP, locking),
+    "momentum 0": lambda locking: train.MomentumOptimizer(STEP, 0.0, locking),
+}
+
+
+@each_size
+@pytest.mark.parametrize("threads", [2, 4, 8])
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize("locking", [True, False], ids=["locking", "free"])
+def test_concurrent_updates_of_rows(threads: int, make: Any, locking: bool, size: int) -> None:
+    """Every third row is named, and one of them twice; the others belong to nobody."""
+    count = size // WIDTH
+    table = Variable(np.zeros((count, WIDTH), np.float32))
+    rows = torch.cat([torch.arange(0, count, 3), torch.zeros(1, dtype=torch.int64)])
+    grad = IndexedSlices(torch.full((len(rows), WIDTH), -1.0), rows, (count, WIDTH))
+    runs = UPDATES // 4 // threads
+
+    def work() -> None:
+        own = make(locking)
+        for _ in range(runs):
+            own.apply_gradients([(grad, table)])
+
+    together(*[work] * threads)
+    values, expected = table.numpy(), np.zeros((count, 1))
+    expected[::3] = runs * threads * STEP
+    expected[0] *= 2
+    if locking:
+        assert (values == expected).all()
+    assert (values <= expected).all()
+    assert (values % STEP == 0).all()
+    assert ((values > 0) == (expected > 0)).all()
+
+
+@each_size
+@pytest.mark.parametrize("threads", [2, 4, 8])
+def test_concurrent_updates_with_a_lock_share_slots(threads: int, size: int) -> None:
+    """Sums of gradients and of their squares: a lost or torn step would show in one of them."""
+    w, grad = Variable(np.zeros(size, np.float32)), torch.full((size,), -1.0)
+    common = train.AdagradOptimizer(STEP, 1.0, use_locking=True)
+    momentum = train.MomentumOptimizer(STEP, 1.0, use_locking=True)
+    runs = UPDATES // 4 // threads
+
+    def work() -> None:
+        for _ in range(runs):
+            common.apply_gradients([(grad, w)])
+            momentum.apply_gradients([(grad, w)])
+
+    together(*[work] * threads)
+    taken = runs * threads
+    assert (common.get_slot(w, "accumulator") == 1 + taken).all()
+    assert (momentum.get_slot(w, "momentum") == -taken).all()
 
 
 @pytest.mark.parametrize("threads", [2, 4, 8])

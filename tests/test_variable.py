@@ -2,6 +2,7 @@
 
 import copy
 import io
+import operator
 import pickle
 
 import numpy as np
@@ -371,3 +372,35 @@ def test_arrays_come_back_with_the_same_bytes(array):
     result = Variable(array).numpy()
     assert result.dtype == array.dtype
     assert result.tobytes() == array.tobytes()
+
+
+ARRAY_OPERATORS = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv")},
+    **{name: getattr(operator, name) for name in ("mod", "pow", "matmul", "lt", "le", "gt", "ge")},
+}
+
+
+@pytest.mark.parametrize("name", ARRAY_OPERATORS)
+@pytest.mark.parametrize("is_left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.int64, list], ids=lambda d: d.__name__
+)
+def test_arrays_are_operands_in_the_dtype_of_the_variable(name, is_left, dtype):
+    apply, values = ARRAY_OPERATORS[name], [2.0, 3.0]
+    w = Variable([1.5, 4.0])
+    array = values if dtype is list else np.array(values, dtype)
+    pair = (array, w) if is_left else (w, array)
+    got = apply(*pair)
+    plain = w.detach().requires_grad_()
+    expected = apply(*(torch.tensor(values) if each is array else plain for each in pair))
+    assert (type(got), got.dtype) == (torch.Tensor, expected.dtype)
+    assert torch.equal(got, expected)
+    if expected.requires_grad and name != "floordiv":
+        got.sum().backward()
+        expected.sum().backward()
+        assert torch.equal(w.grad, plain.grad)
+
+
+def test_an_array_of_fractions_is_no_operand_of_an_integer_variable():
+    with pytest.raises(InvalidTypeError, match="Cannot convert float64 values to int32"):
+        Variable([1, 2]) * np.array([0.5, 1.5])

@@ -17,13 +17,21 @@ import torch
 
 import thalweg
 from thalweg.keras import optimizers
+from thalweg.v1 import train
 
 ROOT = Path(__file__).parent.parent
-_spec = importlib.util.spec_from_file_location("record", ROOT / "tools" / "record_goldens.py")
-assert _spec is not None
-assert _spec.loader is not None
-record = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(record)
+
+
+def tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+record, rows = tool("record_goldens"), tool("record_rows")
 
 RECORDED = json.loads((ROOT / "tests" / "goldens" / "wide.json").read_text())
 ARRAYS = np.load(ROOT / "tests" / "goldens" / "wide.npz")
@@ -103,3 +111,42 @@ def test_every_array_has_tensorflow_s_bits(case_id: str) -> None:
         recorded = samples(case, step)
         for key, digest in zip(case["keys"], digests.tolist(), strict=True):
             check(case, step, key, value(opt, variables, key), digest, recorded[key])
+
+
+# Rows of sparse gradients, narrower and wider than a packet of the processor: 8 of float32
+
+PACKET = 8
+ROW_ARRAYS = np.load(ROOT / "tests" / "goldens" / "rows.npz")
+# What TensorFlow computes by its approximate rsqrt in rows of whole packets, and how far it is off,
+# as a share of the largest element.
+APPROXIMATE = {
+    "v1/Adagrad": ("var",),
+    "v1/ProximalAdagrad": ("var",),
+    "v1/Adadelta": ("var", "accum_update"),
+    "v1/RMSProp": ("var", "momentum"),
+    "v1/CenteredRMSProp": ("var", "momentum"),
+    "keras/Adadelta": ("var", "accum_var"),
+    "keras/MomentumRMSprop": ("var", "momentum"),
+}
+OFF = 1e-6
+
+
+@pytest.mark.parametrize("width", rows.WIDTHS)
+@pytest.mark.parametrize(
+    "title", [*(f"v1/{name}" for name in rows.V1), *(f"keras/{name}" for name in rows.KERAS)]
+)
+def test_rows_of_sparse_gradients(title: str, width: int) -> None:
+    face, name = title.split("/")
+    cls, arguments, slots = (rows.V1 if face == "v1" else rows.KERAS)[name]
+    start, steps = rows.problem(width)
+    var = thalweg.Variable(start)
+    opt = getattr(train if face == "v1" else optimizers, cls)(**arguments)
+    for values, indices in steps:
+        slices = thalweg.IndexedSlices(torch.from_numpy(values), torch.from_numpy(indices))
+        opt.apply_gradients([(slices, var)])
+    for key, tensor in {"var": var, **{slot: opt.get_slot(var, slot) for slot in slots}}.items():
+        got, recorded = tensor.numpy(), ROW_ARRAYS[f"{title}/{width}/{key}"]
+        if width >= PACKET and key in APPROXIMATE.get(title, ()):
+            assert np.abs(got - recorded).max() <= OFF * np.abs(recorded).max(), key
+        else:
+            assert got.tobytes() == recorded.tobytes(), key

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -176,6 +177,7 @@ class GradientTape:
             [self._edge(tensor) for tensor in targets],
             [self._edge(tensor) for tensor in leaves],
             weights,
+            leaves,
             retain_graph=self._persistent or self._shares_graph,
             create_graph=bool(_recording.tapes),  # an outer tape records the gradient as well
         )
@@ -255,12 +257,13 @@ def gradients_of(
         InvalidTypeError: Something is not a tensor.
         InvalidArgumentError: A weight's shape differs from its target's.
     """
-    targets = list(_tensors(target))
+    targets, sources = list(_tensors(target)), list(_tensors(list(variables)))
     weights = _weights(targets, target, grad_outputs)
     return _differentiate(
         [tensor if tensor.requires_grad else None for tensor in targets],
-        [leaf if leaf.requires_grad else None for leaf in _tensors(list(variables))],
+        [leaf if leaf.requires_grad else None for leaf in sources],
         weights,
+        sources,
     )
 
 
@@ -274,28 +277,51 @@ def variables_of(target: Any) -> list[torch.Tensor]:
     Raises:
         InvalidTypeError: Something is not a tensor.
     """
-    found = []
-    for node in _nodes(tensor for tensor in _tensors(target) if tensor.requires_grad):
+    tensors = [tensor for tensor in _tensors(target) if tensor.requires_grad]
+    found = [leaf for leaf in _leaves_below(tensors) if getattr(leaf, "trainable", True)]
+    return _by_creation(filter(is_variable, found))
+
+
+def _leaves_below(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward pass from these tensors gives a gradient."""
+    for node in _nodes(tensors):
         if node.name() == "torch::autograd::AccumulateGrad":
-            leaf = node.variable  # pyright: ignore[reportAttributeAccessIssue]
-            if is_variable(leaf) and getattr(leaf, "trainable", True):
-                found.append(leaf)
-    return _by_creation(found)
+            yield node.variable
+
+
+def has_replicas() -> bool:
+    """Whether other processes may hold replicas of a module, which torch keeps alike by hooks.
+
+    `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad`
+    passes by. Nothing tells its parameters from others.
+    """
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def _differentiate(
     outputs: Sequence[torch.Tensor | GradientEdge | None],
     inputs: Sequence[torch.Tensor | GradientEdge | None],
     weights: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[Gradient]:
+    """The gradients of `outputs` by `inputs`, which are `tensors` or their places."""
     starts = [
         (out, weight) for out, weight in zip(outputs, weights, strict=True) if out is not None
     ]
     ends = [end for end in inputs if end is not None]
     if not starts or not ends:
         return [None] * len(inputs)
+    if has_replicas() and not create_graph:
+        wanted = [x for x, end in zip(tensors, inputs, strict=True) if end is not None]
+        if all(isinstance(out, torch.Tensor) for out, _ in starts) and _are_leaves(wanted):
+            found = _by_backward(starts, wanted, retain_graph)
+            return [None if end is None else as_gradient(next(found)) for end in inputs]
     # torch takes tensors and edges mixed, which its annotations do not say.
     gradients = torch.autograd.grad(  # pyright: ignore[reportCallIssue]
         [out for out, _ in starts],  # pyright: ignore[reportArgumentType]
@@ -307,6 +333,35 @@ def _differentiate(
     )
     found = iter(gradients)
     return [None if end is None else as_gradient(next(found)) for end in inputs]
+
+
+def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(tensor.is_leaf and tensor.requires_grad for tensor in tensors)
+
+
+def _by_backward(
+    starts: Sequence[tuple[Any, torch.Tensor]],
+    wanted: Sequence[torch.Tensor],
+    retain_graph: bool,
+) -> Iterator[torch.Tensor | None]:
+    """The gradients of leaves, by a `backward` whose hooks are called; each `grad` is kept."""
+    outputs = [out for out, _ in starts]
+    leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *wanted]}.values()
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(outputs, [weight for _, weight in starts], retain_graph)
+        return iter([_own(leaf.grad) for leaf in wanted])
+    finally:
+        for leaf, grad in zip(leaves, kept, strict=True):
+            leaf.grad = grad
+
+
+def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient that no later pass writes to, as to a part of a bucket."""
+    is_part = grad is not None and grad.layout == torch.strided and grad._is_view()
+    return grad.clone() if grad is not None and is_part else grad
 
 
 def _weights(targets: Sequence[torch.Tensor], structure: Any, weights: Any) -> list[torch.Tensor]:

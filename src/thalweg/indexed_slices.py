@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.running import is_symbolic
 from thalweg.variable import REDUCED, dtype_name, to_tensor
 
 
@@ -46,9 +47,15 @@ class IndexedSlices:
     def __init__(
         self, values: Any, indices: Any, dense_shape: Sequence[int] | torch.Tensor | None = None
     ) -> None:
-        self.values = to_tensor(values)
-        self.indices = to_tensor(indices)
-        self.dense_shape = None if dense_shape is None else torch.Size(int(n) for n in dense_shape)
+        try:
+            self.values = to_tensor(values)
+            self.indices = to_tensor(indices)
+            size = None if dense_shape is None else torch.Size(int(n) for n in dense_shape)
+        except InvalidTypeError:
+            for part in (values, indices, dense_shape):
+                _refuse_symbol(part, "IndexedSlices")
+            raise
+        self.dense_shape = size
         self._validate()
 
     def _validate(self) -> None:
@@ -238,11 +245,28 @@ def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor
     return grad
 
 
-def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
+def table_of(params: Any) -> Any:
+    """The table of a lookup, which TensorFlow also takes as a list of one.
+
+    Raises:
+        InvalidTypeError: It is a list of several, or of none.
+    """
+    if not isinstance(params, list | tuple):
+        return params
+    if len(params) != 1:
+        raise InvalidTypeError(
+            f"embedding_lookup takes one table, not a list of {len(params)}: TensorFlow's versions"
+            " share rows out over several tables in different ways. Give it one table, or join"
+            " several by torch.cat."
+        )
+    return params[0]
+
+
+def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     """The rows of `params` that `ids` names; the gradient of `params` is then IndexedSlices.
 
     Args:
-        params: A tensor of shape (rows, *row shape).
+        params: A tensor of shape (rows, *row shape), or a list of one.
         ids: int32 or int64, of any shape, as a tensor or what `to_tensor` takes.
 
     Returns:
@@ -250,8 +274,12 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
 
     Raises:
         InvalidArgumentError: On the CPU, if an id is not in [0, rows).
-        InvalidTypeError: The ids are not int32 or int64.
+        InvalidTypeError: The ids are not int32 or int64, there are several tables, or something
+            belongs to a graph.
     """
+    params = table_of(params)
+    for part in (params, ids):
+        _refuse_symbol(part, "embedding_lookup")
     ids = to_tensor(ids).to(params.device)
     rows = IndexedSlices(ids.reshape(-1), ids.reshape(-1))  # validates the ids
     if ids.device.type == "cpu":  # elsewhere the check would wait for the device
@@ -260,6 +288,15 @@ def embedding_lookup(params: torch.Tensor, ids: Any) -> torch.Tensor:
         return torch.nn.functional.embedding(ids, params, sparse=True)
     flat = _RowLookup.apply(params, rows.indices)
     return flat.reshape(ids.shape + params.shape[1:])
+
+
+def _refuse_symbol(part: Any, name: str) -> None:
+    """Refuse what belongs to a graph, and say where its function is."""
+    if not isinstance(part, torch.Tensor) and is_symbolic(part):
+        raise InvalidTypeError(
+            f"thalweg.{name} takes tensors of eager mode, and '{part.name}' belongs to a graph: use"
+            f" thalweg.v1.{name} there."
+        )
 
 
 class _RowLookup(torch.autograd.Function):

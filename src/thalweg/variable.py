@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -124,7 +125,8 @@ class Variable(torch.nn.Parameter):
 
     Differs from:
         torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
-        updates do not change, as in TensorFlow.
+        updates do not change, and operators take arrays and lists on either side, as in
+        TensorFlow. Those of a tensor that was computed from a variable are torch's and do not.
     """
 
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
@@ -265,6 +267,34 @@ class Variable(torch.nn.Parameter):
 
     def _state(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_uid"}
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_COMPARISONS = ("lt", "le", "gt", "ge")
+
+
+def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any], Any]:
+    """An operator that takes arrays and lists as TensorFlow's do: in the variable's dtype.
+
+    Torch's own hand them to NumPy, which knows no gradients, or refuse them.
+    """
+    plain = getattr(torch.Tensor, f"__r{name}__" if reflects else f"__{name}__")
+    forward = getattr(torch.Tensor, f"__{name}__")
+
+    @functools.wraps(plain)
+    def apply(self: Variable, other: Any) -> Any:
+        if not isinstance(other, np.ndarray | list):
+            return plain(self, other)
+        operand = to_tensor(other, self.dtype).to(self.device)
+        return forward(operand, self) if reflects else forward(self, operand)
+
+    return apply
+
+
+for _name in (*_OPERATORS, *_COMPARISONS):
+    setattr(Variable, f"__{_name}__", _taking_arrays(_name))
+for _name in _OPERATORS:
+    setattr(Variable, f"__r{_name}__", _taking_arrays(_name, reflects=True))
 
 
 def _build(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeGuard, cast
@@ -12,11 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import is_symbolic, resolve
-from thalweg.scalars import ScalarType, as_scalar
+from thalweg.engines import current
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.running import eagerly, executing_eagerly, is_symbolic, resolve
+from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
+
+_TINY = float(np.finfo(np.float32).tiny)
+_SHOWN_BITS = 256  # of an integer whose digits a message gives
 
 
 def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
@@ -54,10 +60,62 @@ def as_number(name: str, value: Any) -> Any:
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
         value = value.item()
     if not is_number(value):
-        raise InvalidTypeError(f"{name} must be a number, not {_shown(value)}.{_hint(value)}")
+        raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
     if value != value:
         raise InvalidArgumentError(f"{name} is nan.")
+    check_size(name, value)
     return value
+
+
+def check_size(name: str, value: Any) -> None:
+    """Refuse a whole number that no float can hold.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    if isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError:
+            raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+
+
+def as_hyper(value: Any, dtype: ScalarType) -> Any:
+    """A hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
+
+    Its kernels take a number below the normal ones of its own type, or of `dtype`, for 0: a Python
+    float is float32 on its way to float64.
+    """
+    made = as_scalar(value, dtype)
+    if type(value) is float and value >= _TINY:  # most are
+        return made
+    if -_TINY < made < _TINY and made:
+        return _flushed(made, scalar_type(value), dtype)
+    return made
+
+
+def _flushed(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
+    """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
+    limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
+    flushes = current().denormals == "flush" and abs(number) < limit
+    return dtype(math.copysign(0.0, number) if flushes else number)
+
+
+def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
+    """As `as_hyper`.
+
+    Raises:
+        InvalidTypeError: It is no number; names it.
+        InvalidArgumentError: It is a whole number that no float can hold.
+    """
+    try:
+        return as_hyper(value, dtype)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"{name} must be a number, not {shown(value)}.{hint(value)}"
+        ) from error
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -70,8 +128,12 @@ def check_fraction(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
 
 
-def _checked(name: str, value: Any) -> Any:
-    """The value, if a hyperparameter can be it; a number of an array of shape ()."""
+def checked(name: str, value: Any) -> Any:
+    """The value, if a hyperparameter can be it; a number of an array of shape ().
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: It cannot; names the hyperparameter.
+    """
     if is_function(value):
         return value
     if is_symbolic(value):
@@ -87,11 +149,21 @@ def _checked(name: str, value: Any) -> Any:
     elif not is_number(value):
         raise InvalidTypeError(
             f"{name} must be a number, a tensor of shape (), a schedule or a callable without"
-            f" arguments, not {_shown(value)}.{_hint(value)}"
+            f" arguments, not {shown(value)}.{hint(value)}"
         )
     elif value != value:
         raise InvalidArgumentError(f"{name} is nan.")
+    check_size(name, value)
     return value
+
+
+def _check_variable(name: str, value: int) -> None:
+    """Refuse a whole number that the int32 variable it becomes cannot hold."""
+    if not -(2**31) <= value < 2**31:
+        raise InvalidArgumentError(
+            f"{name} is a whole number, which becomes int32, and does not fit: {shown(value)}."
+            " Give a float."
+        )
 
 
 def _plain(value: torch.Tensor) -> Any:
@@ -100,12 +172,15 @@ def _plain(value: torch.Tensor) -> Any:
     return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()[()]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python may refuse its digits
+        return f"an integer of {value.bit_length()} bits"
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _hint(value: Any) -> str:
+def hint(value: Any) -> str:
     """A way out for those who come from `torch.optim`, or from a graph."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
@@ -131,6 +206,40 @@ def _like(old: Any, value: int | float) -> Any:
     return float(value)
 
 
+class HyperVariable(Variable):
+    """The variable that a hyperparameter becomes which was given as a number.
+
+    It is of eager mode in graphs, too, so that no operation of a graph can assign to it.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign")
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign_add`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign_add")
+        return super().assign_add(delta, *args, **kwargs)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
+        """See `Variable.assign_sub`; FailedPreconditionError while a graph is built."""
+        self._refuse_in_graphs("assign_sub")
+        return super().assign_sub(delta, *args, **kwargs)
+
+    def _refuse_in_graphs(self, method: str) -> None:
+        if not executing_eagerly():
+            title = self.name.partition(":")[0].rpartition("/")[2]
+            raise FailedPreconditionError(
+                f"{method} of '{self.name}' is no operation of a graph: it would act now, and in"
+                f" all sessions. Give the optimizer a variable of the graph as {title} and assign"
+                f" to that, or a placeholder to feed; or set opt.{title} between runs."
+            )
+
+
+_OWN = (HyperVariable, Variable)  # whose `item` is torch's
+
+
 class Hyperparameters:
     """The hyperparameters of one optimizer, by name.
 
@@ -146,6 +255,7 @@ class Hyperparameters:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
+        self._known: dict[str, Any] = {}  # what callables gave before that, when a graph was built
         self.created = False
         self.calls = False
 
@@ -161,7 +271,7 @@ class Hyperparameters:
 
     def __enter__(self) -> None:
         """Begin a step, in which each callable and schedule is called once."""
-        self._given = {}
+        self._given = {**self._known}
 
     def __exit__(
         self,
@@ -180,8 +290,10 @@ class Hyperparameters:
                 set over an integer variable.
             InvalidArgumentError: The value is not a scalar, or NaN.
         """
-        value = _checked(name, value)
+        value = checked(name, value)
         old = self._values.get(name)
+        if type(value) is int and not isinstance(old, Variable):
+            _check_variable(name, value)
         if not (self.created and isinstance(old, Variable)) or isinstance(
             value, LearningRateSchedule
         ):
@@ -199,12 +311,32 @@ class Hyperparameters:
                     f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
                     f" by now, which cannot become {number!r}. Give a float to the constructor."
                 )
-            old.assign(number if old.is_floating_point() else int(number))
+            with eagerly():  # a variable of the optimizer's own changes at once, in graphs as well
+                old.assign(number if old.is_floating_point() else int(number))
         self.calls = any(map(is_function, self._values.values()))
 
     def symbolic(self) -> list[Any]:
         """The values that are tensors of a graph."""
         return [value for value in self._values.values() if is_symbolic(value)]
+
+    def called(self) -> dict[str, Any]:
+        """What the callables among them give now, checked; schedules are not asked."""
+        found: dict[str, Any] = {}
+        for name, value in self._values.items():
+            if is_function(value) and not isinstance(value, LearningRateSchedule):
+                found[name] = value()
+                if not is_symbolic(found[name]):
+                    as_step_scalar(name, found[name], np.float64)
+        return found
+
+    @contextlib.contextmanager
+    def knowing(self, called: dict[str, Any]) -> Generator[None]:
+        """Let steps in the `with` block take what `called` gave earlier, and call nothing."""
+        before, self._known = self._known, called
+        try:
+            yield
+        finally:
+            self._known = before
 
     def create(self, scope: str) -> None:
         """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""
@@ -213,7 +345,7 @@ class Hyperparameters:
         for name in sorted(self._values):
             value = self._values[name]
             if is_number(value):
-                self._values[name] = Variable(value, name=f"{scope}/{name}", trainable=False)
+                self._values[name] = HyperVariable(value, f"{scope}/{name}", trainable=False)
         self.created = True
 
     def now(self, name: str) -> Any:
@@ -238,19 +370,17 @@ class Hyperparameters:
 
         Raises:
             InvalidTypeError: A callable or a schedule returned no number; names them.
+            InvalidArgumentError: It returned a whole number that no float can hold.
         """
         value: Any = self._values[name]
-        if type(value) is Variable:
-            return dtype(value.item())
+        if type(value) in _OWN:
+            number = value.item()
+            if -_TINY < number < _TINY and number:
+                return _flushed(number, scalar_type(value), dtype)
+            return dtype(number)
         if isinstance(value, LearningRateSchedule):
             return self._scheduled(name, value, dtype, step)
-        value = self.now(name)
-        try:
-            return as_scalar(value, dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTypeError(
-                f"{name} must be a number, not {_shown(value)}.{_hint(value)}"
-            ) from error
+        return as_step_scalar(name, self.now(name), dtype)
 
     def _scheduled(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
@@ -258,7 +388,7 @@ class Hyperparameters:
         given, key = self._given, (name, dtype)
         if given is not None and key in given:
             return given[key]
-        value = dtype(schedule.value(dtype(step.item())))
+        value = as_hyper(schedule.value(dtype(step.item())), dtype)
         if given is not None:
             given[key] = value
         return value
@@ -311,7 +441,7 @@ class Hyperparameters:
         return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_given": None}  # a copy made within a step is in no step
+        return {**vars(self), "_given": None, "_known": {}}  # a copy made in a step is in none
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Mapping
 from numbers import Real
@@ -11,7 +12,13 @@ import numpy as np
 
 from thalweg import scalars
 from thalweg.engines.given import check_given
-from thalweg.engines.transcribe import Transcript, check_counts, place, transcribe
+from thalweg.engines.transcribe import (
+    LOCAL_PREFIX,
+    Transcript,
+    check_counts,
+    place,
+    transcribe,
+)
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 
@@ -36,6 +43,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     try:
         known = _scalars(rule, hypers or {})
         for measure in rule.measures.values():
+            slots = [slot.name for slot in rule.element_slots]
+            _check_order(slots, measure, transcribe(measure), True)
             check_given(place(measure), transcribe(measure).scalars, known, rule)
         for part in FORMULAS:
             formula = getattr(rule, part)
@@ -101,6 +110,8 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
     _check_sides(slots, formula, transcript, 1 + grad, known)
     check_counts(formula, transcript, grad, len(slots))
+    _check_order(slots, formula, transcript, grad)
+    _check_results(slots, formula, transcript)
     check_given(place(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:
@@ -129,6 +140,49 @@ def _check_sides(
             f"{place(formula)} takes {', '.join(late)} after the *; slots come before it:"
             f" {_signature(formula, transcript, [], late)}."
         )
+
+
+def _check_order(slots: list[str], formula: Any, transcript: Transcript, grad: bool) -> None:
+    """Refuse parameters that have the name of what comes in another place."""
+    own = {"var", "grad"} - set(slots)
+    wanted = ["var", *["grad"] * grad, *slots]
+    for given, place_of in zip(transcript.positional, wanted, strict=False):
+        if given != place_of and given in {*own, *slots}:
+            raise RuleError(
+                f"{place(formula)} takes {', '.join(transcript.positional)}: {given} is where"
+                f" {place_of} comes. Values are given by position, in the order of the rule's"
+                f" slots: {', '.join(wanted)}."
+            )
+
+
+def _check_results(slots: list[str], formula: Any, transcript: Transcript) -> None:
+    """Refuse results of which some have changed places: `return var, v, m` for slots m and v.
+
+    A slot alone may get what another one was before, as where an old value is kept.
+    """
+    wanted = ["var", *slots]
+    given = [_bare(result) for result in transcript.results]
+    comes_from = {
+        name: other
+        for name, other in zip(wanted, given, strict=True)
+        if other in wanted and other != name
+    }
+    for name in comes_from:
+        seen, other = {name}, comes_from[name]
+        while other in comes_from and other not in seen:
+            seen.add(other)
+            other = comes_from[other]
+        if other == name:
+            shown = [each or "..." for each in given]
+            raise RuleError(
+                f"{place(formula)} returns {', '.join(shown)}, in another order than the rule's"
+                f" slots: {', '.join(wanted)}."
+            )
+
+
+def _bare(result: ast.expr) -> str | None:
+    """The name that a result is, if it is no more than that."""
+    return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None
 
 
 def _signature(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:

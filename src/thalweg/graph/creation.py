@@ -27,6 +27,11 @@ def Variable(
     dtype: Any = None,
     constraint: Constraint | None = None,
     shape: Sequence[int] | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: Any = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
 ) -> Any:
     """A variable of the default graph; in eager mode a `thalweg.Variable`.
 
@@ -41,6 +46,8 @@ def Variable(
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
         shape: For an initializer.
+        use_resource: Ignored: all variables are what TensorFlow calls resource variables. So are
+            `caching_device`, `synchronization` and `aggregation`: there is one copy.
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.

@@ -31,7 +31,15 @@ def call_module(
 
     Raises:
         InvalidArgumentError: All shapes are known and do not fit the module.
+        NotImplementedError: A module averages gradients over replicas.
     """
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
+            raise NotImplementedError(
+                "DistributedDataParallel averages gradients in hooks of backward, which a session"
+                " passes by. Call the module inside of it, and sum gradients over the replicas with"
+                " _distributed_apply."
+            )
     title = cleaned(type(module).__name__)
     prefix = graph.unique_name(title, mark_as_used=False)
     with graph.control_dependencies(None):

@@ -17,6 +17,7 @@ from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.static_shape import Shape
 from thalweg.graph.variables import GraphVariable, aliased, variable_of
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
+from thalweg.indexed_slices import table_of
 from thalweg.running import executing_eagerly
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 
@@ -149,17 +150,17 @@ def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
     """The rows of `params` that `ids` names; the gradient of `params` is then slices.
 
     Args:
-        params: A tensor of shape (rows, *row shape).
+        params: A tensor of shape (rows, *row shape), or a list of one.
         ids: int32 or int64, of any shape.
         name: Optional.
 
     Raises:
-        InvalidTypeError: The ids are not int32 or int64.
+        InvalidTypeError: The ids are not int32 or int64, or there are several tables.
         InvalidArgumentError: In a run on the CPU, if an id is not in [0, rows).
     """
     if executing_eagerly():
         return eager_lookup(params, ids)
-    table = convert_to_tensor(params)
+    table = convert_to_tensor(table_of(params))
     title = name or "embedding_lookup"
     return table.graph.call(
         eager_lookup, (table, convert_to_tensor(ids)), name=title, sparse_flows=frozenset({table})
@@ -168,7 +169,7 @@ def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
 
 def gather(params: Any, indices: Any, validate_indices: Any = None, name: str | None = None) -> Any:
     """`embedding_lookup` under the name it has in TensorFlow; `validate_indices` is ignored."""
-    return embedding_lookup(params, indices, name or "Gather")
+    return embedding_lookup(convert_to_tensor(params), indices, name or "Gather")
 
 
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:

@@ -84,6 +84,9 @@ def variable_scope(
     reuse: Any = None,
     dtype: Any = None,
     constraint: Constraint | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: Any = None,
 ) -> Iterator[VariableScope]:
     """Let the names of variables begin with a name, in the `with` block.
 
@@ -96,6 +99,7 @@ def variable_scope(
         reuse: True, AUTO_REUSE, or None to inherit it.
         dtype: Optional.
         constraint: Optional.
+        use_resource: Ignored, as is `caching_device`; see `Variable`.
 
     Raises:
         InvalidArgumentError: There is neither a name nor a default.
@@ -143,6 +147,11 @@ def get_variable(
     collections: Iterable[str] | None = None,
     validate_shape: bool = True,
     constraint: Constraint | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: Any = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
 ) -> GraphVariable:
     """The variable of that name in the current variable scope, found or made.
 
@@ -157,6 +166,7 @@ def get_variable(
         collections: Optional.
         validate_shape: Optional.
         constraint: Optional.
+        use_resource: Ignored, as are `caching_device`, `synchronization` and `aggregation`.
 
     Raises:
         InvalidArgumentError: The variable exists and the scope does not reuse, or the other way

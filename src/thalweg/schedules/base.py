@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from thalweg.errors import InvalidTypeError
-from thalweg.scalars import Number, Scalar, as_operand, as_scalar, is_floating, scalar_type
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.running import is_symbolic
+from thalweg.scalars import (
+    Number,
+    Scalar,
+    ScalarType,
+    as_operand,
+    as_scalar,
+    is_floating,
+    scalar_type,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -52,10 +63,15 @@ class LearningRateSchedule:
 
         Raises:
             InvalidTypeError: It returned something else.
+            InvalidArgumentError: It returned a whole number that no float can hold.
         """
         result = self(_as_tensor(step))
         try:
             return as_operand(result, scalar_type(result))
+        except OverflowError:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} is too large to be a rate."
+            ) from None
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTypeError(
                 f"{type(self).__name__} must return a number or a tensor of shape (), not"
@@ -95,8 +111,21 @@ class FormulaSchedule(LearningRateSchedule):
         """The learning rate at `step`, in TensorFlow's order of operations."""
         raise NotImplementedError(f"'{type(self).__name__}' must override `formula(self, step)`.")
 
-    def __call__(self, step: Step) -> torch.Tensor:
-        """The learning rate at `step` as a 0-d tensor on the CPU."""
+    def _kind(self) -> ScalarType:
+        """The type of the learning rate."""
+        return kind_of([getattr(self, "initial_learning_rate", 0.0)])
+
+    def __call__(self, step: Step) -> Any:
+        """The learning rate at `step` as a 0-d tensor on the CPU.
+
+        Of a tensor of a graph, or where a field is one, it is a tensor of the graph.
+        """
+        own = self._own()
+        graph = next(
+            (leaf.graph for leaf in _leaves([step, *own.values()]) if is_symbolic(leaf)), None
+        )
+        if graph is not None:
+            return self._recorded(graph, step, own)
         with np.errstate(all="ignore"):
             return torch.tensor(self.formula(step), device="cpu")
 
@@ -109,13 +138,47 @@ class FormulaSchedule(LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, by name."""
+        return self._own()
+
+    def _own(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _recorded(self, graph: Any, step: Step, own: dict[str, Any]) -> Any:
+        """The node that asks this schedule, as it is now, in each run."""
+        dtype = torch.float64 if self._kind() is np.float64 else torch.float32
+
+        def rate(at: Any, given: dict[str, Any]) -> torch.Tensor:
+            if any(
+                isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([at, given])
+            ):
+                return torch.empty((), dtype=dtype)  # asked for its shape
+            schedule = copy.copy(self)
+            vars(schedule).update(given)
+            return schedule(at)
+
+        name = own.get("name") or type(self).__name__
+        return graph.call(rate, (step, own), name=name)
 
 
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
     dtype = scalar_type(rate)
     return [as_scalar(number, dtype) for number in (rate, *numbers)]
+
+
+def _leaves(nest: Any) -> Iterator[Any]:
+    """What nested lists, tuples and dicts hold."""
+    if isinstance(nest, list | tuple | dict):
+        for item in nest.values() if isinstance(nest, dict) else nest:
+            yield from _leaves(item)
+    else:
+        yield nest
+
+
+def kind_of(values: Iterable[Any]) -> ScalarType:
+    """float64 if one of the values is, numbers or tensors, also of a graph; otherwise float32."""
+    kinds = [str(getattr(value, "dtype", "")).removeprefix("torch.") for value in values]
+    return np.float64 if "float64" in kinds else np.float32
 
 
 def _as_tensor(step: Step) -> torch.Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.scalars import Number, Scalar, ScalarType, as_scalar, scalar_type
+from thalweg.scalars import Number, Scalar, ScalarType, as_scalar
 from thalweg.schedules import formulas
-from thalweg.schedules.base import FormulaSchedule, Step
+from thalweg.schedules.base import FormulaSchedule, Step, kind_of
 
 
 @dataclass(eq=False)
@@ -65,10 +65,11 @@ class PiecewiseConstantDecay(FormulaSchedule):
         if any(later < earlier for earlier, later in pairwise(boundaries)):
             raise ValueError(f"Boundaries should be ascending. Received: boundaries={boundaries}.")
 
+    def _kind(self) -> ScalarType:
+        return kind_of(self.values)
+
     def formula(self, step: Step) -> Scalar:
-        dtype: ScalarType = np.float32
-        if any(scalar_type(value) is np.float64 for value in self.values):
-            dtype = np.float64
+        dtype = self._kind()
         at = _comparable(step)
         boundaries = [_cast_like(at, boundary) for boundary in self.boundaries]
         value = formulas.piecewise_constant(at, boundaries, self.values)

@@ -11,7 +11,7 @@ import torch
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf.convert import call, pair, sizes, stacked, tensor
+from thalweg.tf.convert import call, named_in_graphs, pair, sizes, stacked, tensor
 from thalweg.variable import as_dtype, to_tensor
 
 __all__ = [
@@ -52,6 +52,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
     return graph.constant(value, dtype, None if shape is None else sizes(shape), name)
 
 
+@named_in_graphs(2, "name")
 def convert_to_tensor(
     value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
 ) -> Any:
@@ -142,6 +143,7 @@ def one_hot(
     return call(encode, tensor(indices), name=name or "one_hot")
 
 
+@named_in_graphs(1, "name")
 def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> Any:
     """The sizes of a tensor as a tensor."""
     kind, given = as_dtype(out_type), tensor(input)
@@ -156,6 +158,7 @@ def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> A
     return graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
 
 
+@named_in_graphs(1, "name")
 def size(input: Any, out_type: Any = torch.int32, name: str | None = None) -> Any:
     """The number of elements as a tensor."""
     return call(lambda sizes: sizes.prod(dtype=as_dtype(out_type)), shape(input), name=name)
@@ -172,6 +175,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     return call(lambda given: given.reshape(wanted), as_tensor(tensor), name=name or "Reshape")
 
 
+@named_in_graphs(2, "name")
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
     """The dimensions in another order, by default reversed."""
 
@@ -238,6 +242,7 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     return call(lambda given: given.expand(wanted), tensor(input), name=name or "BroadcastTo")
 
 
+@named_in_graphs(3, "name")
 def gather(
     params: Any, indices: Any, validate_indices: Any = None, axis: int = 0, name: str | None = None
 ) -> Any:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from thalweg import graph
+from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import tensor_of, to_tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_tensor(value: Any) -> bool:
@@ -69,6 +74,37 @@ def call(function: Callable[..., Any], *args: Any, name: str | None = None) -> A
     if symbol is None:
         return function(*args)
     return symbol.graph.call(function, args, name=name)
+
+
+def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
+    """Has a function refuse arguments by position, in graph mode, that TensorFlow 1 reads another
+    way.
+
+    Args:
+        position: The place, from 0, of the first argument that is.
+        older: What TensorFlow 1 has in that place.
+
+    Raises:
+        InvalidTypeError: As the function is called.
+    """
+
+    def decorate(function: F) -> F:
+        parameter = list(inspect.signature(function).parameters)[position]
+
+        @functools.wraps(function)
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > position and not graph.executing_eagerly():
+                title = function.__qualname__.removesuffix(".__new__")
+                raise InvalidTypeError(
+                    f"{title} has {parameter!r} in place {position + 1}, where TensorFlow 1 has"
+                    f" {older!r}: in graph mode give it by name, as {parameter}=..., or call what"
+                    f" thalweg.tf.compat.v1 has under this name, which reads it as {older}."
+                )
+            return function(*args, **kwargs)
+
+        return apply  # pyright: ignore[reportReturnType]
+
+    return decorate
 
 
 def sizes(shape: Any) -> tuple[int, ...]:

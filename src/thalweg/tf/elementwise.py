@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg import graph
+from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary
@@ -190,10 +191,23 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
     """Elements of `x` where the condition holds, otherwise of `y`; without both, the indices of
     the elements that are true, a row for each.
+
+    Raises:
+        InvalidArgumentError: In graph mode a vector of conditions meets a matrix, of which
+            TensorFlow 1 chooses rows, and TensorFlow 2 columns.
     """
+    condition = tensor(condition)
     if x is None or y is None:
-        return call(torch.argwhere, tensor(condition), name=name or "Where")
-    return call(torch.where, tensor(condition), *pair(x, y), name=name or "Where")
+        return call(torch.argwhere, condition, name=name or "Where")
+    x, y = pair(x, y)
+    ranks = [None if each.shape is None else len(each.shape) for each in (condition, x, y)]
+    if ranks[0] == 1 and not graph.executing_eagerly() and max(rank or 0 for rank in ranks) > 1:
+        raise InvalidArgumentError(
+            "where has a vector of conditions for a matrix: TensorFlow 1 chooses rows by it, and"
+            " TensorFlow 2 columns. Give it a second dimension, or call thalweg.tf.compat.v1.where,"
+            " which chooses rows."
+        )
+    return call(torch.where, condition, x, y, name=name or "Where")
 
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import table_of
 from thalweg.tf.clipping import global_norm
-from thalweg.tf.convert import call, pair, sizes, tensor
+from thalweg.tf.convert import call, named_in_graphs, pair, sizes, tensor
 from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.operators import unary
@@ -77,12 +78,42 @@ def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
 def softmax_cross_entropy_with_logits(
     labels: Any, logits: Any, axis: int = -1, name: str | None = None
 ) -> Any:
-    """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row."""
+    """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
+
+    Raises:
+        InvalidArgumentError: In graph mode the labels depend on variables that are trained.
+    """
+    logits, labels = pair(logits, labels)
+    if isinstance(labels, graph.SymbolicTensor) and _trains(labels):
+        raise InvalidArgumentError(
+            "softmax_cross_entropy_with_logits has labels that depend on variables: TensorFlow 1"
+            " stops the gradient there under this name, and TensorFlow 2 does not. Give it"
+            " tf.stop_gradient(labels), or call that of thalweg.tf.compat.v1.nn, whose name ends in"
+            " _v2 where the gradient flows."
+        )
+    return cross_entropy(labels, logits, axis, name)
+
+
+def cross_entropy(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """That of TensorFlow 2, whose gradient flows into the labels, too."""
 
     def entropy(given: Any, wanted: Any) -> Any:
         return -(wanted * torch.log_softmax(given, axis)).sum(axis)
 
     return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
+
+
+def _trains(target: graph.SymbolicTensor) -> bool:
+    """Whether a gradient of the tensor reaches a variable that is trained."""
+    pending, seen = [target], {target}
+    while pending:
+        found = pending.pop()
+        if isinstance(found, graph.GraphVariable) and found.trainable:
+            return True
+        below = [each for each in found.op.flows_to(found) if each not in seen]
+        seen.update(below)
+        pending += below
+    return False
 
 
 def sparse_softmax_cross_entropy_with_logits(
@@ -164,6 +195,7 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 
 
+@named_in_graphs(1, "keep_prob")
 def dropout(
     x: Any, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
 ) -> Any:
@@ -171,23 +203,26 @@ def dropout(
 
     Raises:
         InvalidArgumentError: `noise_shape` or `seed` is given, which torch's dropout does not have.
+        InvalidTypeError: In graph mode `rate` is given by position.
     """
     if noise_shape is not None or seed is not None:
         raise InvalidArgumentError("dropout takes neither noise_shape nor seed.")
     return call(torch.dropout, tensor(x), rate, True, name=name or "dropout")
 
 
+@named_in_graphs(2, "partition_strategy")
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
     """The rows that `ids` names; the gradient of `params` is slices.
 
     Raises:
+        InvalidTypeError: `params` is a list of several tables.
         InvalidArgumentError: `max_norm` is given; clip the rows with `clip_by_norm`.
     """
     if max_norm is not None:
         raise InvalidArgumentError(
             "embedding_lookup does not clip: use clip_by_norm(rows, max_norm, axes=[-1])."
         )
-    return graph.embedding_lookup(tensor(params), tensor(ids), name)
+    return graph.embedding_lookup(tensor(table_of(params)), tensor(ids), name)
 
 
 __getattr__ = attribute_of("nn")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.tf.convert import call, tensor
+from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
@@ -139,6 +139,7 @@ reduce_any = _reduction(_one_by_one(lambda x, axis, keep: x.any(axis, keep)), "r
 reduce_all = _reduction(_one_by_one(lambda x, axis, keep: x.all(axis, keep)), "reduce_all")
 
 
+@named_in_graphs(2, "name")
 def argmax(
     input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
 ) -> Any:
@@ -146,6 +147,7 @@ def argmax(
     return _arg(torch.argmax, input, axis, output_type, name or "ArgMax")
 
 
+@named_in_graphs(2, "name")
 def argmin(
     input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
 ) -> Any:

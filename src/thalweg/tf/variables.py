@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from thalweg import graph
-from thalweg import indexed_slices as eager_slices
 from thalweg import variable as eager
+from thalweg.graph.either import Either, IndexedSlices
+from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __all__ = [
@@ -18,16 +19,7 @@ __all__ = [
 ]
 
 
-class _Either(type):
-    """A class whose instances are of other classes, named in `CLASSES`."""
-
-    CLASSES: tuple[type, ...] = ()
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.CLASSES)
-
-
-class Variable(metaclass=_Either):
+class Variable(metaclass=Either):
     """A tensor that training updates: a `thalweg.Variable`, or in graph mode a variable of the
     graph.
 
@@ -45,6 +37,7 @@ class Variable(metaclass=_Either):
 
     CLASSES = (eager.Variable, graph.GraphVariable)
 
+    @named_in_graphs(3, "collections")
     def __new__(
         cls,
         initial_value: Any = None,
@@ -71,19 +64,7 @@ class Variable(metaclass=_Either):
         )
 
 
-class Tensor(metaclass=_Either):
+class Tensor(metaclass=Either):
     """For `isinstance`: tensors of torch and of graphs. `tf.constant` makes one."""
 
     CLASSES = (torch.Tensor, graph.SymbolicTensor)
-
-
-class IndexedSlices(metaclass=_Either):
-    """Some rows of a tensor: `values` at `indices`; see `thalweg.IndexedSlices`."""
-
-    CLASSES = (eager_slices.IndexedSlices, graph.SymbolicSlices)
-
-    def __new__(cls, values: Any, indices: Any, dense_shape: Any = None) -> Any:
-        parts = (values, indices, dense_shape)
-        symbolic = any(isinstance(part, graph.SymbolicTensor) for part in parts)
-        make = graph.SymbolicSlices if symbolic else eager_slices.IndexedSlices
-        return make(values, indices, dense_shape)

@@ -5,7 +5,7 @@ from thalweg.autodiff import GradientTape
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.graph.either import IndexedSlices
 from thalweg.v1 import contrib, dtypes, train, training_ops
 from thalweg.v1.dtypes import *  # noqa: F403
 from thalweg.v1.missing import attribute_of

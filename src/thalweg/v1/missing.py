@@ -40,6 +40,8 @@ INSTEAD = {
     "data": _READER,
     "device": "move tensors with .to(device)",
     "distribute": "torch.distributed runs one process for each device",
+    "disable_resource_variables": "leave it out: all variables are resource variables",
+    "enable_resource_variables": "leave it out: all variables are resource variables",
     "estimator": "call Session.run in a loop",
     "expand_dims": "use torch.unsqueeze(x, dim)",
     "feature_column": "use torch.nn.Embedding",

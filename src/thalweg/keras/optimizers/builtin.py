@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from thalweg.core.hyperparameters import as_number
+from thalweg.core.hyperparameters import as_number, checked
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 
@@ -37,7 +37,8 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("decay", self._initial_decay)
 
     def _set_learning_rate(self, learning_rate: Any, kwargs: dict[str, Any]) -> None:
-        self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
+        given = checked("learning_rate", learning_rate)  # also where `lr` is what counts
+        self._set_hyper("learning_rate", kwargs.get("lr", given))
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.core.hyperparameters import Hyperparameters
+from thalweg.core.hyperparameters import Hyperparameters, as_hyper
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.schedules import LearningRateSchedule, serialize
@@ -94,8 +94,8 @@ class Hypers:
         """The learning rate of this step, after schedule and decay."""
         rate = self._scalar("learning_rate", dtype)
         if self._initial_decay > 0:
-            decay = scalars.as_scalar(self._initial_decay, dtype)  # pyright: ignore
-            rate = rate / (1 + decay * dtype(self.iterations.item()))
+            decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore
+            rate = as_hyper(rate / (1 + decay * dtype(self.iterations.item())), dtype)
         return rate
 
     def _decayed_lr(self, var_dtype: torch.dtype) -> Tensor:

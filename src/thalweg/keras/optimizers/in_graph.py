@@ -2,6 +2,7 @@
 
 The operation calls the optimizer as it is, with the running session's tensors. `iterations` and
 slots are variables of the graph; hyperparameters are the optimizer's own, the same in all sessions.
+Callables among these are called when the operation is made, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
@@ -45,27 +47,32 @@ def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVar
 
 
 def applied(
-    step: Callable[[list[Any], list[Tensor]], None],
+    step: Callable[[list[Any], list[Tensor], dict[str, Any]], None],
     given: GradsAndVars,
     create: Callable[[list[Any]], None],
-    captured: Callable[[], list[Any]],
+    hyper: Hyperparameters,
     name: str,
 ) -> Any:
     """The operation that takes a step.
 
     Args:
-        step: Takes it, with the gradients and the variables of a session.
+        step: Takes it, with the gradients and the variables of a session, and with what callable
+            hyperparameters gave.
         given: Gradients and variables.
         create: Makes the state that the variables need, in the graph.
-        captured: Gives the other tensors of the graph that the step depends on.
+        hyper: The hyperparameters. Callables are called now, as TensorFlow does.
         name: Name of the operation.
     """
     pairs = [(grad, graph_variable_of(var)) for grad, var in given]
     check_updates(pairs)
+    called = hyper.called()
     create(distinct([var for _, var in pairs]))
 
-    def run(grads: list[Any], leaves: list[Tensor], hypers: list[Any]) -> None:
-        step(grads, leaves)
+    def run(
+        grads: list[Any], leaves: list[Tensor], called: dict[str, Any], symbolic: list[Any]
+    ) -> None:
+        step(grads, leaves, called)
 
-    inputs = [[grad for grad, _ in pairs], [by_reference(var) for _, var in pairs], captured()]
+    grads, variables = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
+    inputs = [grads, variables, called, hyper.symbolic()]
     return operation(run, inputs, name)

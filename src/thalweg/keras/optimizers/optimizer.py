@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from thalweg.core.hyperparameters import is_number
+from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
@@ -115,7 +115,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
-            raise InvalidTypeError(f"name must be a string, not {name!r}.")
+            raise InvalidTypeError(f"name must be a string, not {shown(name)}.{hint(name)}")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
@@ -178,11 +178,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         given = as_pairs(given)
         pairs = with_gradients(given, titles_of([var for _, var in given]))
 
-        def step(grads: list[Any], leaves: list[Tensor]) -> None:
-            self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
+        def step(grads: list[Any], leaves: list[Tensor], called: dict[str, Any]) -> None:
+            with self._lock, self._hyper.knowing(called):
+                self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
 
         return in_graph.applied(
-            step, pairs, self._create_all_weights, self._hyper.symbolic, name or self._name
+            step, pairs, self._create_all_weights, self._hyper, name or self._name
         )
 
     def _hooks(self, aggregates: bool) -> KerasHooks:

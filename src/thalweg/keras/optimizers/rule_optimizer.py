@@ -12,6 +12,7 @@ from thalweg.core.checks import scatters
 from thalweg.core.columns import check_names, derived
 from thalweg.core.complexes import real_pair
 from thalweg.core.hooks import Dtype, Shared
+from thalweg.core.hyperparameters import checked, hint, shown
 from thalweg.core.outcome import raise_within
 from thalweg.core.section import Call
 from thalweg.core.step import take
@@ -58,7 +59,7 @@ class RuleOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(rule, Rule):
-            raise TypeError(f"rule must be a thalweg.Rule, not {rule!r}.")
+            raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
         check_names(rule)
         own = {hyper.name: hyper.default for hyper in rule.hypers}
         reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
@@ -70,6 +71,8 @@ class RuleOptimizer(Optimizer):
         given = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         super().__init__(name or rule.name, **kwargs)
         self.rule = rule
+        if learning_rate is not None:
+            learning_rate = checked("learning_rate", learning_rate)
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate

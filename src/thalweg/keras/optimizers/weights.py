@@ -85,15 +85,15 @@ class Weights:
         return make_variable(initial_value, name)
 
     @iterations.setter
-    def iterations(self, variable: Tensor) -> None:
+    def iterations(self, variable: Any) -> None:
         if self._iterations is not None:
             raise RuntimeError(
                 "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
                 f" created. Here it is attempting to set `iterations` to {variable!r}."
             )
-        if not isinstance(variable, Tensor) or variable.dim() or variable.dtype not in COUNTERS:
+        if not _is_counter(variable):
             raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
-        if variable < 0:
+        if not is_symbolic(variable) and variable < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {variable.item()}.")
         self._iterations = self._counts_for = variable
         self._weights.insert(0, variable)
@@ -247,6 +247,11 @@ class Weights:
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         """Hook: lists of other lengths that an optimizer also accepts."""
         return weights
+
+
+def _is_counter(variable: Any) -> bool:
+    is_variable = isinstance(variable, Tensor | GraphVariable)
+    return is_variable and variable.shape == () and variable.dtype in COUNTERS
 
 
 def _fitting(weight: Tensor, value: Any) -> Tensor:

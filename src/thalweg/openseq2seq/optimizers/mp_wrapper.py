@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
@@ -82,7 +83,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidTypeError(
-                f"optimizer must be an optimizer of thalweg.v1, not {optimizer!r}."
+                f"optimizer must be an optimizer of thalweg.v1, not {shown(optimizer)}."
+                f"{hint(optimizer)}"
             )
         super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
         self._masters = Masters(scope)
@@ -344,6 +346,7 @@ def checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
         raise InvalidTypeError(
             f"loss_scale must be a number, an AutomaticLossScaler or None, not {loss_scale!r}."
         )
+    check_size("loss_scale", loss_scale)
     with np.errstate(all="ignore"):
         in_float32 = np.float32(loss_scale)
         bounds = in_float32, np.float32(1) / in_float32

@@ -31,17 +31,21 @@ class LiveRate:
         self._policy = policy
         self._step = global_step
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self._given: Any = None  # what the policy gave last; a number has more digits than `value`
         self.value = self._evaluated().clone()
 
     def _evaluated(self) -> Tensor:
-        value = to_tensor(called(self._policy(self._step))).detach()
-        return value if value.is_floating_point() else value.float()
+        self._given = called(self._policy(self._step))
+        return _floating(self._given)
 
     def times(self, factor: Any) -> Tensor:
-        """A tensor that is `factor` times the learning rate in every step."""
+        """A tensor that is `factor` times the learning rate in every step.
+
+        Of two numbers it is their product as Python has it, as in a graph, rounded once.
+        """
 
         def product() -> Tensor:
-            return to_tensor(called(factor) * self.value).detach()
+            return _floating(called(factor) * self._given)
 
         made = product().clone()
         self._derived.append((made, product))
@@ -58,6 +62,11 @@ class LiveRate:
             self.value.copy_(self._evaluated())
             for tensor, product in self._derived:
                 tensor.copy_(product())
+
+
+def _floating(value: Any) -> Tensor:
+    found = to_tensor(value).detach()
+    return found if found.is_floating_point() else found.float()
 
 
 def called(value: Any) -> Any:

@@ -17,7 +17,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.process import SCOPE, Treatment
-from thalweg.openseq2seq.optimizers.rate import LiveRate, scaled_decay
+from thalweg.openseq2seq.optimizers.rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.reduction import AllReduce
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
@@ -159,7 +159,7 @@ def optimize_loss(
         rate = learning_rate_decay_fn(counter) if live is None else live.value
         params: Mapping[str, Any] = {} if optimizer_params is None else optimizer_params
         if isinstance(optimizer, str) and optimizer == "AdamW":
-            product = live.times if live is not None else lambda decay: decay * rate
+            product = live.times if live is not None else lambda decay: called(decay) * called(rate)
             params = scaled_decay(params, product, in_place=as_shipped)
         inner = _made(optimizer, rate, params, as_shipped)
         scaler = (

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from thalweg import graph
-from thalweg.tf import nn, reductions
-from thalweg.tf.convert import tensor
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf import arrays, elementwise, nn, reductions
+from thalweg.tf.convert import call, pair, tensor
 
 __all__ = [
     "Variable",
     "argmax",
     "argmin",
+    "convert_to_tensor",
     "dropout",
+    "gather",
     "reduce_all",
     "reduce_any",
     "reduce_logsumexp",
@@ -25,9 +28,13 @@ __all__ = [
     "reduce_min",
     "reduce_prod",
     "reduce_sum",
+    "shape",
     "sigmoid_cross_entropy_with_logits",
+    "size",
     "softmax_cross_entropy_with_logits",
     "sparse_softmax_cross_entropy_with_logits",
+    "transpose",
+    "where",
 ]
 
 
@@ -89,7 +96,7 @@ def argmax(
     output_type: Any = torch.int64,
 ) -> Any:
     """The index of the largest element along an axis."""
-    return reductions.argmax(input, _one(axis, dimension), output_type, name)
+    return reductions.argmax(input, _one(axis, dimension), output_type=output_type, name=name)
 
 
 def argmin(
@@ -100,7 +107,7 @@ def argmin(
     output_type: Any = torch.int64,
 ) -> Any:
     """The index of the smallest element along an axis."""
-    return reductions.argmin(input, _one(axis, dimension), output_type, name)
+    return reductions.argmin(input, _one(axis, dimension), output_type=output_type, name=name)
 
 
 def _one(axis: int | None, dimension: int | None) -> int:
@@ -158,4 +165,78 @@ def dropout(
     if (keep_prob is None) == (rate is None):
         raise ValueError("dropout needs keep_prob or rate.")
     share = 1 - keep_prob if keep_prob is not None else rate
-    return nn.dropout(x, share, noise_shape, seed, name)  # pyright: ignore[reportArgumentType]
+    return nn.dropout(x, rate=share, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
+
+
+def embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: Any = None,
+) -> Any:
+    """As `tf.nn.embedding_lookup`; of one table there is nothing to share out, and indices are
+    always validated.
+    """
+    return nn.embedding_lookup(params, ids, max_norm=max_norm, name=name)
+
+
+def transpose(a: Any, perm: Any = None, name: str = "transpose", conjugate: bool = False) -> Any:
+    """As `tf.transpose`."""
+    return arrays.transpose(a, perm, conjugate=conjugate, name=name)
+
+
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    name: str | None = None,
+    axis: int | None = None,
+) -> Any:
+    """As `tf.gather`."""
+    return arrays.gather(params, indices, axis=axis or 0, name=name)
+
+
+def shape(input: Any, name: str | None = None, out_type: Any = torch.int32) -> Any:
+    """As `tf.shape`."""
+    return arrays.shape(input, out_type=out_type, name=name)
+
+
+def size(input: Any, name: str | None = None, out_type: Any = torch.int32) -> Any:
+    """As `tf.size`."""
+    return arrays.size(input, out_type=out_type, name=name)
+
+
+def convert_to_tensor(
+    value: Any, dtype: Any = None, name: str | None = None, preferred_dtype: Any = None
+) -> Any:
+    """As `tf.convert_to_tensor`."""
+    return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
+
+
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """As `tf.where`, but `x` and `y` have one shape, and a vector of conditions chooses rows.
+
+    Raises:
+        InvalidArgumentError: The shapes differ.
+    """
+    if x is None or y is None:
+        return elementwise.where(condition, name=name)
+
+    def choose(chosen: Any, one: Any, other: Any) -> Any:
+        if one.shape != other.shape:
+            raise InvalidArgumentError(
+                f"x and y of where must have one shape, not {tuple(one.shape)} and"
+                f" {tuple(other.shape)}."
+            )
+        if chosen.dim() == 1 and one.dim() > 1 and len(chosen) == len(one):
+            chosen = chosen.reshape(-1, *[1] * (one.dim() - 1))
+        elif chosen.dim() and chosen.shape != one.shape:
+            raise InvalidArgumentError(
+                f"The condition of where has shape {tuple(chosen.shape)}, which is neither that of"
+                f" x, {tuple(one.shape)}, nor a vector of its rows."
+            )
+        return torch.where(chosen, one, other)
+
+    return call(choose, tensor(condition), *pair(x, y), name=name or "Where")

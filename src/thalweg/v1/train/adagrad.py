@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_V1
 from thalweg.v1.train.checks import check_positive
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 
 class AdagradOptimizer(RuleOptimizer):
@@ -45,7 +45,7 @@ class AdagradOptimizer(RuleOptimizer):
     ) -> None:
         check_positive("initial_accumulator_value", initial_accumulator_value)
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._initial_accumulator_value = initial_accumulator_value
 
     def _rule(self) -> Rule:

@@ -14,7 +14,7 @@ from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.train.checks import check_positive
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 
 class AdagradDAOptimizer(RuleOptimizer):
@@ -75,7 +75,7 @@ class AdagradDAOptimizer(RuleOptimizer):
                 f" {tuple(global_step.shape)}."
             )
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._global_step = global_step
         self._initial_gradient_squared_accumulator_value = (
             initial_gradient_squared_accumulator_value

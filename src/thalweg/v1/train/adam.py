@@ -11,7 +11,7 @@ from thalweg.core.section import Call, run
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import as_scalar, scalar_type
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.v1.train.state import base_name
 
 
@@ -71,7 +71,7 @@ class AdamOptimizer(RuleOptimizer):
         use_own_namescope_for_non_slot_vars: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
-        self._lr = learning_rate
+        self._lr = checked("learning_rate", learning_rate)
         self._beta1 = beta1
         self._beta2 = beta2
         self._epsilon = epsilon

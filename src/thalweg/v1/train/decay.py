@@ -18,6 +18,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.scalars import as_scalar, scalar_type
 from thalweg.schedules.formulas import natural_base
+from thalweg.v1.train.followed import Followed
 from thalweg.variable import dtype_name
 
 
@@ -255,7 +256,7 @@ def follow(
         dtype, name: Of the tensor in graph mode.
 
     Returns:
-        A callable without arguments that reads `inputs` anew (eager) or a tensor (graph).
+        A `Followed`, which reads `inputs` anew when it is called (eager), or a tensor (graph).
 
     Raises:
         ValueError: There is no global step.
@@ -263,7 +264,7 @@ def follow(
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
     if executing_eagerly() and not any(map(is_symbolic, inputs)):
-        return lambda: rate(*inputs)
+        return Followed(lambda: rate(*inputs), name)
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 

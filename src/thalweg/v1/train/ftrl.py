@@ -9,13 +9,14 @@ from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.scalars import as_scalar, scalar_type
+from thalweg.scalars import scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 _ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
 
@@ -88,7 +89,7 @@ class FtrlOptimizer(RuleOptimizer):
             "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
         )
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._learning_rate_power = learning_rate_power
         self._initial_accumulator_value = initial_accumulator_value
         self._l1_regularization_strength = l1_regularization_strength
@@ -119,6 +120,6 @@ class FtrlOptimizer(RuleOptimizer):
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
         kind = scalar_type(values["learning_rate"])
-        parts = [as_scalar(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        parts = [as_hyper(values[name], kind) for name in ("learning_rate", "l2", "beta")]
         own = super()._scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

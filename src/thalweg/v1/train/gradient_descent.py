@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import SGD
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 
 class GradientDescentOptimizer(RuleOptimizer):
@@ -36,7 +39,23 @@ class GradientDescentOptimizer(RuleOptimizer):
         self, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
 
     def _rule(self) -> Rule:
         return SGD
+
+    # TensorFlow scatters, whatever `_apply_sparse` and `_resource_apply_sparse` a subclass has.
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: Tensor, handle: Any, indices: Tensor
+    ) -> Any:
+        self._update(IndexedSlices(grad, indices), handle)
+
+    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
+        self._update(grad, var)
+
+    BUILT_IN = {
+        **RuleOptimizer.BUILT_IN,
+        "_resource_apply_sparse_duplicate_indices": _resource_apply_sparse_duplicate_indices,
+        "_apply_sparse_duplicate_indices": _apply_sparse_duplicate_indices,
+    }

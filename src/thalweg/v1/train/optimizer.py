@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
@@ -147,7 +148,8 @@ class Optimizer(StateDict):
         With GATE_NONE in eager mode, where neither `compute_gradients` nor `apply_gradients` is
         overridden and no hook wants all gradients, each gradient is applied inside the backward
         pass. Should that fail, earlier variables have been updated: the error names them. In all
-        other cases GATE_NONE waits for all gradients.
+        other cases, and where `torch.distributed` has several processes, GATE_NONE waits for all
+        gradients.
 
         Differs from:
             TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
@@ -171,6 +173,7 @@ class Optimizer(StateDict):
         return (
             callable(loss)
             and executing_eagerly()
+            and not has_replicas()  # a hook may have to average the gradient first
             and cls.compute_gradients is Optimizer.compute_gradients
             and cls.apply_gradients is Optimizer.apply_gradients
         )

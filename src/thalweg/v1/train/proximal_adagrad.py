@@ -9,7 +9,7 @@ from thalweg.core.hooks import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 
 class ProximalAdagradOptimizer(RuleOptimizer):
@@ -63,7 +63,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
     ) -> None:
         check_positive("initial_accumulator_value", initial_accumulator_value)
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._initial_accumulator_value = initial_accumulator_value
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength

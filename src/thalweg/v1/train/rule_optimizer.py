@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
-from thalweg import scalars
 from thalweg.core.checks import scatters
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import is_function, is_number
+from thalweg.core.hyperparameters import (
+    as_hyper,
+    check_size,
+    hint,
+    is_function,
+    is_number,
+    shown,
+)
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -21,15 +28,6 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
-
-_UPDATES = (
-    "_apply_dense",
-    "_resource_apply_dense",
-    "_apply_sparse",
-    "_resource_apply_sparse",
-    "_apply_sparse_duplicate_indices",
-    "_resource_apply_sparse_duplicate_indices",
-)
 
 
 class RuleOptimizer(Optimizer):
@@ -47,6 +45,7 @@ class RuleOptimizer(Optimizer):
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
     CALLABLES = True
+    BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks that update, as they are without a subclass
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -86,7 +85,7 @@ class RuleOptimizer(Optimizer):
                     f" not the callable {given!r}."
                 )
             values[name] = self._called(given)
-            _check_scalar(attribute, values[name])
+            check_scalar(attribute, values[name])
         return values
 
     def _called(self, given: Any) -> Any:
@@ -104,7 +103,7 @@ class RuleOptimizer(Optimizer):
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """The hyperparameters as scalars of a compute dtype, given what a step has read."""
-        return {name: scalars.as_scalar(values[name], dtype) for name in self.HYPERS}
+        return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
         return RuleHooks(self, global_step, name, values)
@@ -120,9 +119,8 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(
-            getattr(type(self), name) is not getattr(RuleOptimizer, name) for name in _UPDATES
-        )
+        cls = type(self)
+        return any(getattr(cls, name) is not hook for name, hook in cls.BUILT_IN.items())
 
     def _calls(self) -> bool:
         own = type(self)._prepare is not RuleOptimizer._prepare
@@ -162,20 +160,53 @@ class RuleOptimizer(Optimizer):
             self._update(grad, var)
 
 
-def _check_scalar(name: str, value: Any) -> None:
+RuleOptimizer.BUILT_IN = {
+    name: getattr(RuleOptimizer, name)
+    for name in (
+        "_apply_dense",
+        "_resource_apply_dense",
+        "_apply_sparse",
+        "_resource_apply_sparse",
+        "_apply_sparse_duplicate_indices",
+        "_resource_apply_sparse_duplicate_indices",
+    )
+}
+
+
+def checked(name: str, value: Any) -> Any:
+    """A hyperparameter as a constructor was given it, if a step could use it.
+
+    Raises:
+        InvalidTypeError: It is no number, tensor or callable; says where variables go.
+        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
+    """
+    if not is_function(value):
+        check_scalar(name, value)
+    return value
+
+
+def check_scalar(name: str, value: Any) -> None:
     """Refuse a hyperparameter that is no scalar.
 
     Raises:
         InvalidTypeError: It is no number.
-        InvalidArgumentError: It has a shape.
+        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
     """
     title = name.lstrip("_")
-    if not is_symbolic(value) and not is_number(value) and not hasattr(value, "shape"):
-        raise InvalidTypeError(f"{title} must be a number, tensor or callable, not {value!r}.")
-    if isinstance(value, Tensor) and value.is_complex():
-        raise InvalidTypeError(f"{title} must be real, not {value!r}.")
-    if is_number(value) and value != value:
-        raise InvalidArgumentError(f"{title} is nan.")
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape) != ():
         raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(shape)}.")
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            raise InvalidTypeError(f"{title} must be real, not {value!r}.")
+        if value.is_meta:
+            raise InvalidTypeError(f"{title} must have a value, not be on the meta device.")
+    elif not is_symbolic(value):
+        value = value[()] if isinstance(value, np.ndarray) else value
+        if not is_number(value):
+            raise InvalidTypeError(
+                f"{title} must be a number, tensor or callable, not {shown(value)}.{hint(value)}"
+            )
+        if value != value:
+            raise InvalidArgumentError(f"{title} is nan.")
+        check_size(title, value)

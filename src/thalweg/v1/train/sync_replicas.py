@@ -127,8 +127,6 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         name: str = "sync_replicas",
     ) -> None:
         super().__init__(opt, use_locking, name)
-        if not isinstance(opt, Optimizer):
-            raise InvalidTypeError(f"opt must be an optimizer of thalweg.v1, not {opt!r}.")
         if not (variable_averages is None or hasattr(variable_averages, "apply")):
             raise InvalidTypeError(
                 f"variable_averages must have a method apply, not be {variable_averages!r}."

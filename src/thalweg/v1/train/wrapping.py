@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from thalweg.core.hyperparameters import hint, shown
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.optimizer import Optimizer
@@ -14,11 +15,19 @@ class WrappingOptimizer(Optimizer):
 
     Args:
         opt: The optimizer.
-        use_locking, name: As in `Optimizer`.
+        use_locking: As in `Optimizer`.
+        name: As in `Optimizer`; that of the optimizer inside if None.
+
+    Raises:
+        InvalidTypeError: `opt` is no optimizer.
     """
 
-    def __init__(self, opt: Any, use_locking: bool, name: str) -> None:
-        super().__init__(use_locking, name)
+    def __init__(self, opt: Any, use_locking: bool, name: str | None) -> None:
+        if not isinstance(opt, Optimizer):
+            raise InvalidTypeError(
+                f"opt must be an optimizer of thalweg.v1, not {shown(opt)}.{hint(opt)}"
+            )
+        super().__init__(use_locking, opt.get_name() if name is None else name)
         self._opt = opt
 
     @property

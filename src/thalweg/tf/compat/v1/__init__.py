@@ -48,6 +48,7 @@ from thalweg.graph import tuple_ as tuple
 from thalweg.tf import keras, linalg, math, random, train
 from thalweg.tf.arrays import *
 from thalweg.tf.clipping import *
+from thalweg.tf.compat import legacy as _legacy
 from thalweg.tf.compat.legacy import *
 from thalweg.tf.compat.legacy import Variable
 from thalweg.tf.compat.v1 import nn
@@ -63,5 +64,7 @@ from thalweg.tf.random import truncated_normal
 from thalweg.tf.random import uniform as random_uniform
 from thalweg.tf.reductions import norm
 from thalweg.tf.variables import IndexedSlices, Tensor
+
+where = _legacy.where  # not that of `elementwise`
 
 __getattr__ = _attribute_of("compat.v1")

@@ -3,12 +3,12 @@
 from thalweg.tf.compat import legacy
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.nn import *
-from thalweg.tf.nn import softmax_cross_entropy_with_logits
+from thalweg.tf.nn import cross_entropy as softmax_cross_entropy_with_logits_v2
 
-softmax_cross_entropy_with_logits_v2 = softmax_cross_entropy_with_logits
 softmax_cross_entropy_with_logits = legacy.softmax_cross_entropy_with_logits
 sparse_softmax_cross_entropy_with_logits = legacy.sparse_softmax_cross_entropy_with_logits
 sigmoid_cross_entropy_with_logits = legacy.sigmoid_cross_entropy_with_logits
 dropout = legacy.dropout
+embedding_lookup = legacy.embedding_lookup
 
 __getattr__ = attribute_of("compat.v1.nn")

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.rules import LARS, NESTEROV_LARS
-from thalweg.scalars import as_operand, as_scalar
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
+from thalweg.scalars import as_operand
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.variable import name_of
 
 
@@ -80,7 +81,7 @@ class LARSOptimizer(RuleOptimizer):
             if isinstance(value, numbers.Real) and value < 0.0:
                 raise ValueError(f"{title} should be positive: {value}")
         super().__init__(False, name)
-        self._learning_rate = learning_rate
+        self._learning_rate = checked("learning_rate", learning_rate)
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._eeta = eeta
@@ -107,7 +108,7 @@ class LARSOptimizer(RuleOptimizer):
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
-        cast = as_scalar if group is _Group.ROWS else as_operand
+        cast = as_hyper if group is _Group.ROWS else as_operand
         own = {name: cast(values[name], dtype) for name in self.HYPERS}
         if group is _Group.SCALED:
             return {**own, "adaptive": dtype(1)}

@@ -47,7 +47,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         num_updates: Any = None,
         sequential_update: bool = True,
     ) -> None:
-        super().__init__(opt, False, opt.get_name())
+        super().__init__(opt, False, None)
         self._ema = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
 

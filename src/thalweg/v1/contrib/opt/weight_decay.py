@@ -23,6 +23,7 @@ from thalweg.graph import by_reference, graph_variable_of, is_symbolic
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.rule_optimizer import check_scalar, checked
 from thalweg.variable import titles_of
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
@@ -67,7 +68,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     FUSED: ClassVar[bool] = False  # whether `_rule` has the decay in it, as `weight_decay`
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
-        self._weight_decay = weight_decay
+        self._weight_decay = checked("weight_decay", weight_decay)
         super().__init__(*args, **kwargs)
 
     def minimize(
@@ -133,6 +134,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _read(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()
         decay = self._call_if_callable(self._weight_decay)
+        check_scalar("weight_decay", decay)
         own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
         return {**own, **super()._read()}
 

@@ -1,0 +1,89 @@
+"""`Followed`: a learning rate of eager mode, computed anew whenever it is called."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from thalweg.core.hyperparameters import is_function
+from thalweg.errors import InvalidTypeError
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """An operator and its reflection."""
+
+    def forward(self: Followed, other: Any) -> Followed:
+        return Followed(lambda: function(self(), _now(other)), self.__name__)
+
+    def reflected(self: Followed, other: Any) -> Followed:
+        return Followed(lambda: function(_now(other), self()), self.__name__)
+
+    return forward, reflected
+
+
+class Followed:
+    """What a `*_decay` function or a policy returns in eager mode: a callable without arguments.
+
+    Arithmetic and torch's functions make another one of it, which follows the same step, as they
+    make another tensor of the tensor that a graph has in its place.
+
+    Args:
+        rate: Gives the learning rate now.
+        name: Its name in messages.
+    """
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+
+    def __init__(self, rate: Callable[[], Any], name: str) -> None:
+        self._rate = rate
+        self.__name__ = name
+
+    def __call__(self) -> Any:
+        """The learning rate now."""
+        return self._rate()
+
+    __add__, __radd__ = _binary(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv)
+    __pow__, __rpow__ = _binary(operator.pow)
+
+    def __neg__(self) -> Followed:
+        return Followed(lambda: -self(), self.__name__)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Followed:
+        given = kwargs or {}
+
+        def rate() -> Any:
+            own = {name: _now(value) for name, value in given.items()}
+            return function(*map(_now, args), **own)
+
+        return Followed(rate, getattr(function, "__name__", "rate"))
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise InvalidTypeError(
+            f"{self.__name__} is no number in eager mode: it gives one whenever it is called, as"
+            " `rate()`. Hand it to an optimizer as it is, or make another of it by arithmetic or by"
+            " torch's functions."
+        )
+
+    __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse
+
+    def __deepcopy__(self, memo: Any) -> Followed:
+        return self  # as a function is its own copy: it follows the same step
+
+    def __repr__(self) -> str:
+        return f"<learning rate '{self.__name__}', computed when it is called>"
+
+
+def _now(value: Any) -> Any:
+    return value() if is_function(value) else value

@@ -1,0 +1,211 @@
+"""Slots are loaded by name, or nothing is: twelve slips with the state of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from files import through_a_file
+from openseq2seq_small import stepping
+from openseq2seq_steps import PARAMS, RULES
+from thalweg import CheckpointMismatchError, Variable
+from thalweg.catalogue import applied, by_rule
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.variable import dtype_name
+
+Slots = dict[str, Tensor]  # by "variable/slot"
+SHAPES = {"a": (3,), "b": (2, 3), "c": (3,)}
+
+
+class OfRule:
+    """Three variables and an optimizer, in Keras or `thalweg.v1`."""
+
+    def __init__(self, name: str) -> None:
+        self.own = {key: Variable(torch.ones(shape), key) for key, shape in SHAPES.items()}
+        self.optimizer = by_rule()[name].make(0.1)
+        self.is_keras = isinstance(self.optimizer, KerasOptimizer)
+        self.what = "" if self.is_keras else f"The state of {self.optimizer._name}: "
+
+    def step(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        applied(self.optimizer)(
+            [(torch.randn(var.shape, generator=generator), var) for var in self.own.values()]
+        )
+
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load(self, state: dict[str, Any], order: str) -> None:
+        self.optimizer.load_state_dict(state, [self.own[key] for key in order])
+
+    def slots(self, state: dict[str, Any]) -> Slots:
+        if not self.is_keras:
+            return {name: value for name, value in state.items() if "/" in name}
+        return {
+            f"{key.removesuffix(':0')}/{name}": value
+            for key, own in state["slots"].items()
+            for name, value in own.items()
+        }
+
+    def with_slots(self, state: dict[str, Any], slots: Slots) -> dict[str, Any]:
+        if not self.is_keras:
+            return slots | {name: value for name, value in state.items() if "/" not in name}
+        nested: dict[str, Slots] = {}
+        for name, value in slots.items():
+            owner, slot = name.split("/")
+            nested.setdefault(f"{owner}:0", {})[slot] = value
+        return {**state, "slots": nested}
+
+
+class OfLoss(OfRule):
+    """Three float16 variables with masters, and a step of `optimize_loss`."""
+
+    is_keras = False
+    what = "The state of this training: "
+
+    def __init__(self, rule: str) -> None:
+        self.own = {key: Variable(torch.ones(shape).half(), key) for key, shape in SHAPES.items()}
+        params = dict(PARAMS.get(rule, {}))
+        self.optimizer = stepping(list(self.own.values()), RULES[rule], 0.1, params=params)
+
+    def step(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        shapes = [var.shape for var in self.own.values()]
+        self.optimizer.apply_gradients(
+            [torch.randn(shape, generator=generator).half() for shape in shapes]
+        )
+
+    def load(self, state: dict[str, Any], order: str) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    **{name: partial(OfRule, name) for name in by_rule()},
+    **{f"optimize_loss {name}": partial(OfLoss, name) for name in RULES},
+}
+WITHOUT_SLOTS = {name for name, named in by_rule().items() if not named.rule.slots}
+
+
+def exchanged(slots: Slots, one: str, other: str) -> Slots:
+    turn = {one: other, other: one}
+    return {
+        name: slots["/".join([turn.get(owner, owner), slot])]
+        for name in slots
+        for owner, slot in [name.split("/")]
+    }
+
+
+def renamed(slots: Slots, old: str, new: str) -> Slots:
+    return {name.replace(old, new, 1): value for name, value in slots.items()}
+
+
+def of(slots: Slots, owner: str) -> list[str]:
+    return [name for name in slots if name.startswith(f"{owner}/")]
+
+
+def without(slots: Slots, *names: str) -> Slots:
+    return {name: value for name, value in slots.items() if name not in names}
+
+
+def kind(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+
+
+def differences(slots: Slots, given: Slots) -> list[str]:
+    """What is to be said of a state, in the order of the slots."""
+    found = []
+    for name, own in slots.items():
+        if name not in given:
+            found.append(f"'{name}' is missing")
+        elif kind(given[name]) != kind(own):
+            found.append(f"'{name}' is {kind(given[name])}, not {kind(own)}")
+    return found + [f"'{name}' belongs to nothing here" for name in given if name not in slots]
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A change of the slots of a state.
+
+    Attributes:
+        change: Makes the slots that are given of those that were saved.
+        loads: Whether names allow it.
+        wants_slots: Whether it changes nothing where there are no slots.
+    """
+
+    change: Callable[[Slots], Slots]
+    loads: bool = False
+    wants_slots: bool = True
+
+
+def with_last_of(owner: str, change: Callable[[Tensor], Tensor]) -> Callable[[Slots], Slots]:
+    """Has the last slot of a variable changed; the last of any is of the variable's shape."""
+
+    def changed(slots: Slots) -> Slots:
+        name = max(of(slots, owner), key=lambda name: slots[name].numel())
+        return {**slots, name: change(slots[name])}
+
+    return changed
+
+
+SLIPS = {
+    "in another order": Slip(lambda slots: dict(reversed(slots.items())), True),
+    "exchanged by variables of one shape": Slip(lambda slots: exchanged(slots, "a", "c"), True),
+    "exchanged by variables of two shapes": Slip(lambda slots: exchanged(slots, "a", "b")),
+    "of a renamed variable": Slip(lambda slots: renamed(slots, "a/", "d/")),
+    "renamed": Slip(lambda slots: renamed(slots, of(slots, "b")[-1], "b/other")),
+    "of a variable missing": Slip(lambda slots: without(slots, *of(slots, "b"))),
+    "missing": Slip(lambda slots: without(slots, of(slots, "c")[0])),
+    "one more": Slip(lambda slots: {**slots, "a/more": torch.zeros(3)}, wants_slots=False),
+    "of one more variable": Slip(lambda slots: {**slots, "d/m": torch.zeros(3)}, wants_slots=False),
+    "longer": Slip(with_last_of("a", lambda slot: torch.cat([slot, slot]))),
+    "of as many elements": Slip(with_last_of("b", lambda slot: slot.reshape(3, 2))),
+    "broadcastable": Slip(with_last_of("b", lambda slot: slot[0])),
+    "of another dtype": Slip(with_last_of("c", torch.Tensor.double)),
+}
+CASES = [
+    pytest.param(MAKERS[name], slip, id=f"{name}-{what}")
+    for name in MAKERS
+    for what, slip in SLIPS.items()
+    if not (slip.wants_slots and name in WITHOUT_SLOTS)
+]
+
+
+def bits(training: Any) -> dict[str, bytes]:
+    tensors = {**training.own, **training.state(), **training.slots(training.state())}
+    return {
+        name: each.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for name, each in tensors.items()
+        if isinstance(each, Tensor)
+    }
+
+
+@pytest.mark.parametrize(("make", "slip"), CASES)
+def test_slots_are_loaded_by_name_or_not_at_all(make: Callable[[], Any], slip: Slip) -> None:
+    training, fresh = make(), make()
+    training.step(0), training.step(1)
+    state = through_a_file(training.state())
+    training.step(2)
+    slots = training.slots(state)
+    given = slip.change(dict(slots))
+    changed = training.with_slots(state, given)
+    for each in (training, fresh):
+        before = bits(each)
+        if slip.loads:
+            each.load(changed, "cab")
+            found = each.slots(each.state())
+            assert found.keys() == given.keys()
+            assert all(torch.equal(found[name], given[name]) for name in given)
+            continue
+        with pytest.raises(CheckpointMismatchError) as raised:
+            each.load(changed, "abc")
+        listed = differences(slots, given)
+        if len(listed) > 10:
+            listed[10:] = [f"and {len(listed) - 10} more"]
+        assert str(raised.value) == f"{each.what}{'; '.join(listed)}. Nothing was loaded."
+        assert bits(each) == before
