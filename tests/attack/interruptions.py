@@ -31,6 +31,7 @@ from torch import Tensor
 
 import thalweg
 from attack.figures import Figures
+from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.keras import optimizers as keras
@@ -191,14 +192,28 @@ WRONG = ("torn", "false note")
 
 
 def told(
-    name: str, kinds: str, count: int, seed: int, timeout: float
+    name: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
 ) -> tuple[dict[str, int], str]:
     """What became of so many interrupted steps, in a process of their own, and all that it says.
+
+    Args:
+        name, kinds, count, seed: As in `interrupt`; kinds have commas between them.
+        timeout: Seconds after which the process has hung.
+        planted: A defect of `attack.planted` that the library is to have.
 
     Raises:
         RuntimeError: It failed.
     """
-    command = [sys.executable, "-m", "attack.interruptions", name, kinds, str(count), str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "attack.interruptions",
+        name,
+        kinds,
+        str(count),
+        str(seed),
+        planted,
+    ]
     folders = [str(Path(__file__).parents[1]), *sys.path]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False,
@@ -326,7 +341,9 @@ def _judged(
     return "without a constraint" if without and not says_not else "torn"
 
 
-def main(name: str, how: str, count: str, seed: str = "0") -> None:
+def main(name: str, how: str, count: str, seed: str = "0", planted: str = "") -> None:
+    if planted:
+        DEFECTS[planted]()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     found = Counter[str]()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from thalweg.core import outcome
 from thalweg.core.state import loading
 from thalweg.engines import gate, layout
 from thalweg.engines.cpu import store
@@ -46,6 +48,14 @@ def _unsealed(name: str) -> bytes:
     return b""
 
 
+def _split() -> None:
+    def consume(functions: Iterator[Any]) -> None:
+        for _ in functions:
+            time.sleep(0.001)
+
+    outcome.consume = consume
+
+
 DEFECTS: dict[str, Callable[[], None]] = {
     "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
     "elements may overlap": _instead(layout, "overlapping", _no),
@@ -56,6 +66,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "slots are not watched": _instead(Watched, "stand", _yes),
     "everything is alike": _instead(Likeness, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
+    "sections are split": _split,
     "states are loaded as they come": _instead(loading, "differences", lambda *_: []),
     "machine code is not sealed": _instead(store, "_read", _unsealed),
 }

@@ -29,16 +29,23 @@ def main() -> int:
         parser.error(f"no attack is called {', '.join(sorted(unknown))}")
     failed = False
     for name in given.names or ATTACKS:
-        attack, begin = load(name), time.perf_counter()
+        attack, begin, busy = load(name), time.perf_counter(), used()
         figures = attack.attack(given.long, given.seed)
-        seconds = time.perf_counter() - begin
-        words = f"{name}: {attack.TRIED}: {figures.line()}, seed {given.seed}, {seconds:.0f} s\n"
-        sys.stdout.write(words)
+        seconds, busy = time.perf_counter() - begin, used() - busy
+        sys.stdout.write(
+            f"{name}: {attack.TRIED}: {figures.line()}; seed {given.seed}, {seconds:.0f} s,"
+            f" {busy:.0f} s of processors\n"
+        )
         sys.stdout.flush()
         for failure in figures.failures[:20]:
             sys.stderr.write(f"  {failure}\n")
         failed = failed or bool(figures.failures)
     return int(failed)
+
+
+def used() -> float:
+    """Seconds of processors that this process and its children have had."""
+    return sum(os.times()[:4])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attack import ATTACKS, load
+from attack import ATTACKS, interruptions, load
 from attack.server import Server
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -51,6 +51,12 @@ def test_the_attack_notices_a_missing_check(name: str) -> None:
     with Server(module.__name__) as server:
         for defect in NOTICED[name]:
             assert noticed(server, module.GOOD, defect), defect
+
+
+@pytest.mark.slow
+def test_the_attack_notices_writes_that_can_be_split() -> None:
+    found, _ = interruptions.told("keras", "signal", 40, SEED, 120, "sections are split")
+    assert set(found) & set(interruptions.WRONG)
 
 
 def noticed(server: Server, good: tuple[str, ...], defect: str) -> bool:

@@ -179,12 +179,13 @@ class DensePlan:
         ]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all. It
-        # has elements, for torch tells no address of others.
+        # is one with elements, if there are any, for torch tells no address of others.
         blocks: dict[int, Tensor] = {}
         for each in slots:
             for slot in each:
-                if slot.numel():
-                    blocks.setdefault(slot.untyped_storage().data_ptr(), slot)
+                key = slot.untyped_storage().data_ptr() or id(slot)
+                if key not in blocks or not blocks[key].numel():
+                    blocks[key] = slot
         slot_blocks = list(blocks.values())
         self._copied = copied = [copy for copy in self.copies if copy is not None]
         self.written = [*variables, *slot_blocks, *copied]
