@@ -255,7 +255,8 @@ def test_a_loss_that_was_compiled_stays_compiled_in_a_step():
 
 
 @pytest.mark.slow
-def test_inductor(tmp_path):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_inductor():
     wanted = _results(CASES["keras"], lambda step: step)
     found = _results(CASES["keras"], torch.compile)
     for one, other in zip(wanted, found, strict=True):

@@ -607,6 +607,7 @@ def test_jit_compile_trains_with_the_same_bits(options, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_jit_compile_trains():
     model = make_model()
     model.compile(optimizer=keras3.Adam(0.1), loss="mse", jit_compile=True)

@@ -7,11 +7,10 @@ whoever has a `Guard` is set aside then until it is given a state.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -37,6 +36,10 @@ class Lock(_RLock):
         super().__init__()
         _locks.add(self)
 
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self._is_owned()
+
     def is_abandoned(self) -> bool:
         """In a child that has just been forked: whether it is held by a thread that is not here."""
         if self._is_owned():
@@ -52,7 +55,7 @@ class Lock(_RLock):
 
 
 class Awaited(Lock):
-    """A lock for whose end a fork waits.
+    """A lock that a fork waits for.
 
     It guards what no child could take up again: an import under way, the insides of a compiler.
     """
@@ -69,16 +72,17 @@ class Guard(Lock):
         forget: Called in a child then, with the object: drops what only that thread's step needed.
     """
 
-    def __init__(self, owner: Any, forget: Callable[[Any], object] = bool) -> None:
+    def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
         super().__init__()
         self._owner = ref(owner)
         self._forget = forget
 
-    @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
-        """Hold it to set all that it guards, which is whole afterwards."""
-        with self:
-            yield
+    def to_load(self) -> Guard:
+        """What to hold to set all that it guards, and then to call `loaded`."""
+        return self
+
+    def loaded(self) -> None:
+        """All that it guards is whole."""
 
     def _renew(self) -> None:
         if not self.is_abandoned():
@@ -88,7 +92,8 @@ class Guard(Lock):
         owner = self._owner()
         if owner is None:
             return
-        self._forget(owner)
+        if self._forget is not None:
+            self._forget(owner)
         if thread not in _excused and owner._lock is self:
             vars(owner)["_lock"] = Mark(self, owner)
 
@@ -114,13 +119,13 @@ class Mark(Guard):
     def __exit__(self, *error: Any) -> None:
         self._guard.__exit__(*error)
 
-    @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
-        with self._guard:
-            yield
-            owner = self._owner()
-            if owner is not None:
-                vars(owner)["_lock"] = self._guard
+    def to_load(self) -> Guard:
+        return self._guard
+
+    def loaded(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            vars(owner)["_lock"] = self._guard
 
     def _reason(self) -> str:
         owner = self._owner()
@@ -159,9 +164,10 @@ _forking = _Forking()
 
 
 def _before() -> None:
-    awaited = [lock for lock in list(_locks) if isinstance(lock, Awaited)]
-    # Not for ever: the other thread may be waiting for something that this one holds.
-    _forking.awaited = [lock for lock in awaited if lock.acquire(timeout=_PATIENCE)]
+    for lock in list(_locks):
+        # Not for ever: the other thread may be waiting for something that this one holds.
+        if isinstance(lock, Awaited) and lock.acquire(timeout=_PATIENCE):
+            _forking.awaited.append(lock)
 
 
 def _after() -> None:

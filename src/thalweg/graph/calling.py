@@ -1,57 +1,51 @@
-"""`Calling`: the calls of one module, and what the module has again after each.
+"""The calls of modules: one at a time, and what a module has again after each.
 
-`functional_call` puts a run's tensors into the module itself, where other threads would see them:
-so there is one call at a time. A child that is forked meanwhile has the module as it was then, and
-not the thread that would end the call.
+`functional_call` puts a run's tensors into the module itself, where other threads would see them. A
+child that is forked meanwhile has the module as it was then, and not the thread that would end the
+call.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from thalweg.locks import Lock, on_fork
 
-_lock = Lock()
 
+class Calls(Lock):
+    """Held while modules are called with tensors that are not their own."""
 
-class Calling:
-    """The calls of one module.
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
+        on_fork(self, Calls._put_back)
 
-    Args:
-        module: The module.
-    """
+    def begin(self, module: torch.nn.Module, is_outermost: bool) -> None:
+        """Remember what a module has; it is held by now."""
+        if is_outermost:
+            self._under_way.clear()  # of calls that failed
+        self._under_way.append(
+            [
+                (tensors, name, tensor)
+                for layer in module.modules()
+                for tensors in (layer._parameters, layer._buffers)
+                for name, tensor in tensors.items()
+            ]
+        )
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._own: list[tuple[dict[str, Any], str, Any]] = []  # while it is called
-        on_fork(self, Calling._renew)
+    def end(self) -> None:
+        """The module that was begun last has its own again."""
+        self._under_way.pop()
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[torch.nn.Module]:
-        """Give the module to a block that puts tensors into it, and holds all others back."""
-        with _lock:
-            before, self._own = self._own, self._own or _own_tensors(self._module)
-            try:
-                yield self._module
-            finally:
-                self._own = before
-
-    def _renew(self) -> None:
-        """In a forked child: give the module its own again, if another thread was calling it."""
-        if _lock.is_abandoned():
-            own, self._own = self._own, []
-            for tensors, name, tensor in own:
+    def _put_back(self) -> None:
+        """In a forked child: give modules their own again that another thread was calling."""
+        if not self.is_abandoned():
+            return
+        while self._under_way:
+            for tensors, name, tensor in self._under_way.pop():
                 tensors[name] = tensor
 
 
-def _own_tensors(module: torch.nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    return [
-        (tensors, name, tensor)
-        for layer in module.modules()
-        for tensors in (layer._parameters, layer._buffers)
-        for name, tensor in tensors.items()
-    ]
+calls = Calls()

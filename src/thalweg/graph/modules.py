@@ -10,7 +10,7 @@ import torch
 
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
-from thalweg.graph.calling import Calling
+from thalweg.graph.calling import calls
 from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes
@@ -48,26 +48,28 @@ def call_module(
             name: Reference(variable_of(graph, buffer, f"{prefix}/{_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
-    calling = Calling(module)
-    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, calling)
+    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
     return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
 
 
 def _call(
-    calling: Calling,
+    module: torch.nn.Module,
     weights: Mapping[str, Any],
     buffers: Mapping[str, Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
     tensors = {**weights, **buffers}
-    with calling.alone() as module:
+    is_outermost = not calls.is_mine()
+    with calls:
+        calls.begin(module, is_outermost)
         # Tied weights are all named, so that torch need not look for them.
         result = torch.func.functional_call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
         )
+        calls.end()
     with torch.no_grad():
         for name, buffer in buffers.items():
             if tensors[name] is not buffer:  # the module put another tensor in its place
@@ -75,10 +77,10 @@ def _call(
     return result
 
 
-def _call_apart(calling: Calling, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
     """Call a module that may write to its inputs, which other operations need as they are."""
     args, kwargs = mapped(_cloned, (tuple(args), dict(kwargs)))
-    return _call(calling, weights, buffers, args, kwargs)
+    return _call(module, weights, buffers, args, kwargs)
 
 
 def _cloned(leaf: Any) -> Any:

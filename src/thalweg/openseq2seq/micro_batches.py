@@ -83,7 +83,7 @@ class MicroBatchStep:
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
         """
-        with self.step._lock.loading():
+        with self.step._lock.to_load():
             count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
             self.step._load(state_dict, [count])
 

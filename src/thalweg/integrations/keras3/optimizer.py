@@ -191,8 +191,9 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
         if len(weights) == len(self.variables) != len(self.wrapped.weights):
-            with self.wrapped._lock.loading():
+            with self.wrapped._lock.to_load():
                 super().set_weights(weights)
+                self.wrapped._lock.loaded()
         else:
             self.wrapped.set_weights(weights)
 
@@ -209,8 +210,9 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
         """
         if self.built:
             check_saved(self.variables, store)
-        with self.wrapped._lock.loading():
+        with self.wrapped._lock.to_load():
             super().load_own_variables(store)
+            self.wrapped._lock.loaded()
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""

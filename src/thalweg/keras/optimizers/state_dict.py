@@ -115,8 +115,9 @@ class StateDict(state.Copied):
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
-        with self._lock.loading(), torch.inference_mode(False), torch.no_grad():
+        with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
             self._load(state_dict, var_list)
+            self._lock.loaded()
 
     def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
         is_deferred = any(map(is_symbolic, [*self._weights, *variables]))

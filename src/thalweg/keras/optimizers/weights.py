@@ -245,8 +245,9 @@ class Weights:
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
-        with self._lock.loading():
+        with self._lock.to_load():
             restore(zip(entries, values, strict=True))
+            self._lock.loaded()
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         """Hook: lists of other lengths that an optimizer also accepts."""

@@ -88,10 +88,11 @@ class Training:
         """
         self._refuse_symbols()
         tensors = tensors_of(given)
-        with self.optimizer._locked().loading(), torch.inference_mode(False), torch.no_grad():
+        with self.optimizer._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
             if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
                 state.load(others, tensors, _WHAT)  # it was saved before the first step
+                self.optimizer._locked().loaded()
                 return
             # What there is decides: a variable may have another shape or dtype than its slots.
             keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
@@ -102,6 +103,7 @@ class Training:
             before = made._entries(state.positioned_keys_of(self.variables))
             now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
             state.load([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
+            self.optimizer._locked().loaded()
 
     def _entries(self, keys: Sequence[str]) -> list[Entry]:
         """What there is of masters, slots, sums, and variables of no variable."""

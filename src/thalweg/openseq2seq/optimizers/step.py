@@ -236,11 +236,12 @@ class TrainingStep:
 
     def _load(self, state_dict: Mapping[str, Any], others: Sequence[Entry] = ()) -> None:
         """`load_state_dict`; `others` are part of the state, too."""
-        with self._lock.loading():
+        with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
             check_inner(self._inner)
             self._remembering(self._variables, others).load_state_dict(state_dict)
+            self._lock.loaded()
 
     def _remembering(self, variables: Sequence[Any], others: Sequence[Entry] = ()) -> Training:
         own = [Entry("global_step", self.global_step), *others]

@@ -64,9 +64,10 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         given = tensors_of(state_dict)
-        with self._locked().loading(), torch.inference_mode(False), torch.no_grad():
+        with self._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
             if not (given or self._slots.owners()):
+                self._locked().loaded()
                 return  # it was saved before the first step
             if not variables:
                 raise FailedPreconditionError(
@@ -81,6 +82,7 @@ class StateDict(State, state.Copied):
             given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
             what = f"The state of {self._name}"
             state.load(entries, given, what, [state.published(self, made)])
+            self._locked().loaded()
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         raise NotImplementedError
