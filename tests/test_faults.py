@@ -239,8 +239,7 @@ def test_flags_of_the_caller_are_as_before(selection, caller, name, two_threads)
 
 
 def _step_digest(_=None):
-    # NumPy's arrays: torch's own operations on so many elements would wait in a forked child for
-    # threads that are not there.
+    # NumPy's arrays: nothing but the step itself calls threads of OpenMP.
     rng = np.random.default_rng(1)
     var, m, v, grad = (torch.from_numpy(rng.random(200_000, np.float32)) for _ in range(4))
     take(ADAM, Problem([var], [[m, v]], [grad]), FLUSH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import thalweg
+from forks import Stop, told
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -584,3 +586,63 @@ def test_missing_keras_is_said() -> None:
     )
     done = run_python(f"{fail}{hide}\nimport thalweg.integrations.keras3")
     assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in done.stderr
+
+
+# Compiled, and forked
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=["plain", "decayed"])
+def test_jit_compile_trains_with_the_same_bits(options, monkeypatch):
+    def weights(**compiled: Any) -> list[Any]:
+        model = make_model()
+        model.compile(optimizer=keras3.Adam(0.1, **options), loss="mse", **compiled)
+        train(model, epochs=2)
+        return model.get_weights()
+
+    wanted = weights()
+    # Inductor would compute the loss with other roundings.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    for one, other in zip(weights(jit_compile=True), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_jit_compile_trains():
+    model = make_model()
+    model.compile(optimizer=keras3.Adam(0.1), loss="mse", jit_compile=True)
+    losses = train(model, epochs=3).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_step_under_way_at_a_fork_is_neither_continued_nor_saved(tmp_path):
+    stop = Stop()
+    model = make_model(keras3.Adam(0.1))
+    train(model)
+    file = str(tmp_path / "before.weights.h5")
+    model.save_weights(file)
+    wrapped = model.optimizer.wrapped
+
+    def hold() -> None:
+        with wrapped._lock:
+            stop()
+
+    def child() -> Any:
+        refused = []
+        before = model.get_weights()
+        uses = [lambda: train(model), lambda: model.save_weights(str(tmp_path / "x.weights.h5"))]
+        for use in [*uses, model.optimizer.get_weights]:
+            with pytest.raises(RuntimeError, match="forked") as caught:
+                use()
+            refused.append(str(caught.value))
+        same = all(map(np.array_equal, before, model.get_weights()))
+        model.load_weights(file)
+        train(model)
+        model.save_weights(str(tmp_path / "x.weights.h5"))
+        return refused, same
+
+    with stop.reached_by(hold):
+        refused, same = told(child)
+    assert len(refused) == 3
+    assert same

@@ -14,7 +14,17 @@ SOURCE = Path(thalweg.__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "variable", "indexed_slices", "autodiff", "scalars", "running"),
+    (
+        "errors",
+        "variable",
+        "indexed_slices",
+        "autodiff",
+        "scalars",
+        "running",
+        "locks",
+        "lazily",
+        "tracing",
+    ),
     ("formula", "rules"),
     ("engines",),
     ("schedules", "core"),

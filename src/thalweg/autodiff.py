@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
+from thalweg.tracing import untraced
 from thalweg.variable import is_variable, tensor_of, to_tensor
 
 __all__ = [
@@ -135,6 +136,7 @@ class GradientTape:
             found += variables_of(target)
         return tuple(_by_creation(found))
 
+    @untraced
     def gradient(
         self,
         target: Any,
@@ -237,6 +239,7 @@ class GradientTape:
         return tensor
 
 
+@untraced
 def gradients_of(
     target: torch.Tensor | Sequence[torch.Tensor],
     variables: Iterable[torch.Tensor],

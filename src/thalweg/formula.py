@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ import torch
 
 from thalweg import scalars
 from thalweg.errors import RuleError
+from thalweg.lazily import lazy
 
 Formula = Callable[..., Any]
 
@@ -194,18 +194,18 @@ class Rule:
                 f" {self.duplicates!r}."
             )
 
-    @cached_property
+    @lazy
     def is_whole(self) -> bool:
         """Whether sparse gradients are made dense: a sum of the rule's own is over all elements."""
         own = set(self.measures.values()) - {gradient_squares, variable_squares}
         return self.whole or bool(own)
 
-    @cached_property
+    @lazy
     def element_slots(self) -> tuple[Slot, ...]:
         """The slots of the variable's shape, which formulas take and return."""
         return tuple(slot for slot in self.slots if not slot.scalar)
 
-    @cached_property
+    @lazy
     def scalar_slots(self) -> tuple[Slot, ...]:
         """The slots of shape ()."""
         return tuple(slot for slot in self.slots if slot.scalar)

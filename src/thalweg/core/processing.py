@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ from thalweg.engines.layout import check_memory
 from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
+from thalweg.lazily import lazy
 from thalweg.rules import clipping
 from thalweg.variable import titles_of
 
@@ -110,12 +110,12 @@ class Processing:
         others = self.decide is not None or self.watch is not None
         return others or bool(self.stages) or bool(self.calls)
 
-    @cached_property
+    @lazy
     def stages(self) -> Stages:
         """The formulas that the update applies to each gradient."""
         return tuple(stage for key, stage in _STAGES.items() if getattr(self, key) is not None)
 
-    @cached_property
+    @lazy
     def measured(self) -> tuple[Formula, ...]:
         """What is measured in any case."""
         if self.trust is not None:
@@ -123,7 +123,7 @@ class Processing:
         by_norm = self.clipnorm is not None or self.global_clipnorm is not None
         return (gradient_squares,) if by_norm or self.decide is not None else ()
 
-    @cached_property
+    @lazy
     def first(self) -> Stages:
         """The stages that come before norms and are no factors."""
         if self.clipvalue is None:
@@ -200,7 +200,7 @@ class Known:
             self._sums |= zip(wanted, found, strict=True)
         return self._sums[formula]
 
-    @cached_property
+    @lazy
     def _roots(self) -> Float64:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
         how = self._how
@@ -217,17 +217,17 @@ class Known:
         with np.errstate(all="ignore"):
             return np.where(np.isinf(norms.norms(np.square(roots), True)), np.inf, roots)
 
-    @cached_property
+    @lazy
     def gradient_norms(self) -> Float64:
         """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
         return self._overflowing(self._roots)
 
-    @cached_property
+    @lazy
     def variable_norms(self) -> Float64:
         """The norm of each variable before the step; float64 of shape (n,)."""
         return norms.norms(self._sum(variable_squares), self._how.overflow)
 
-    @cached_property
+    @lazy
     def global_norm(self) -> float:
         """The common norm of the gradients, unscaled, their elements clipped."""
         with np.errstate(all="ignore"):
@@ -237,7 +237,7 @@ class Known:
                 squares = np.square(self._roots)
             return float(norms.global_norm(squares, self._how.overflow))
 
-    @cached_property
+    @lazy
     def clip_scale(self) -> Any:
         """What clipping by the common norm multiplies all gradients by; 1 without it."""
         limit, dtype = self._how.global_clipnorm, self._dtype
@@ -247,7 +247,7 @@ class Known:
             norm, bound = dtype(self.global_norm), dtype(limit)
         return norms.clip_factor(norm, bound, self._how.whole_is_nan)
 
-    @cached_property
+    @lazy
     def clipped_norms(self) -> Float64:
         """The norm of each gradient after clipping."""
         limit = self._how.clipnorm
@@ -264,14 +264,14 @@ class Known:
         with np.errstate(all="ignore"):
             return float(norms.global_norm(np.square(self.clipped_norms), self._how.overflow))
 
-    @cached_property
+    @lazy
     def trust(self) -> Array:
         """What each gradient is multiplied by last, of shape (n,)."""
         if self._how.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)
         return self._how.trust(self.variable_norms, self.clipped_norms)
 
-    @cached_property
+    @lazy
     def separate(self) -> dict[str, Array]:
         """The scalars of the stages that differ by variable."""
         how = self._how

@@ -15,7 +15,6 @@ Every other call goes straight on to what was there before.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from thalweg.graph.modules import call_module
 from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
+from thalweg.locks import Lock
 from thalweg.running import executing_eagerly
 
 
@@ -31,7 +31,7 @@ class _Interception:
     """How many graphs are being built, and what stands in for torch's call meanwhile."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.builders = 0
         self.original: Any = None
         self.ours: Any = None

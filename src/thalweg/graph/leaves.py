@@ -19,6 +19,7 @@ class Leaves:
     def __init__(self) -> None:
         self._leaves: dict[GraphVariable, SessionVariable] = {}
         self._memory: set[int] = set()  # addresses of the leaves' memory
+        self._lost = ""  # why values were forgotten
 
     def __contains__(self, variable: GraphVariable) -> bool:
         return variable in self._leaves
@@ -28,7 +29,9 @@ class Leaves:
         leaf = self._leaves.get(variable)
         if leaf is None:
             name = variable.op.name
-            raise FailedPreconditionError(f"Attempting to use uninitialized value {name}")
+            raise FailedPreconditionError(
+                f"Attempting to use uninitialized value {name}{self._lost}"
+            )
         return leaf
 
     def put(self, variable: GraphVariable, value: Any) -> None:
@@ -54,8 +57,9 @@ class Leaves:
         self._leaves[variable] = made
         self._memory = {leaf.untyped_storage().data_ptr() for leaf in self._leaves.values()} - {0}
 
-    def clear(self) -> None:
-        """Forget all values."""
+    def clear(self, reason: str = "") -> None:
+        """Forget all values; the reason is told to those who look for one."""
+        self._lost = reason
         self._leaves.clear()
         self._memory.clear()
 

@@ -14,6 +14,7 @@ class ReadWriteLock:
         self._changed = threading.Condition(threading.Lock())
         self._readers = 0
         self._writing = False
+        self._writer = 0  # the thread that writes, or wrote last
         self._waiting_readers = 0
         self._waiting_writers = 0
         self._admitted = 0  # readers that go before the next writer
@@ -44,7 +45,7 @@ class ReadWriteLock:
         try:
             while self._writing or self._readers or self._admitted:
                 self._changed.wait()
-            self._writing = True
+            self._writing, self._writer = True, threading.get_ident()
         finally:
             self._waiting_writers -= 1
             self._changed.notify_all()  # had the wait failed, readers would wait on
@@ -58,3 +59,18 @@ class ReadWriteLock:
                 self._writing = False
                 self._admitted = self._waiting_readers
             self._changed.notify_all()
+
+    def renew(self, held: str | None) -> int:
+        """In a forked child let go of what other threads held, and forget those who waited.
+
+        Args:
+            held: The mode in which the thread that forked holds it; None if it does not.
+
+        Returns:
+            The thread that held it exclusively, if another did; otherwise 0.
+        """
+        lost = self._writer if self._writing and held != EXCLUSIVE else 0
+        self.__init__()
+        self._readers, self._writing = int(held == SHARED), held == EXCLUSIVE
+        self._writer = threading.get_ident()
+        return lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch
 
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
+from thalweg.graph.calling import Calling
 from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes
 from thalweg.graph.variables import GraphVariable, variable_of
-
-# functional_call puts a run's tensors into the module itself, where other threads would see them.
-_calling = threading.RLock()
 
 
 def call_module(
@@ -51,21 +48,22 @@ def call_module(
             name: Reference(variable_of(graph, buffer, f"{prefix}/{_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
-    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
+    calling = Calling(module)
+    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, calling)
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
     return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
 
 
 def _call(
-    module: torch.nn.Module,
+    calling: Calling,
     weights: Mapping[str, Any],
     buffers: Mapping[str, Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
     tensors = {**weights, **buffers}
-    with _calling:
+    with calling.alone() as module:
         # Tied weights are all named, so that torch need not look for them.
         result = torch.func.functional_call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
@@ -77,10 +75,10 @@ def _call(
     return result
 
 
-def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+def _call_apart(calling: Calling, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
     """Call a module that may write to its inputs, which other operations need as they are."""
     args, kwargs = mapped(_cloned, (tuple(args), dict(kwargs)))
-    return _call(module, weights, buffers, args, kwargs)
+    return _call(calling, weights, buffers, args, kwargs)
 
 
 def _cloned(leaf: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thalweg.graph.names import Names, checked
+from thalweg.locks import Lock
 
 
 class _Place(threading.local):
@@ -25,7 +26,7 @@ class Scopes:
         super().__init__()
         self._place = _Place()
         self._names = Names()
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
     def as_operation(self, item: Any) -> Any:
         """The operation that `item` is or comes from."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,9 @@ from thalweg.graph.nest import leaves_of, packed
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable
+from thalweg.locks import Lock, excuse, on_fork
 from thalweg.running import SessionVariable, thread
+from thalweg.tracing import untraced
 
 
 class Session:
@@ -49,10 +51,27 @@ class Session:
         self._plans: dict[Any, Plan] = {}
         self._generators: dict[object, torch.Generator] = {}
         self._resources: dict[Any, Any] = {}
-        self._opening = threading.Lock()  # no resource is made while the session is closed
+        self._opening = Lock()  # no resource is made while the session is closed
         self._closed = False
         self._context: contextlib.ExitStack | None = None
+        on_fork(self, Session._renew)
 
+    def _renew(self) -> None:
+        """In a forked child: what another thread was writing at the fork is no value any more."""
+        lost = self._lock.renew(self._held())
+        if lost:
+            excuse(lost)  # optimizers in its run: all that they wrote is forgotten
+            self._leaves.clear(
+                ": another thread was in a run of this session that updates variables when process"
+                f" {os.getppid()} forked this one, so no value is left here. Initialize or load the"
+                " variables."
+            )
+
+    def _held(self) -> str | None:
+        """Which lock this thread holds."""
+        return next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
+
+    @untraced
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
@@ -127,7 +146,7 @@ class Session:
 
     def _joins_outer_run(self, plan: Plan) -> bool:
         """Whether a node that runs in this thread started this run, under a lock it holds."""
-        held = next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
+        held = self._held()
         if held == SHARED and plan.writes:
             raise FailedPreconditionError(
                 "An operation that is declared as pure started a run that updates variables."

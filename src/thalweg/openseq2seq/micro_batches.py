@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.state import Entry
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
+from thalweg.tracing import untraced
 
 _COUNT = "micro_batches"
 
@@ -48,6 +49,7 @@ class MicroBatchStep:
         self.step = step
         self._batches = batches
 
+    @untraced
     def __call__(self) -> Tensor:
         """See `TrainingStep.__call__`. A batch that raises an error does not count."""
         with self.step._lock:
@@ -55,6 +57,7 @@ class MicroBatchStep:
             self._batches.count += 1
         return loss
 
+    @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """See `TrainingStep.apply_gradients`. They count as one batch."""
         with self.step._lock:
@@ -67,18 +70,20 @@ class MicroBatchStep:
             raise AttributeError(name)
         return getattr(self.step, name)
 
+    @untraced
     def state_dict(self) -> dict[str, Tensor]:
         """See `TrainingStep.state_dict`; the number of batches so far is `micro_batches`."""
         with self.step._lock:
             return {**self.step.state_dict(), _COUNT: torch.tensor(self._batches.count)}
 
+    @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See `TrainingStep.load_state_dict`.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
         """
-        with self.step._lock:
+        with self.step._lock.loading():
             count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
             self.step._load(state_dict, [count])
 

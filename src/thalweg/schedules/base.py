@@ -21,6 +21,7 @@ from thalweg.scalars import (
     is_floating,
     scalar_type,
 )
+from thalweg.tracing import untraced
 
 if TYPE_CHECKING:
     from typing import Self
@@ -115,6 +116,7 @@ class FormulaSchedule(LearningRateSchedule):
         """The type of the learning rate."""
         return kind_of([getattr(self, "initial_learning_rate", 0.0)])
 
+    @untraced
     def __call__(self, step: Step) -> Any:
         """The learning rate at `step` as a 0-d tensor on the CPU.
 
@@ -129,6 +131,7 @@ class FormulaSchedule(LearningRateSchedule):
         with np.errstate(all="ignore"):
             return torch.tensor(self.formula(step), device="cpu")
 
+    @untraced
     def value(self, step: Step) -> Scalar:
         """The learning rate at `step` as a NumPy scalar; no tensor is made."""
         if type(self).__call__ is not FormulaSchedule.__call__:

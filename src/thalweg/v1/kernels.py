@@ -7,7 +7,6 @@ the variable; its slots are any tensors of the variable's shape.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,12 +36,14 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.locks import Lock
 from thalweg.scalars import as_operand
+from thalweg.tracing import untraced
 from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]
 
-_LOCK = threading.RLock()  # held by kernels called with use_locking=True
+_LOCK = Lock()  # held by kernels called with use_locking=True
 # What TensorFlow calls otherwise than the rules do.
 _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
 
@@ -117,7 +118,7 @@ def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     function.__doc__ = _document(kernel, name, sparse, resource)
-    return function
+    return untraced(function)
 
 
 def _document(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:

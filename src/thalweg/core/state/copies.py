@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
 from thalweg.core.state.entries import Call
+from thalweg.locks import Guard
 
 _T = TypeVar("_T")
 _OPENED = (list, dict, set, SlotStore, Hyperparameters)
@@ -37,7 +37,7 @@ def published(holder: Any, twin: Any) -> Call:
 class Copied:
     """What `copy.deepcopy` and `pickle` copy between two steps, never within another thread's."""
 
-    def _locked(self) -> AbstractContextManager[Any]:
+    def _locked(self) -> Guard:
         """Holds steps back."""
         raise NotImplementedError
 
@@ -53,7 +53,8 @@ class Copied:
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
-        made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        with self._locked():
+            made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from operator import add, eq, ge, is_
 from typing import Any
 
@@ -21,6 +21,7 @@ from thalweg.engines.cpu.watched import Watched
 from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
 from thalweg.formula import Formula, Rule
+from thalweg.lazily import lazy
 
 _CPU = {-1}
 
@@ -90,7 +91,7 @@ class Group:
         self._rows = np.arange(len(members), dtype=np.int64)
         self._sizes = sizes
 
-    @cached_property
+    @lazy
     def _leaves(self) -> Leaves:
         return Leaves(self._sizes)
 

@@ -11,15 +11,15 @@ import hashlib
 import linecache
 import os
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
 from thalweg.engines.cpu import machine_code, private
 from thalweg.errors import PerformanceWarning, warn
+from thalweg.locks import Awaited
 
-_lock = threading.RLock()
+_lock = Awaited()
 _addresses: dict[str, int] = {}
 _loaded: dict[str, ModuleType] = {}
 _warned: set[str] = set()

@@ -7,32 +7,23 @@ neither started nor awaited without an interruption.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 
 import torch
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-_forked = False
-
-
-def _after_fork() -> None:
-    # libgomp's workers do not survive a fork: waiting for them would never end.
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_SOFT = 1  # omp_pause_soft: settings stay
 
 
 @cache
-def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel` of the OpenMP runtime that torch mapped, or None where there is none."""
+def _runtime() -> ctypes.CDLL | None:
+    """The OpenMP runtime that torch mapped, or None where there is none."""
     try:
         with open("/proc/self/maps") as maps:
             mapped = re.findall(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*)", maps.read())
@@ -40,14 +31,54 @@ def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
         return None
     # Several may be mapped (scikit-learn ships its own): torch's lies in torch/lib or torch.libs.
     for path in sorted(set(mapped), key=lambda path: "torch" not in path):
-        try:
-            function = ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        function.restype = None
-        return function
+        with contextlib.suppress(OSError, AttributeError):
+            runtime = ctypes.CDLL(path)
+            _ = runtime.GOMP_parallel
+            return runtime
     return None
+
+
+@cache
+def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
+    """`GOMP_parallel` of the OpenMP runtime that torch mapped, or None where there is none."""
+    runtime = _runtime()
+    if runtime is None:
+        return None
+    function = runtime.GOMP_parallel
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    return function
+
+
+class _Fork(threading.local):
+    """What one thread knows of its team when it forks."""
+
+    dismissed = False
+
+
+_fork = _Fork()
+_alone = False  # whether the team of the thread that forked was lost
+
+
+def _dismiss() -> None:
+    """Before a fork: send the team of this thread home; its next parallel region calls a new one.
+
+    libgomp's workers do not survive a fork, and the child would wait for them for ever: in our
+    kernels, and in each operation of torch on a tensor of some size.
+    """
+    _fork.dismissed = False
+    pause = getattr(_runtime(), "omp_pause_resource_all", None)
+    if pause is not None:
+        _fork.dismissed = pause(_SOFT) == 0
+
+
+def _in_child() -> None:
+    global _alone
+    _alone = _alone or not _fork.dismissed
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_dismiss, after_in_child=_in_child)
 
 
 def run(address: int, argument: int, threads: int) -> None:
@@ -60,7 +91,7 @@ def run(address: int, argument: int, threads: int) -> None:
 
 def call(address: int, argument: int, threads: int) -> Callable[[], object]:
     """The same as a function in C, to be called later."""
-    parallel = None if threads <= 1 or _forked else gomp_parallel()
+    parallel = None if threads <= 1 or _alone else gomp_parallel()
     if parallel is None:
         return partial(ENTRY(address), argument)
     return partial(parallel, address, argument, threads, 0)

@@ -18,6 +18,7 @@ from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
 from thalweg.integrations.keras3.sharing import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
+from thalweg.tracing import untraced
 from thalweg.variable import named_variables
 
 # Keras' own setter of the property that is overridden below.
@@ -106,14 +107,19 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         """Nothing: `_backend_update_step` calls Keras' after its checks."""
 
+    @untraced
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
-        wrapped, tensors = self.wrapped, [var.value for var in trainable_variables]
         if in_stateless_scope():
             self._apply_stateless(grads, trainable_variables)
             return
-        for var, tensor in zip(trainable_variables, tensors, strict=True):
+        with self.wrapped._lock:
+            self._apply_here(grads, trainable_variables)
+
+    def _apply_here(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        wrapped, tensors = self.wrapped, [var.value for var in variables]
+        for var, tensor in zip(variables, tensors, strict=True):
             if tensor is not self._tensors[self._get_variable_index(var)]:
                 raise FailedPreconditionError(
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
@@ -123,7 +129,7 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
         if self.weight_decay is not None:
             hooks = wrapped._hooks(False)
             hooks.check(hooks.convert(pairs), False)
-            super()._apply_weight_decay(trainable_variables)
+            super()._apply_weight_decay(variables)
         # Keras counts the batches itself, also those that only add to accumulated gradients.
         counted = int(wrapped.iterations)
         wrapped.iterations.fill_(counted // (self.gradient_accumulation_steps or 1))
@@ -185,9 +191,15 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
         if len(weights) == len(self.variables) != len(self.wrapped.weights):
-            super().set_weights(weights)
+            with self.wrapped._lock.loading():
+                super().set_weights(weights)
         else:
             self.wrapped.set_weights(weights)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put the state into a saved model."""
+        with self.wrapped._lock:
+            super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Set the state from a saved model.
@@ -197,7 +209,8 @@ class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
         """
         if self.built:
             check_saved(self.variables, store)
-        super().load_own_variables(store)
+        with self.wrapped._lock.loading():
+            super().load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """The configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""

@@ -12,6 +12,7 @@ from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
+from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
 
@@ -27,6 +28,7 @@ class Differentiation:
         """See `Optimizer`."""
         raise NotImplementedError
 
+    @untraced
     def minimize(
         self,
         loss: Callable[[], Tensor] | Tensor,
@@ -73,6 +75,7 @@ class Differentiation:
         """Hook: the gradients of the loss, paired with the variables."""
         return list(zip(tape.gradient(loss, var_list, grad_loss), var_list, strict=True))
 
+    @untraced
     def _compute_gradients(
         self,
         loss: Callable[[], Tensor] | Tensor,
@@ -105,6 +108,7 @@ class Differentiation:
             check_variables(var_list)
         return self._get_gradients(tape, value, var_list, grad_loss) if var_list else []
 
+    @untraced
     def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
         """Gradients of a loss tensor with respect to variables; `apply_gradients` clips them.
 
@@ -123,6 +127,7 @@ class Differentiation:
         _check_all(zip(gradients, variables, strict=True))
         return gradients
 
+    @untraced
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
         """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
         gradients = self.get_gradients(loss, params)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -31,8 +30,10 @@ from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
+from thalweg.locks import Guard
 from thalweg.running import executing_eagerly
 from thalweg.schedules import deserialize as deserialize_schedule
+from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
@@ -89,9 +90,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         # Steps of several threads, and looks at the state, come one after the other.
-        object.__setattr__(self, "_lock", threading.RLock())
+        object.__setattr__(self, "_lock", Guard(self, Optimizer._forget_step))
         object.__setattr__(self, "_plans", Plans())
         return self
+
+    def _forget_step(self) -> None:
+        if "_hyper" in vars(self):
+            self._hyper.__exit__(None, None, None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
@@ -132,6 +137,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         hint = did_you_mean(keyword, [*names, *_ALLOWED])
         return f" {hint}" if hint else ""
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Tensor]],

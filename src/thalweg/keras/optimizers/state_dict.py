@@ -17,6 +17,8 @@ from thalweg.core.state import Entry, Item, Number
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
+from thalweg.locks import Guard
+from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
 FORMAT = 1
@@ -34,7 +36,7 @@ class StateDict(state.Copied):
     EXTRA: tuple[str, ...] = ()
 
     _name: str
-    _lock: Any
+    _lock: Guard
     _slots: SlotStore
     _hyper: Hyperparameters
     _weights: list[Tensor]
@@ -45,7 +47,7 @@ class StateDict(state.Copied):
         self._pending: dict[str, dict[str, Tensor]] = {}
         self._awaits = False  # whether no variable has come for what was loaded
 
-    def _locked(self) -> Any:
+    def _locked(self) -> Guard:
         return self._lock
 
     def _foreign(self) -> list[Any]:
@@ -61,6 +63,7 @@ class StateDict(state.Copied):
         """Make one that does not exist."""
         raise NotImplementedError
 
+    @untraced
     def state_dict(self) -> dict[str, Any]:
         """All state as named tensors and plain numbers; `torch.load(weights_only=True)` reads it.
 
@@ -91,6 +94,7 @@ class StateDict(state.Copied):
                 "slots": slots,
             }
 
+    @untraced
     def load_state_dict(
         self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
     ) -> None:
@@ -111,7 +115,7 @@ class StateDict(state.Copied):
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock.loading(), torch.inference_mode(False), torch.no_grad():
             self._load(state_dict, var_list)
 
     def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:

@@ -21,6 +21,8 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.locks import Guard
+from thalweg.tracing import untraced
 from thalweg.variable import (
     Variable,
     VariableAggregation,
@@ -61,7 +63,7 @@ class Weights:
     """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
-    _lock: Any
+    _lock: Guard
 
     def __init__(self) -> None:
         self._iterations: Any = None
@@ -206,6 +208,7 @@ class Weights:
         """The optimizer's variables in order of creation, `iterations` first."""
         return self.weights
 
+    @untraced
     def get_weights(self) -> list[Any]:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
         if any(map(is_symbolic, self._weights)):
@@ -213,6 +216,7 @@ class Weights:
         with self._lock:
             return [_as_numpy(weight) for weight in self._weights]
 
+    @untraced
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the values of `weights`, in their order; numbers are converted to their dtypes.
 
@@ -241,7 +245,7 @@ class Weights:
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
-        with self._lock:
+        with self._lock.loading():
             restore(zip(entries, values, strict=True))
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:

@@ -27,6 +27,7 @@ from thalweg.openseq2seq.optimizers.regularization import (
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer, check_any
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import REDUCED
@@ -177,6 +178,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             return scale.read_value()
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
+    @untraced
     def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **options: Any) -> Any:
         """The gradients of a loss by the masters, unscaled.
 
@@ -213,6 +215,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             made[index] = grad
         return list(zip(made, backward.targets, strict=True))
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -244,7 +247,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
             backward = Backward(concretes(gradients), variables, targets, [None] * len(targets))
             done: list[str] = []
-            with self._opt._locked(), not_taken(done):
+            with self._opt._turn(), self._opt._locked(), not_taken(done):
                 check_any(backward.pairs)
                 how = Processing(**watching(scaler, done))
                 outcome = update(self._opt, backward, how, step, captured)

@@ -88,7 +88,7 @@ class Training:
         """
         self._refuse_symbols()
         tensors = tensors_of(given)
-        with self.optimizer._locked(), torch.inference_mode(False), torch.no_grad():
+        with self.optimizer._locked().loading(), torch.inference_mode(False), torch.no_grad():
             keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
             if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
                 state.load(others, tensors, _WHAT)  # it was saved before the first step

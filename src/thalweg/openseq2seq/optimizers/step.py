@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from thalweg.core.pairs import flatten
 from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
+from thalweg.locks import Guard
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -25,6 +25,7 @@ from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_proce
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import TAKEN
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
@@ -66,7 +67,7 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._check_mixed = MixedCheck()
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
     @property
     def learning_rate(self) -> Tensor:
@@ -86,6 +87,7 @@ class TrainingStep:
     def _masters(self) -> Masters:
         return Masters() if self._mixed is None else self._mixed._masters
 
+    @untraced
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, and update the variables.
 
@@ -106,6 +108,7 @@ class TrainingStep:
         with self._lock:
             return self._taken(self._differentiated)
 
+    @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """Update the variables by gradients that were computed elsewhere.
 
@@ -206,6 +209,7 @@ class TrainingStep:
             self._variables = backward.variables
         return kept[0], backward
 
+    @untraced
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all state by name: global step, masters, slots, powers, accumulators, scaler.
 
@@ -218,6 +222,7 @@ class TrainingStep:
         with self._lock:
             return self._remembering(self._known()).state_dict()
 
+    @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict()` was taken; all or nothing.
 
@@ -231,7 +236,7 @@ class TrainingStep:
 
     def _load(self, state_dict: Mapping[str, Any], others: Sequence[Entry] = ()) -> None:
         """`load_state_dict`; `others` are part of the state, too."""
-        with self._lock:
+        with self._lock.loading():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
             check_inner(self._inner)

@@ -23,11 +23,13 @@ from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import check_writer
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
+from thalweg.tracing import untraced
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable
 
 
+@untraced
 def optimize_loss(
     loss: Any,
     optimizer: Any,

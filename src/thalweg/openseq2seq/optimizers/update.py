@@ -75,7 +75,7 @@ def update(
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if takes and not any(target.dtype in REDUCED for target in own.targets):
         return optimizer._take(own.pairs, global_step, name, how, own.copies, captured)
-    with optimizer._locked():
+    with optimizer._turn(), optimizer._locked():
         pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
         if not decision.taken:
             run(decision.calls)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidTypeError
+from thalweg.locks import Lock, on_fork
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
 
@@ -44,12 +45,19 @@ class Coordinator:
         self._clean = (
             (CancelledError,) if clean_stop_exception_types is None else clean_stop_exception_types
         )
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._stopped = threading.Event()
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._callbacks: list[Callable[[BaseException | None], None]] = []
         self._joined = False
+        on_fork(self, Coordinator._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: an event has a lock, too."""
+        was_set, self._stopped = self._stopped.is_set(), threading.Event()
+        if was_set:
+            self._stopped.set()
 
     def should_stop(self) -> bool:
         """Whether a stop was requested."""

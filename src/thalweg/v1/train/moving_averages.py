@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -37,7 +36,9 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
+from thalweg.locks import Guard
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.tracing import untraced
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
 from thalweg.variable import is_variable, over, titles_of
@@ -105,16 +106,16 @@ class ExponentialMovingAverage(Copied):
         self._name = name
         self._slots = SlotStore()
         self._plans = Plans()
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = Guard(self)
 
-    def _locked(self) -> Any:
+    def _locked(self) -> Guard:
         return self._lock
 
     @property
@@ -122,6 +123,7 @@ class ExponentialMovingAverage(Copied):
         """The last part of the averages' names."""
         return self._name
 
+    @untraced
     def apply(self, var_list: Iterable[Any] | None = None) -> Any:
         """Bring the averages forward by one update; make those that are not there yet.
 
@@ -235,9 +237,11 @@ class ExponentialMovingAverage(Copied):
         made: Any = make_variable(initial, title)
         self._slots.put(source, kind, made)
 
+    @untraced
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
-        found = self._slots.get(var, _AVERAGE)
+        with self._lock:
+            found = self._slots.get(var, _AVERAGE)
         self._slots.handed_out([found])
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -36,13 +35,15 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.locks import Guard, Lock
+from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import name_of, titles_of
 
-_SHARED = threading.RLock()  # held by the steps of optimizers made with use_locking=True
+_SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _NOT_COPIED = ("_lock", "_under_way")
 
@@ -92,7 +93,7 @@ class Optimizer(StateDict):
         self._engine: EngineName | None = None
         self._plans = Plans()
         self._under_way: V1Hooks | None = None
-        self._lock = threading.RLock()
+        self._lock = Guard(self, Optimizer._forget_step)
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -111,6 +112,7 @@ class Optimizer(StateDict):
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
 
+    @untraced
     def minimize(
         self,
         loss: Any,
@@ -178,6 +180,7 @@ class Optimizer(StateDict):
             and cls.apply_gradients is Optimizer.apply_gradients
         )
 
+    @untraced
     def compute_gradients(
         self,
         loss: Any,
@@ -205,6 +208,7 @@ class Optimizer(StateDict):
         """
         return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, self._valid_dtypes())
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -287,7 +291,7 @@ class Optimizer(StateDict):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        with self._locked():
+        with self._turn(), self._locked():
             values = None if captured is None else captured[0]
             if values is None and self._under_way is not None:
                 values = self._under_way.values
@@ -299,24 +303,24 @@ class Optimizer(StateDict):
 
     @contextlib.contextmanager
     def _taking(self, hooks: V1Hooks) -> Iterator[V1Hooks]:
-        """Take a step alone.
+        """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
-        with self._locked():
-            before, self._under_way = self._under_way, hooks
-            try:
-                yield hooks
-            finally:
-                self._under_way = before
+        before, self._under_way = self._under_way, hooks
+        try:
+            yield hooks
+        finally:
+            self._under_way = before
 
     def _minimize_one_by_one(
         self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
     ) -> None:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
-        with self._taking(self._hooks(global_step, self._name, None)) as hooks:
+        made = self._hooks(global_step, self._name, None)
+        with self._turn(), self._locked(), self._taking(made) as hooks:
             kept = self._plans.now()
 
             def apply(grad: Gradient, var: Tensor) -> None:
@@ -331,9 +335,17 @@ class Optimizer(StateDict):
             errors += finish(hooks)
         raise_first(errors)
 
-    def _locked(self) -> Any:
+    def _turn(self) -> Lock:
+        """What steps take before `_locked`."""
         return _SHARED if self._use_locking else self._lock
 
+    def _locked(self) -> Guard:
+        return self._lock
+
+    def _forget_step(self) -> None:
+        self._under_way = None
+
+    @untraced
     def _distributed_apply(
         self,
         distribution: Any,
@@ -517,7 +529,7 @@ class Optimizer(StateDict):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._under_way = None
-        self._lock = threading.RLock()
+        self._lock = Guard(self, Optimizer._forget_step)
 
 
 def _title(var: Any) -> str:

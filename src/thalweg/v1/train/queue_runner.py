@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphKeys, get_default_graph, get_default_session
+from thalweg.locks import Lock, on_fork
 from thalweg.v1.train.coordinator import Coordinator
 
 
@@ -47,8 +48,13 @@ class QueueRunner:
         self.cancel_op = cancel_op
         self.queue_closed_exception_types = queue_closed_exception_types or (CancelledError,)
         self.exceptions_raised: list[BaseException] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._running: dict[Any, int] = {}  # how many threads each session has
+        on_fork(self, QueueRunner._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: its threads are not here."""
+        self._running.clear()
 
     @property
     def name(self) -> str:
@@ -111,10 +117,10 @@ class QueueRunner:
             raise
         finally:
             with self._lock:
-                self._running[sess] -= 1
-                is_last = not self._running[sess]
-                if is_last:
-                    del self._running[sess]
+                others = self._running.pop(sess, 1) - 1  # none in a forked child
+                if others:
+                    self._running[sess] = others
+                is_last = not others
             if closed and is_last and self.close_op is not None:
                 with _unless_closed(sess):
                     sess.run(self.close_op)

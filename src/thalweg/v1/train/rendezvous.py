@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thalweg.errors import CancelledError, FailedPreconditionError
+from thalweg.locks import Lock, on_fork
 from thalweg.v1.train.accumulators import Accumulator
 
 Make = Callable[[], list[Accumulator]]
@@ -66,11 +67,20 @@ class Rendezvous:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._changed = threading.Condition()
+        self._lock = Lock()
+        self._changed = threading.Condition(self._lock)
         self._era = _Era(make)
         self._closed = False
         self.step: Any = 0
         self.dropped = 0
+        on_fork(self, Rendezvous._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: nobody waits here, and what was half added is not to be used."""
+        self._era.workers.clear()
+        self._era.chiefs.clear()
+        if self._lock.is_abandoned():
+            self._era.end("the process was forked while gradients were handed over", None)
 
     def meet(self, gradients: Sequence[Any], local_step: Any) -> Any:
         """Add a worker's gradients, unless they are stale, and wait for a token.

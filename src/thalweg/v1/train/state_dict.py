@@ -13,6 +13,7 @@ from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.tracing import untraced
 from thalweg.v1.train.state import State, base_name
 from thalweg.variable import to_tensor
 
@@ -20,6 +21,7 @@ from thalweg.variable import to_tensor
 class StateDict(State, state.Copied):
     """The part of `Optimizer` that saves and loads."""
 
+    @untraced
     def state_dict(self, var_list: Iterable[Any] | None = None) -> dict[str, Tensor]:
         """Copies of the slots and of the optimizer's other variables, by name.
 
@@ -43,6 +45,7 @@ class StateDict(State, state.Copied):
             variables = self._chosen_for_state(var_list)
             return state.snapshot(self._entries(variables, state.keys_of(variables)))
 
+    @untraced
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
     ) -> None:
@@ -61,7 +64,7 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         given = tensors_of(state_dict)
-        with self._locked(), torch.inference_mode(False), torch.no_grad():
+        with self._locked().loading(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
             if not (given or self._slots.owners()):
                 return  # it was saved before the first step

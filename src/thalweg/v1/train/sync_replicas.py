@@ -32,6 +32,7 @@ from thalweg.graph import (
     report_uninitialized_variables,
 )
 from thalweg.indexed_slices import IndexedSlices, whole
+from thalweg.tracing import untraced
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
@@ -141,6 +142,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         self._meeting: _Meeting | None = None
         self._chief_queue_runner: QueueRunner | None = None
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 from thalweg.core.hyperparameters import hint, shown
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
+from thalweg.locks import Guard, Lock
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 
 
@@ -39,6 +41,7 @@ class WrappingOptimizer(Optimizer):
     def engine(self, name: EngineName | None) -> None:
         self._opt.engine = name
 
+    @untraced
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """As the optimizer inside computes them."""
         return self._opt.compute_gradients(*args, **kwargs)
@@ -55,7 +58,10 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
-    def _locked(self) -> Any:
+    def _turn(self) -> Lock:
+        return self._opt._turn()
+
+    def _locked(self) -> Guard:
         return self._opt._locked()
 
     def _check_has_state(self) -> NoReturn:

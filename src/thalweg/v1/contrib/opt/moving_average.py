@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.graph import control_dependencies, group
+from thalweg.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.wrapping import WrappingOptimizer
 
@@ -55,6 +56,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """The variable that holds the average of `var`, or None."""
         return self._ema.average(var)
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -65,7 +67,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """As `Optimizer.apply_gradients`; the averages follow."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
-        with self._locked():
+        with self._turn(), self._locked():
             step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
             if step is None:
                 self._ema.apply(variables)

@@ -21,6 +21,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.tracing import untraced
 from thalweg.v1.train.state import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of
@@ -81,6 +82,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
     def _dims_of(self, var: Any) -> list[int] | None:
         return next((dims for known, dims in self._dims if known is var), None)
 
+    @untraced
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -94,7 +96,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
-            with self._locked(), torch.no_grad():
+            with self._turn(), self._locked(), torch.no_grad():
                 section.run(
                     [
                         _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
@@ -112,7 +114,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
-                with self._locked(), torch.no_grad():
+                with self._turn(), self._locked(), torch.no_grad():
                     section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
 
         inputs = [grad, by_reference(variable)]

@@ -22,6 +22,7 @@ from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
+from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import check_scalar, checked
 from thalweg.variable import titles_of
@@ -71,6 +72,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         self._weight_decay = checked("weight_decay", weight_decay)
         super().__init__(*args, **kwargs)
 
+    @untraced
     def minimize(
         self,
         loss: Any,
@@ -102,6 +104,7 @@ class DecoupledWeightDecayExtension(Optimizer):
                 grad_loss,
             )
 
+    @untraced
     def apply_gradients(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],

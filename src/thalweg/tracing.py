@@ -1,0 +1,45 @@
+"""`untraced`: what `torch.compile` calls as it is, and does not look into.
+
+A step reads and writes memory by its address, which no traced graph could do. So a compiled
+function steps out for it (one graph break), and in it nothing is compiled but what was compiled by
+itself, such as a loss. `torch.compiler.disable` says the same, but imports Dynamo at once, which
+takes longer than all else; the marks here are those that it leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from torch._C._dynamo import eval_frame as _frames  # pyright: ignore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_dynamo: Any = _frames
+_REASON = "thalweg reads and writes the memory of tensors, which cannot be traced"
+
+
+def untraced(function: _F) -> _F:
+    """Have `torch.compile` call a function as it is; nothing changes where nobody compiles."""
+    made: Any = function
+    if hasattr(_dynamo, "set_code_exec_strategy"):
+        skip = _dynamo._FrameAction.SKIP
+        strategy = _dynamo._FrameExecStrategy(skip, skip)
+        _dynamo.set_code_exec_strategy(made.__code__, strategy)
+    else:  # torch before 2.8
+        made = _outside(function)
+    made._torchdynamo_disable = True  # seen by the tracer of the function that calls it
+    made._torchdynamo_disable_msg = _REASON
+    return cast("_F", made)
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        before = _dynamo.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _dynamo.set_eval_frame(before)
+
+    return outside
