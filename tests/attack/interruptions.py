@@ -186,7 +186,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 TRIED = (
     "steps of 12 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
 )
-CASES = {False: 50, True: 2000}  # of each training and kind
+CASES = {False: 170, True: 2000}  # of each training and kind
 KINDS = ("signal", "exception")
 WRONG = ("torn", "false note")
 

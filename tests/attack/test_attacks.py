@@ -18,6 +18,7 @@ RUN = Path(__file__).with_name("run.py")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_fails_under_an_attack(name: str) -> None:
     figures = load(name).attack(False, SEED)
@@ -45,6 +46,7 @@ NOTICED = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NOTICED)
 def test_the_attack_notices_a_missing_check(name: str) -> None:
     module = load(name)
