@@ -151,9 +151,19 @@ REFUSALS = [
             torch.bool,
             torch.float8_e4m3fn,
             torch.float8_e5m2,
-            torch.complex64,
-            torch.complex128,
         )
+    ),
+    *(
+        Refusal(
+            str(dtype),
+            lambda dtype=dtype: leaf(torch.ones(2).to(dtype)),
+            torch.ones(2).to(dtype),
+            TYPE,
+            # The one of tf.train, the other of Keras, where other rules than Adam are defined.
+            rf"Invalid type {dtype} for Variable:0, expected: \[float32, float64, float16"
+            rf"|Adam is not defined for complex variables; 'Variable:0' is {str(dtype)[6:]}\.",
+        )
+        for dtype in (torch.complex64, torch.complex128)
     ),
     Refusal(
         "sparse variable",
