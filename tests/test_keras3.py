@@ -591,7 +591,11 @@ def test_missing_keras_is_said() -> None:
 # Compiled, and forked
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=["plain", "decayed"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"weight_decay": 0.1}, marks=pytest.mark.slow)],
+    ids=["plain", "decayed"],
+)
 def test_jit_compile_trains_with_the_same_bits(options, monkeypatch):
     def weights(**compiled: Any) -> list[Any]:
         model = make_model()

@@ -424,7 +424,13 @@ STEPS = {
 WITHOUT = "\nsys.exit('numba' in sys.modules)"
 
 
-@pytest.mark.parametrize("script", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(each, id=name, marks=[] if name in ("dense", "sums") else pytest.mark.slow)
+        for name, each in STEPS.items()
+    ],
+)
 def test_a_second_process_takes_the_same_step_without_numba(folder, script):
     first = run_python("-c", script)
     assert first
@@ -443,7 +449,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), SETTINGS.items(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(*each, id=each[0], marks=[] if each[0] == "NUMBA_OPT" else pytest.mark.slow)
+        for each in SETTINGS.items()
+    ],
+)
 def test_settings_of_numba_make_other_machine_code_that_is_kept(folder, name, value):
     plain = run_python("-c", DENSE)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
