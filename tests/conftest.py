@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-# Not in the checkout: a group may write to that, and then no kernels would be kept.
-_CACHE = Path(tempfile.gettempdir()).absolute() / f"thalweg-tests-{getattr(os, 'getuid', int)()}"
-os.environ.setdefault("THALWEG_CACHE_DIR", str(_CACHE))
+import kernel_cache
 
+kernel_cache.keep_apart()
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rulebook
+from bad_numbers import BAD, LONG, PLACES
 from rulebook import (
     FIRST,
     FLUSH,
@@ -27,16 +28,6 @@ from thalweg import absolute, maximum, where
 from thalweg.engines.cpu import team
 from thalweg.engines.denormals import denormals, flushing
 
-BAD = {
-    "nan": lambda info: np.nan,
-    "inf": lambda info: np.inf,
-    "-inf": lambda info: -np.inf,
-    "max": lambda info: info.max,
-    "-max": lambda info: info.min,
-    "denormal": lambda info: info.smallest_normal / 4,
-}
-# Length 67: whole vectors and a tail for every vector width.
-PLACES = {"first": 0, "middle": 30, "last": 66, "tail": 64}
 pytestmark = pytest.mark.timeout(90)  # a child that waits for lost threads waits for ever
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
 
@@ -51,7 +42,7 @@ def _neighbours(problem, clean, place):
 @by_dtype
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_gradient_harms_its_own_element_only(case, dtype, bad):
-    clean = Problem.make(case.row, [67], [dtype], 1)
+    clean = Problem.make(case.row, [LONG], [dtype], 1)
     untouched, value = clean.copy(), bad(torch.finfo(dtype))
     take(case, clean, FLUSH)
     for place in PLACES.values():
@@ -99,7 +90,7 @@ SMALL = [1e-40, -1e-40, 1e-45, 1.1e-38, -1.1e-38, 0.0, -0.0]
 
 def _small(case, role, dtype=torch.float32):
     """A problem whose tensors of one role hold denormals."""
-    problem = Problem.make(case.row, [67], [dtype], 3)
+    problem = Problem.make(case.row, [LONG], [dtype], 3)
     small = torch.tensor(SMALL * 10)[:67].to(dtype)
     if dtype == torch.float64:
         small = small * torch.tensor(1e-270, dtype=dtype)

@@ -209,7 +209,7 @@ def test_none_is_no_option(name: str) -> None:
         (lambda: "fast", "learning_rate must be a number, not 'fast'"),
         (lambda: torch.ones(2), r"learning_rate must be a number, not tensor\(\[1"),
         (linear().parameters, "learning_rate must be a number, not <generator"),
-        (torch.tensor(1.0, device="meta"), "learning_rate must be a number, not tensor"),
+        (lambda: torch.tensor(1.0, device="meta"), "learning_rate must be a number, not tensor"),
         (Wrong(), "Wrong must return a number or a tensor of shape .*, not 'fast'"),
     ],
     ids=["string", "vector", "generator", "meta", "schedule"],
@@ -224,6 +224,14 @@ def test_what_is_called_returns_no_number(value: Any, message: str, steps: int) 
         opt.apply_gradients([([1.0], w)])
     assert "The step was not taken" in raised.value.__notes__[0]
     assert (w.item(), opt.iterations.item()) == (1.0, steps)
+
+
+def test_a_rate_on_the_meta_device_is_refused_where_it_is_given() -> None:
+    rate, opt = torch.tensor(1.0, device="meta"), SGD(0.5)
+    for refused in (lambda: SGD(rate), lambda: setattr(opt, "learning_rate", rate)):
+        with pytest.raises(TypeError, match="learning_rate must have a value, not be on the meta"):
+            refused()
+    assert float(opt.learning_rate) == 0.5
 
 
 def test_only_the_learning_rate_can_be_a_schedule() -> None:

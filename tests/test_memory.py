@@ -14,6 +14,8 @@ from torch import Tensor
 
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
+from thalweg.core.slots import SlotStore
+from thalweg.engines.cpu.watched import Watched
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -143,15 +145,15 @@ def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
         assert torch.equal(a, b)
 
 
-@each_face
-def test_slots_that_nobody_holds_are_not_looked_at(face: str) -> None:
-    training = Training(face, "cpu")
-    kept = training.opt._plans.now().last
-    assert kept is not None
-    assert kept.ready._watched._watched == []
-    training.slot()
-    training.step()
-    assert len(kept.ready._watched._watched) == 1
+def test_slots_that_nobody_holds_are_not_looked_at() -> None:
+    store, var = SlotStore(), Variable(torch.ones(4, 4))
+    held, other = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
+    watched = Watched([held, other])
+    store.handed_out([held])
+    other.t_()
+    assert watched.stand()
+    held.t_()
+    assert not watched.stand()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no list of mappings is read elsewhere")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 
 import rulebook
 import thalweg
+from bad_numbers import BAD, LONG, PLACES
 from rulebook import DTYPES, LENGTHS, assert_same, values
 from thalweg import IndexedSlices, Variable
 from thalweg.catalogue import applied, by_rule
@@ -70,17 +70,8 @@ def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> N
 
 # Bad numbers
 
-LONG, TABLE = 67, (9, 5)  # whole vectors and a tail for every vector width
+TABLE = (9, 5)
 NAMED_ROWS = [3, 1, 3, 8, 0]
-BAD = {
-    "nan": lambda info: math.nan,
-    "inf": lambda info: math.inf,
-    "-inf": lambda info: -math.inf,
-    "max": lambda info: info.max,
-    "-max": lambda info: info.min,
-    "denormal": lambda info: info.smallest_normal / 4,
-}
-PLACES = {"first": 0, "middle": 30, "tail": 64, "last": 66}
 
 
 def clean(dtypes: tuple[torch.dtype, ...]) -> tuple[list[Tensor], list[Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from attack.figures import Figures
-from attack.server import Server, in_child
+from attack.server import figures_of, in_child
 from thalweg import IndexedSlices, Variable, engine
 from thalweg.keras.optimizers import SGD, Adam
 
@@ -169,10 +169,4 @@ def warm() -> None:
 
 def attack(long: bool, seed: int) -> Figures:
     """Take the steps in children, so that a signal is a failure of one."""
-    figures = Figures()
-    with Server(__name__) as server:
-        for first in range(0, CASES[long], BATCH):
-            cases = [(seed, number) for number in range(first, first + BATCH)]
-            titles = [f"caches, seed {seed}, case {number}" for _, number in cases]
-            figures.judge(titles, server.run(cases), GOOD)
-    return figures
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -14,7 +14,7 @@ import torch
 
 from attack.figures import Figures
 from attack.moves import CUTS, MOVES, Move, Spoilt
-from attack.server import Server
+from attack.server import figures_of
 from attack.trainings import FACES, Training
 
 TRIED = "trainings with 12 random changes each between steady steps, over keras, v1, optimize_loss"
@@ -120,10 +120,4 @@ def warm() -> None:
 
 def attack(long: bool, seed: int) -> Figures:
     """Run trainings in children, so that a signal is a failure of one."""
-    figures = Figures()
-    with Server(__name__) as server:
-        for first in range(0, CASES[long], BATCH):
-            cases = [(seed, number) for number in range(first, first + BATCH)]
-            titles = [f"changes, seed {seed}, case {number}" for _, number in cases]
-            figures.judge(titles, server.run(cases), GOOD)
-    return figures
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

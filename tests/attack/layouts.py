@@ -19,7 +19,7 @@ import torch
 from attack import arithmetic
 from attack.figures import Figures
 from attack.places import BYTES, SIZES, Array, Drawer, Place, overlaps_itself, shape, share
-from attack.server import Server
+from attack.server import figures_of
 from rulebook import FLUSH, KEEP, Case, Engines, Problem, case, take
 from thalweg.errors import LayoutError, PerformanceWarning
 
@@ -207,10 +207,4 @@ def warm() -> None:
 
 def attack(long: bool, seed: int) -> Figures:
     """Run scenes in children, so that a signal is a failure of one."""
-    figures = Figures()
-    with Server(__name__) as server:
-        for first in range(0, CASES[long], BATCH):
-            cases = [(seed, number) for number in range(first, first + BATCH)]
-            titles = [f"layouts, seed {seed}, case {number}" for _, number in cases]
-            figures.judge(titles, server.run(cases), GOOD)
-    return figures
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

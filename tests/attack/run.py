@@ -16,8 +16,9 @@ TESTS = Path(__file__).parents[1]
 
 def main() -> int:
     sys.path[0] = str(TESTS)
-    cache = TESTS.parent / ".pytest_cache" / "d" / "thalweg"
-    os.environ.setdefault("THALWEG_CACHE_DIR", str(cache))
+    import kernel_cache
+
+    kernel_cache.keep_apart()
     from attack import ATTACKS, load
 
     parser = argparse.ArgumentParser(description="Attacks on the library, with figures.")

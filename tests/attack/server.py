@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attack.figures import Figures
 from attack.planted import DEFECTS
 
 PATIENCE = 240
@@ -81,6 +82,25 @@ class Server:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         self._process.wait()
+
+
+def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[str]) -> Figures:
+    """Try the cases of a module, numbered from 0, in children of its server.
+
+    Args:
+        module: The module whose cases they are.
+        seed: Chooses the cases.
+        count: How many there are.
+        batch: How many a child tries.
+        good: The outcomes that are no failures.
+    """
+    figures, name = Figures(), module.rpartition(".")[2]
+    with Server(module) as server:
+        for first in range(0, count, batch):
+            cases = [(seed, number) for number in range(first, first + batch)]
+            titles = [f"{name}, seed {seed}, case {number}" for _, number in cases]
+            figures.judge(titles, server.run(cases), good)
+    return figures
 
 
 def serve(module: str) -> None:

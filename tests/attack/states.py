@@ -18,7 +18,7 @@ from torch import Tensor
 import thalweg
 from attack import mutations
 from attack.figures import Figures
-from attack.server import Server
+from attack.server import figures_of
 from keras_table import train
 from thalweg import Variable
 from thalweg.core import state
@@ -129,10 +129,4 @@ def warm() -> None:
 
 def attack(long: bool, seed: int) -> Figures:
     """Load states in children, so that a signal is a failure of one."""
-    figures = Figures()
-    with Server(__name__) as server:
-        for first in range(0, CASES[long], BATCH):
-            cases = [(seed, number) for number in range(first, first + BATCH)]
-            titles = [f"states, seed {seed}, case {number}" for _, number in cases]
-            figures.judge(titles, server.run(cases), GOOD)
-    return figures
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

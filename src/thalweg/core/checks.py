@@ -28,14 +28,9 @@ def check_pairs(
     Args:
         pairs: The step, gradients converted.
         titles: The variables' names for messages.
-        scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
-            fused sparse kernels do.
-        narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
+        scatter, narrow: As in `check_gradients` of the engines, which raises most.
 
     Raises:
-        InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
-        InvalidArgumentError: For another shape or device, or an index out of range.
-        LayoutError: For memory that cannot be updated in place.
         RuntimeError: For a sparse gradient of a constrained variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]

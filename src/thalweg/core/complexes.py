@@ -9,9 +9,10 @@ from torch import Tensor
 
 from thalweg.core.checks import check_pairs
 from thalweg.core.pairs import Gradient, Pair
+from thalweg.engines.layout import check_kind
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import dtype_name
 
 
@@ -41,9 +42,5 @@ def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clip
             raise InvalidTypeError(f"{rule.name} is not defined for complex variables; {kind}")
         if clips:
             raise InvalidTypeError(f"Clipping is not defined for complex gradients; {kind}")
-        if grad.dtype != var.dtype:
-            raise InvalidTypeError(
-                f"Gradient of '{title}' is {dtype_name(grad.dtype)} but the variable is"
-                f" {dtype_name(var.dtype)}. Cast the gradient."
-            )
+        check_kind(values_of(grad), var, title)
     check_pairs([real_pair(*pair) for pair in pairs], titles, scatter=True)

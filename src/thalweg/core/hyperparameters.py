@@ -136,25 +136,40 @@ def checked(name: str, value: Any) -> Any:
     """
     if is_function(value):
         return value
+    accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
+    check_scalar(name, value, accepted)
+    return value[()] if _is_array(value) else value
+
+
+def check_scalar(name: str, value: Any, accepted: str) -> None:
+    """Refuse what is neither a real number nor a tensor of one, of this or another mode.
+
+    Args:
+        name: The hyperparameter.
+        value: What was given.
+        accepted: What it must be, for the message, after "must be a".
+
+    Raises:
+        InvalidTypeError: It is no number, is complex, or has no value.
+        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
+    """
+    shape = getattr(value, "shape", None)
+    if shape is not None and tuple(shape):
+        raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
     if is_symbolic(value):
-        return value
-    shape = tuple(getattr(value, "shape", ()))
-    if shape:
-        raise InvalidArgumentError(f"{name} must be a scalar, not of shape {shape}.")
-    if _is_array(value):
-        value = value[()]
+        return
     if isinstance(value, torch.Tensor):
         if value.is_complex():
             raise InvalidTypeError(f"{name} must be real, not {dtype_name(value.dtype)}.")
-    elif not is_number(value):
-        raise InvalidTypeError(
-            f"{name} must be a number, a tensor of shape (), a schedule or a callable without"
-            f" arguments, not {shown(value)}.{hint(value)}"
-        )
-    elif value != value:
+        if value.is_meta:
+            raise InvalidTypeError(f"{name} must have a value, not be on the meta device.")
+        return
+    number: Any = value[()] if _is_array(value) else value
+    if not is_number(number):
+        raise InvalidTypeError(f"{name} must be a {accepted}, not {shown(value)}.{hint(value)}")
+    if number != number:
         raise InvalidArgumentError(f"{name} is nan.")
-    check_size(name, value)
-    return value
+    check_size(name, number)
 
 
 def _check_variable(name: str, value: int) -> None:

@@ -51,7 +51,7 @@ def check_gradients(
         once.setdefault(id(var), index)
     distinct, titles = [variables[i] for i in once.values()], [names[i] for i in once.values()]
     layout.check_disjoint(distinct, titles)
-    check_writable(distinct, titles)
+    check_writable(zip(distinct, titles, strict=True))
 
 
 class Gate:
@@ -168,7 +168,9 @@ def _check_memory(
             tensors.append(copy)
             titles.append(f"the copy of {name}")
     layout.check_disjoint(tensors, titles)
-    check_writable(tensors, titles)
+    looked_at = set(map(id, variables))  # with their gradients
+    named = zip(tensors, titles, strict=True)
+    check_writable((tensor, title) for tensor, title in named if id(tensor) not in looked_at)
 
 
 def _apart(

@@ -261,7 +261,7 @@ def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ.
     """
-    _check_kind(grad, var, name, narrow)
+    check_kind(grad, var, name, narrow)
     if grad.shape != var.shape:
         raise InvalidArgumentError(
             f"Gradient of '{name}' has shape {tuple(grad.shape)} but the variable has shape"
@@ -269,7 +269,14 @@ def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -
         )
 
 
-def _check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
+def check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
+    """Refuse a gradient's elements that lie elsewhere, or are of another dtype, than a variable's.
+
+    Raises:
+        InvalidTypeError: If the dtypes differ.
+        InvalidArgumentError: If the devices differ.
+        LayoutError: If the elements are not in memory.
+    """
     fits = values.dtype == var.dtype
     if narrow and var.dtype == torch.float32:
         fits = fits or values.dtype in REDUCED
@@ -297,7 +304,7 @@ def check_slices(
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ, or an index is out of range.
     """
-    _check_kind(grad.values, var, name, narrow)
+    check_kind(grad.values, var, name, narrow)
     shape = tuple(var.shape)
     if not shape or tuple(grad.values.shape[1:]) != shape[1:]:
         raise InvalidArgumentError(

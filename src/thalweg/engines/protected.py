@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ def _protected() -> Iterator[tuple[int, int]]:
         return
 
 
-def check_writable(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     """Refuse tensors over memory that was mapped for reading only, as `np.memmap` of mode "r" does.
 
     A NumPy array that is read-only by its flag alone cannot be told from others: its memory can be
@@ -37,7 +37,7 @@ def check_writable(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
     # What torch allocated can be resized, and written.
     foreign = [
         (tensor, name)
-        for tensor, name in zip(tensors, names, strict=True)
+        for tensor, name in named
         if tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
     ]
     if not foreign:

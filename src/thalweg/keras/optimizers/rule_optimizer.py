@@ -157,7 +157,9 @@ class RuleOptimizer(Optimizer):
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        if "_resource_apply_sparse" in self._overridden():
+        # Where TensorFlow scatters it calls no other hook, whichever a subclass has.
+        scatters = self._rule().duplicates == "successive"
+        if "_resource_apply_sparse" in self._overridden() and not scatters:
             super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
         else:
             self._apply_one(IndexedSlices(grad, indices), var, apply_state)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from thalweg.core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import MOMENTUM, NESTEROV
 from thalweg.rules import SGD as PLAIN
@@ -68,14 +65,6 @@ class SGD(BuiltIn):
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
-    def _resource_apply_sparse_duplicate_indices(
-        self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
-    ) -> Any:
-        if self._momentum:
-            super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
-        else:  # TensorFlow scatters, whatever `_resource_apply_sparse` a subclass has
-            self._apply_one(IndexedSlices(grad, indices), var, apply_state)
-
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -83,7 +72,3 @@ class SGD(BuiltIn):
             "decay": self._initial_decay,
             "nesterov": self.nesterov,
         }
-
-
-_OWN = "_resource_apply_sparse_duplicate_indices"
-SGD._BUILT_IN = {**SGD._BUILT_IN, _OWN: getattr(SGD, _OWN)}

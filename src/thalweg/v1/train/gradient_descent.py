@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.rules import SGD
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
@@ -43,19 +40,3 @@ class GradientDescentOptimizer(RuleOptimizer):
 
     def _rule(self) -> Rule:
         return SGD
-
-    # TensorFlow scatters, whatever `_apply_sparse` and `_resource_apply_sparse` a subclass has.
-
-    def _resource_apply_sparse_duplicate_indices(
-        self, grad: Tensor, handle: Any, indices: Tensor
-    ) -> Any:
-        self._update(IndexedSlices(grad, indices), handle)
-
-    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
-        self._update(grad, var)
-
-    BUILT_IN = {
-        **RuleOptimizer.BUILT_IN,
-        "_resource_apply_sparse_duplicate_indices": _resource_apply_sparse_duplicate_indices,
-        "_apply_sparse_duplicate_indices": _apply_sparse_duplicate_indices,
-    }

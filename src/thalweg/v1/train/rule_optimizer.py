@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from thalweg.core.checks import scatters
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import (
-    as_hyper,
-    check_size,
-    hint,
-    is_function,
-    is_number,
-    shown,
-)
+from thalweg.core.hyperparameters import as_hyper, check_scalar, is_function
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
+
+ACCEPTED = "number, tensor or callable"
+_UPDATES = (
+    "_apply_dense",
+    "_resource_apply_dense",
+    "_apply_sparse",
+    "_resource_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_resource_apply_sparse_duplicate_indices",
+)
 
 
 class RuleOptimizer(Optimizer):
@@ -45,7 +46,6 @@ class RuleOptimizer(Optimizer):
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
     CALLABLES = True
-    BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks that update, as they are without a subclass
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -85,7 +85,7 @@ class RuleOptimizer(Optimizer):
                     f" not the callable {given!r}."
                 )
             values[name] = self._called(given)
-            check_scalar(attribute, values[name])
+            check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
     def _called(self, given: Any) -> Any:
@@ -119,8 +119,14 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        cls = type(self)
-        return any(getattr(cls, name) is not hook for name, hook in cls.BUILT_IN.items())
+        return any(map(self._overrides, _UPDATES))
+
+    def _overrides(self, hook: str) -> bool:
+        return getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
+
+    def _calls_sparse(self, hook: str) -> bool:
+        """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
+        return self._overrides(hook) and self._rule().duplicates != "successive"
 
     def _calls(self) -> bool:
         own = type(self)._prepare is not RuleOptimizer._prepare
@@ -148,29 +154,16 @@ class RuleOptimizer(Optimizer):
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
-        if type(self)._resource_apply_sparse is not RuleOptimizer._resource_apply_sparse:
+        if self._calls_sparse("_resource_apply_sparse"):
             super()._resource_apply_sparse_duplicate_indices(grad, handle, indices)
         else:
             self._update(IndexedSlices(grad, indices), handle)
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
-        if type(self)._apply_sparse is not RuleOptimizer._apply_sparse:
+        if self._calls_sparse("_apply_sparse"):
             super()._apply_sparse_duplicate_indices(grad, var)
         else:
             self._update(grad, var)
-
-
-RuleOptimizer.BUILT_IN = {
-    name: getattr(RuleOptimizer, name)
-    for name in (
-        "_apply_dense",
-        "_resource_apply_dense",
-        "_apply_sparse",
-        "_resource_apply_sparse",
-        "_apply_sparse_duplicate_indices",
-        "_resource_apply_sparse_duplicate_indices",
-    )
-}
 
 
 def checked(name: str, value: Any) -> Any:
@@ -181,32 +174,5 @@ def checked(name: str, value: Any) -> Any:
         InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
     """
     if not is_function(value):
-        check_scalar(name, value)
+        check_scalar(name, value, ACCEPTED)
     return value
-
-
-def check_scalar(name: str, value: Any) -> None:
-    """Refuse a hyperparameter that is no scalar.
-
-    Raises:
-        InvalidTypeError: It is no number.
-        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
-    """
-    title = name.lstrip("_")
-    shape = getattr(value, "shape", None)
-    if shape is not None and tuple(shape) != ():
-        raise InvalidArgumentError(f"{title} must be a scalar, not of shape {tuple(shape)}.")
-    if isinstance(value, Tensor):
-        if value.is_complex():
-            raise InvalidTypeError(f"{title} must be real, not {value!r}.")
-        if value.is_meta:
-            raise InvalidTypeError(f"{title} must have a value, not be on the meta device.")
-    elif not is_symbolic(value):
-        value = value[()] if isinstance(value, np.ndarray) else value
-        if not is_number(value):
-            raise InvalidTypeError(
-                f"{title} must be a number, tensor or callable, not {shown(value)}.{hint(value)}"
-            )
-        if value != value:
-            raise InvalidArgumentError(f"{title} is nan.")
-        check_size(title, value)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype, Hooks
-from thalweg.core.hyperparameters import is_function
+from thalweg.core.hyperparameters import check_scalar, is_function
 from thalweg.core.outcome import raise_within
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.step import take
@@ -24,7 +24,7 @@ from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.rule_optimizer import check_scalar, checked
+from thalweg.v1.train.rule_optimizer import ACCEPTED, checked
 from thalweg.variable import titles_of
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
@@ -137,7 +137,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _read(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()
         decay = self._call_if_callable(self._weight_decay)
-        check_scalar("weight_decay", decay)
+        check_scalar("weight_decay", decay, ACCEPTED)
         own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
         return {**own, **super()._read()}
 

@@ -1,0 +1,16 @@
+"""Where tests keep the kernels that they compile, from one run to the next."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def keep_apart() -> None:
+    """Keep kernels in a folder of the tests, unless the environment names one.
+
+    It is not in the checkout: a group may write to that, and then no kernels would be kept.
+    """
+    folder = f"thalweg-tests-{getattr(os, 'getuid', int)()}"
+    os.environ.setdefault("THALWEG_CACHE_DIR", str(Path(tempfile.gettempdir()).absolute() / folder))
