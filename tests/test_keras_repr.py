@@ -34,7 +34,6 @@ def refuse() -> float:
         (schedules.ExponentialDecay(0.1, 1, 0.5), "ExponentialDecay"),
         (torch.tensor(0.25), "0.25"),
         (torch.tensor(0.25, dtype=torch.bfloat16), "0.25"),
-        (torch.tensor(0.25, device="meta"), "meta"),
         (thalweg.Variable(0.1), "0.1"),
         (1, "1"),
     ],

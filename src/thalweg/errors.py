@@ -40,6 +40,10 @@ class NotFoundError(ThalwegError, KeyError):
     __str__ = Exception.__str__  # that of KeyError would put the message in quotes
 
 
+class MissingFileError(NotFoundError, FileNotFoundError):
+    """A file does not exist."""
+
+
 class OptionError(ThalwegError, AttributeError, ValueError):
     """Options exclude one another, or an option that is needed is not there."""
 
@@ -50,6 +54,29 @@ class RuleError(ThalwegError, ValueError):
 
 class CheckpointMismatchError(ThalwegError, ValueError):
     """Names, shapes or dtypes of saved state differ from those it is loaded into."""
+
+
+class CheckpointWriteError(ThalwegError, OSError):
+    """A file could not be written; `errno` says why, and what was there before is intact."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
+
+class DataLossError(ThalwegError, OSError):
+    """A file is damaged: it is not what was written."""
+
+
+class InvalidConfigError(ThalwegError, ValueError):
+    """A description in a file, such as that of an optimizer, cannot be read or names nothing."""
+
+
+class UnsafeCheckpointError(ThalwegError, ValueError):
+    """A file could execute code, or leads outside of its folder."""
+
+
+class UnsupportedCheckpointError(ThalwegError, NotImplementedError):
+    """A file is of a known kind that is not read here."""
 
 
 class ReplicaMismatchError(ThalwegError, RuntimeError):

@@ -134,7 +134,7 @@ def checked(name: str, value: Any) -> Any:
     Raises:
         InvalidTypeError, InvalidArgumentError: It cannot; names the hyperparameter.
     """
-    if is_function(value):
+    if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
     check_scalar(name, value, accepted)
