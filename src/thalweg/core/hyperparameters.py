@@ -425,7 +425,7 @@ class Hyperparameters:
             if is_function(value):
                 found[name] = getattr(value, "__name__", type(value).__name__)
             elif isinstance(value, torch.Tensor):
-                found[name] = "meta" if value.is_meta else str(_plain(value))
+                found[name] = str(_plain(value))
             else:
                 found[name] = str(value)
         return found
