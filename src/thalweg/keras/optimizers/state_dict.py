@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -112,11 +113,19 @@ class StateDict(state.Copied):
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        with self._loading(state_dict, var_list) as found:
+            state.restore(found)
+
+    @contextmanager
+    def _loading(
+        self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
+    ) -> Generator[state.Loading]:
+        """What `load_state_dict` sets; the lock is held meanwhile."""
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
-            self._load(state_dict, var_list)
+            yield self._fitting(state_dict, var_list)
             self._lock.loaded()
 
     def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
@@ -127,7 +136,9 @@ class StateDict(state.Copied):
                 f" {instead} inside `with session:`."
             )
 
-    def _load(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
+    def _fitting(
+        self, given: dict[str, Any], var_list: Sequence[Tensor] | None
+    ) -> state.Loading:
         made, slots = state.staged(self), given["slots"]
         made._pending = {}
         owners = made._slots.owners()
@@ -154,7 +165,7 @@ class StateDict(state.Copied):
         pairs = [
             (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
         ]
-        state.restore(pairs, [state.published(self, made)])
+        return state.Loading(pairs, [state.published(self, made)])
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""
@@ -220,7 +231,7 @@ class StateDict(state.Copied):
                     NumericsWarning,
                 )
         pops = [partial(self._pending.pop, title) for title in found]
-        state.restore([(each, known[each.name]) for each in entries], pops)
+        state.restore(state.Loading([(each, known[each.name]) for each in entries], pops))
 
 
 def _check_form(given: Any, class_name: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, flaw, restore
+from thalweg.core.state import Entry, Loading, flaw, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.graph import (
@@ -246,7 +246,7 @@ class Weights:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
         with self._lock.to_load():
-            restore(zip(entries, values, strict=True))
+            restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
