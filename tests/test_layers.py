@@ -35,6 +35,7 @@ LAYERS = (
     ("integrations",),
     ("tf",),
     ("catalogue",),
+    ("checkpoint",),
     ("race", "bench"),
     ("cli", "__main__"),
 )

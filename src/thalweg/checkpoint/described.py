@@ -14,8 +14,8 @@ from thalweg.checkpoint.plain import SCALAR, Reader, Writer
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
+from thalweg.keras.optimizers import Nadam, RuleOptimizer
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
-from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -88,14 +88,28 @@ def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     """
     if wanted["class"] != given["class"]:
         return [f"the optimizer is {given['class']}, in the file it is {wanted['class']}"]
+    loads_numbers = ":" not in given["class"]  # those of Keras are part of its state
     found: list[str] = []
     for name in {**wanted["arguments"], **given["arguments"]}:
-        own = given["arguments"].get(name)
-        other = wanted["arguments"].get(name)
-        if own == other or _is_loaded(given["class"], own, other):
-            continue
-        found.append(f"{name} is {_shown(own)}, in the file {_shown(other)}")
+        own, other = given["arguments"].get(name), wanted["arguments"].get(name)
+        if not (loads_numbers and _is_number(own) and _is_number(other)):
+            found += _different(name, own, other)
     return found
+
+
+def _different(name: str, own: Any, other: Any) -> list[str]:
+    """Where two values differ, by the names of what they hold."""
+    if own == other:
+        return []
+    if isinstance(own, dict) and isinstance(other, dict) and own.keys() == other.keys():
+        return [
+            each
+            for key in own
+            for each in _different(
+                name if key.startswith("$") else f"{name}.{key}", own[key], other[key]
+            )
+        ]
+    return [f"{name} is {_shown(own)}, in the file {_shown(other)}"]
 
 
 def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
@@ -154,13 +168,14 @@ def _of_training(step: TrainingStep) -> dict[str, Any]:
         name: value for name, value in _arguments(step._inner).items() if id(value) not in moving
     }
     post, scaler = step._how.post, step.loss_scaler
-    scale = step.optimizer.loss_scale if step._mixed is not None and scaler is None else None
+    mixed = step._mixed
+    scale = None if mixed is None or scaler is not None else mixed.loss_scale
     return {
         "loss": step._loss,
         "optimizer": _name(step._inner),
         "optimizer_params": {key: each for key, each in inner.items() if key not in _ASIDE},
         "learning_rate": step._rate.source,
-        "mixed": step._mixed is not None,
+        "mixed": mixed is not None,
         "clip_gradients": post.clip_gradients,
         "larc": None if post.larc is None else post.larc._asdict(),
         "loss_scaling": scale if scaler is None else type(scaler.scaler).__name__,
@@ -175,7 +190,10 @@ def _of_keras(optimizer: KerasOptimizer) -> dict[str, Any]:
         found = dict(optimizer.get_config())
     except NotImplementedError:  # a subclass without one
         found = {}
-    found |= {name: hyper.raw(name) for name in hyper}
+    numbers = hyper.numbers()
+    found |= {name: numbers.get(name, hyper.raw(name)) for name in hyper}
+    if isinstance(optimizer, Nadam):  # what its constructor calls the decay
+        found["schedule_decay"] = found.pop("decay")
     if isinstance(optimizer, RuleOptimizer) and type(optimizer) is RuleOptimizer:
         found["rule"] = optimizer.rule
     if optimizer.gradient_transformers:
@@ -195,9 +213,9 @@ def _written(value: Any, name: str) -> Any:
         return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
     if isinstance(value, train.Optimizer):
         return {OPTIMIZER: described(value)}
-    if is_variable(value) and not _is_hidden(value):
-        return {VARIABLE: name_of(value).split(":")[0]}
     if isinstance(value, Tensor):
+        if is_variable(value) and name_of(value, ""):
+            return {VARIABLE: name_of(value).split(":")[0]}
         if value.dim():
             return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
         return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), name)]}
@@ -206,11 +224,6 @@ def _written(value: Any, name: str) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(map(str, value))
     return NotImplemented
-
-
-def _is_hidden(value: Tensor) -> bool:
-    """Whether it is a tensor of shape () without a name, which stands for a number."""
-    return value.dim() == 0 and name_of(value, "") == ""
 
 
 def _schedule(schedule: LearningRateSchedule) -> Any:
@@ -273,11 +286,6 @@ def _yours(plain: Any) -> str:
     return ""
 
 
-def _is_loaded(cls: str, own: Any, other: Any) -> bool:
-    """Whether two values are numbers of Keras, which are part of its state."""
-    return ":" not in cls and _is_number(own) and _is_number(other)
-
-
 def _is_number(plain: Any) -> bool:
     return type(plain) in (int, float) or (isinstance(plain, dict) and SCALAR in plain)
 
@@ -287,5 +295,3 @@ def _shown(plain: Any) -> str:
         ((_, content),) = plain.items()
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)
-
-

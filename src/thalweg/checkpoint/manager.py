@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from thalweg import storage
 from thalweg.checkpoint.asynchronous import Saving
 from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.saving import Restored, restore, snapshot
@@ -25,6 +24,7 @@ from thalweg.errors import (
     ThalwegError,
     warn,
 )
+from thalweg.storage import container
 
 SUFFIX = ".safetensors"
 
@@ -129,7 +129,7 @@ class CheckpointManager:
         extra: Any = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Save a training under a number, and remove what need not stay; see `thalweg.checkpoint.save`.
+        """Save a training under a number, and remove what need not stay; see `save`.
 
         Args:
             step: The number, 0 or more.
@@ -216,7 +216,7 @@ class CheckpointManager:
         found: list[Kept] = []
         for step, path in sorted(_files(self.directory, self._name).items()):
             try:
-                document = storage.container.describe(path).document
+                document = container.describe(path).document
                 metrics = {str(k): float(v) for k, v in document.get("metrics", {}).items()}
                 found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
             except (ThalwegError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The variables of a training by the names that a file has for them, and their optimizer's state."""
+"""The variables of a training by the names of a file, and the state of their optimizer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[s
     found: dict[str, Tensor] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
-            raise InvalidTypeError(f"module must be a torch.nn.Module, not {type(module).__name__}.")
-        found = {name: each for name, each in module.state_dict(keep_vars=True).items()}
+            kind = type(module).__name__
+            raise InvalidTypeError(f"module must be a torch.nn.Module, not {kind}.")
+        found |= module.state_dict(keep_vars=True)
     given = {} if variables is None else _by_name(variables)
     twice = sorted(found.keys() & given.keys())
     if twice:
@@ -135,7 +136,7 @@ def _titles(variables: Sequence[Tensor]) -> dict[str, Tensor]:
 
 def _renaming(known: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The optimizer's names of variables, and the given ones."""
-    names = {id(each): name for name, each in reversed(tensors.items())}
+    names = {id(each): name for name, each in reversed(list(tensors.items()))}
     return {title: names[id(var)] for title, var in known.items() if id(var) in names}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import storage
 from thalweg.checkpoint import described
 from thalweg.checkpoint.named import (
     Variables,
@@ -25,6 +24,8 @@ from thalweg.checkpoint.named import (
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.errors import CheckpointMismatchError, InvalidConfigError
+from thalweg.storage import container
+from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
@@ -46,8 +47,8 @@ class Snapshot:
 
     def write(self, path: Path, progress: Progress | None = None) -> None:
         """Write it; see `save`."""
-        stored = {name: storage.of_tensor(each) for name, each in self.tensors.items()}
-        storage.container.write(path, stored, self.document, progress)
+        stored = {name: of_tensor(each) for name, each in self.tensors.items()}
+        container.write(path, stored, self.document, progress)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def save(
 ) -> None:
     """Write a training to a file, from which `restore` goes on with the same bits.
 
-    The file is there whole or not at all: it is written beside its place, synced, and renamed. It is
-    a safetensors file, with a checksum of every tensor, and nothing in it is executed.
+    The file is there whole or not at all: it is written beside its place, synced, and renamed. It
+    is a safetensors file, with a checksum of every tensor, and nothing in it is executed.
 
     Args:
         path: The file. What is there is replaced once the new one is complete.
@@ -179,7 +180,7 @@ def restore(
     tensors = named(variables, module)
     if optimizer is not None:
         check_kind(optimizer)
-    contents = storage.container.read(path, progress=progress)
+    contents = container.read(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
     with ExitStack() as held:
@@ -211,7 +212,7 @@ def _optimizer(
 def _checked(document: Any, path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise InvalidConfigError(f"{path} is no checkpoint of a training. See `thalweg inspect`.")
-    wanted = {"variables": dict, "optimizer": dict, "metrics": dict}
+    wanted = {"variables": dict, "optimizer": dict, "state": dict, "metrics": dict}
     for name, kind in wanted.items():
         if not isinstance(document.get(name, {}), kind):
             raise InvalidConfigError(f"{path}: {name!r} is no {kind.__name__}.")

@@ -83,7 +83,8 @@ class Loading:
     then: Sequence[Call] = ()
     what: str = ""
 
-    def _calls(self) -> list[Call]:
+    def calls(self) -> list[Call]:
+        """What sets it, in C alone; all conversions are made now."""
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
@@ -101,7 +102,7 @@ def restore(*loadings: Loading) -> None:
         CheckpointMismatchError: A value cannot be converted.
     """
     with torch.inference_mode(False), torch.no_grad():
-        calls = [call for each in loadings for call in each._calls()]
+        calls = [call for each in loadings for call in each.calls()]
         with DisableTorchFunction():  # `with torch.device(...)` would call Python back
             section.run(calls)
 

@@ -136,15 +136,14 @@ class StateDict(state.Copied):
                 f" {instead} inside `with session:`."
             )
 
-    def _fitting(
-        self, given: dict[str, Any], var_list: Sequence[Tensor] | None
-    ) -> state.Loading:
+    def _fitting(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> state.Loading:
         made, slots = state.staged(self), given["slots"]
         made._pending = {}
         owners = made._slots.owners()
         if var_list is not None:
             variables = distinct(var_list)
-            made._create_all_weights(variables)
+            if variables:
+                made._create_all_weights(variables)
             owners = distinct([*made._slots.owners(), *variables])
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():

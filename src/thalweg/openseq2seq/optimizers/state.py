@@ -111,9 +111,7 @@ class Training:
         entries = made._entries(keys)
         before = made._entries(state.positioned_keys_of(self.variables))
         now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
-        return state.fitting(
-            [*others, *entries], now, _WHAT, map(state.published, keepers, twins)
-        )
+        return state.fitting([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
 
     def _entries(self, keys: Sequence[str]) -> list[Entry]:
         """What there is of masters, slots, sums, and variables of no variable."""

@@ -11,7 +11,6 @@ from typing import Any, NoReturn, ParamSpec
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidTypeError
 
-
 P = ParamSpec("P")
 
 
