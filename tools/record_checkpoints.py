@@ -351,7 +351,7 @@ def main(out: str) -> None:
         "Keys of cases.npz are '<id>|<what>|<name>'.",
         " value, value_after  what the checkpoint holds, and what one made after ten steps would",
         " gradient            (5, *shape), fed in the five more steps",
-        "openseq2seq/*: names of a session with OpenSeq2Seq's mixed precision, by graphs built after",
+        "openseq2seq/*: a session's names for mixed precision of OpenSeq2Seq, by graphs made after",
         "what is known of it. Gradients are those of the loss before it is scaled; for float16",
         "variables they become float16 times the scale. `roles` tells who is who.",
     ]
