@@ -16,6 +16,7 @@ import torch
 
 from thalweg.checkpoint.asynchronous import Saving
 from thalweg.checkpoint.named import Variables
+from thalweg.checkpoint.plain import Reader
 from thalweg.checkpoint.saving import Restored, restore, snapshot
 from thalweg.errors import (
     InvalidArgumentError,
@@ -217,7 +218,8 @@ class CheckpointManager:
         for step, path in sorted(_files(self.directory, self._name).items()):
             try:
                 document = container.describe(path).document
-                metrics = {str(k): float(v) for k, v in document.get("metrics", {}).items()}
+                told = Reader({})(document.get("metrics", {}))
+                metrics = {name: float(each) for name, each in told.items()}
                 found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
             except (ThalwegError, TypeError, ValueError, AttributeError) as error:
                 warn(f"{path} is left alone: {error}", PerformanceWarning)

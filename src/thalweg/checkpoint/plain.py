@@ -29,14 +29,16 @@ class Writer:
     Args:
         special: Optional. Called first, with a value and its name; NotImplemented leaves it to
             this class.
+        copies: Whether tensors are copied; they may change afterwards then.
 
     Attributes:
         tensors: The tensors so far.
     """
 
-    def __init__(self, special: Special | None = None) -> None:
+    def __init__(self, special: Special | None = None, copies: bool = True) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._special = special
+        self._copies = copies
 
     def __call__(self, value: Any, name: str) -> Any:
         """The value in JSON; its tensors are called `name`, or begin with it and "/".
@@ -81,7 +83,7 @@ class Writer:
         while title in self.tensors:
             count += 1
             title = f"{name}#{count}"
-        self.tensors[title] = kept(tensor)
+        self.tensors[title] = kept(tensor) if self._copies else tensor.detach()
         return title
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,20 +80,38 @@ def snapshot(
     Arguments and errors are those of `save`.
     """
     tensors = named(variables, module)
-    writer = Writer()
+    with _held(optimizer):
+        return _taken(optimizer, tensors, extra, metrics, copies=True)
+
+
+def _held(optimizer: Any) -> AbstractContextManager[Any]:
+    """What holds the steps of other threads back."""
+    if optimizer is None:
+        return nullcontext()
+    check_kind(optimizer)
+    return guard_of(optimizer)
+
+
+def _taken(
+    optimizer: Any,
+    tensors: dict[str, Tensor],
+    extra: Any,
+    metrics: Mapping[str, float] | None,
+    copies: bool,
+) -> Snapshot:
+    own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
-    with ExitStack() as held:
-        if optimizer is not None:
-            check_kind(optimizer)
-            held.enter_context(guard_of(optimizer))
-            document["optimizer"] = described.described(optimizer)
-            document["state"] = writer(state_of(optimizer, tensors), "optimizer")
-        document["variables"] = writer(dict(tensors), "variables")
-    document["extra"] = writer(extra, "extra")
-    document["metrics"] = {name: float(each) for name, each in (metrics or {}).items()}
-    return Snapshot(document, writer.tensors)
+    if optimizer is not None:
+        document["optimizer"] = described.described(optimizer)
+        document["state"] = own(state_of(optimizer, tensors), "optimizer")
+    document["variables"] = given(tensors, "variables")
+    document["extra"] = given(extra, "extra")
+    numbers = {name: float(each) for name, each in (metrics or {}).items()}
+    document["metrics"] = given(numbers, "metrics")
+    return Snapshot(document, {**own.tensors, **given.tensors})
 
 
+@untraced
 def save(
     path: Path,
     *,
@@ -136,8 +154,9 @@ def save(
         >>> again.numpy(), found.optimizer.clipnorm, found.extra
         (array([0.5, 2.5], dtype=float32), 1.0, {'epoch': 3})
     """
-    taken = snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
-    taken.write(path, progress)
+    tensors = named(variables, module)
+    with torch.no_grad(), _held(optimizer):
+        _taken(optimizer, tensors, extra, None, copies=False).write(path, progress)
 
 
 @untraced
@@ -193,7 +212,7 @@ def restore(
             loadings.append(held.enter_context(loading(optimizer, given, tensors)))
         elif optimizer is not None:
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
-        restored = Restored(optimizer, reader(document["extra"]), document.get("metrics", {}))
+        restored = Restored(optimizer, reader(document["extra"]), reader(document["metrics"]))
         state.restore(*loadings)
     return restored
 
@@ -224,4 +243,4 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
             raise InvalidConfigError(f"{path}: the optimizer has no class or no arguments.")
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
-    return {"variables": {}, "extra": None, **document}
+    return {"variables": {}, "extra": None, "metrics": {}, **document}
