@@ -144,15 +144,15 @@ def save(
 
     Example:
         >>> import tempfile, thalweg
-        >>> from thalweg.keras.optimizers import Adam
+        >>> from thalweg.keras.optimizers import SGD
         >>> folder = tempfile.mkdtemp()
-        >>> w, opt = thalweg.Variable([1.0, 2.0], name="w"), Adam(0.5, clipnorm=1.0)
+        >>> w, opt = thalweg.Variable([1.0, 2.0], name="w"), SGD(0.5, clipnorm=5.0)
         >>> _ = opt.apply_gradients([([1.0, -1.0], w)])
         >>> save(f"{folder}/run", optimizer=opt, variables=[w], extra={"epoch": 3})
         >>> again = thalweg.Variable([0.0, 0.0], name="w")
         >>> found = restore(f"{folder}/run", variables=[again])
         >>> again.numpy(), found.optimizer.clipnorm, found.extra
-        (array([0.5, 2.5], dtype=float32), 1.0, {'epoch': 3})
+        (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
     tensors = named(variables, module)
     with torch.no_grad(), _held(optimizer):
