@@ -101,3 +101,11 @@ def test_the_function_for_arm_is_good_llvm() -> None:
     module = binding.parse_assembly(text)
     module.verify()
     assert text.count('call i32 @"llvm.aarch64.crc32cx"') == 8
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 99_999])
+def test_sums_of_parts_are_combined(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    for cut in {0, 1, size // 3, size}:
+        first, second = data[:cut], data[cut:]
+        assert checksum.combined(crc32c(first), crc32c(second), len(second)) == crc32c(data)
