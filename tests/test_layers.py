@@ -25,6 +25,7 @@ LAYERS = (
         "lazily",
         "tracing",
     ),
+    ("storage",),
     ("formula", "rules"),
     ("engines",),
     ("schedules", "core"),

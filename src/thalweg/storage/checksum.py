@@ -1,0 +1,69 @@
+"""CRC32C, the checksum of TensorFlow's files and of ours (RFC 3720, appendix B.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+_POLYNOMIAL = 0x82F63B78  # 0x1EDC6F41, its bits in reverse
+_MASK = 0xA282EAD8  # of tensorflow/core/lib/hash/crc32c.h
+_FEW = 4096  # bytes for which it is not worth to wake LLVM
+
+Buffer = bytes | bytearray | memoryview
+
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """The checksum of some bytes.
+
+    Args:
+        data: Contiguous memory of any shape.
+        value: The checksum of what comes before, to go on from.
+
+    Example:
+        >>> crc32c(b"123456789") == crc32c(b"6789", crc32c(b"12345")) == 0xE3069283
+        True
+    """
+    view = flat(data)
+    return (_by_table if len(view) <= _FEW else _fast())(view, value)
+
+
+def masked(value: int) -> int:
+    """A checksum as TensorFlow stores it, so that one of bytes that hold one is still good."""
+    return (((value >> 15) | (value << 17)) + _MASK) & 0xFFFFFFFF
+
+
+def unmasked(value: int) -> int:
+    """The checksum that was stored as `value` by TensorFlow."""
+    turned = (value - _MASK) & 0xFFFFFFFF
+    return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF
+
+
+def flat(data: Buffer) -> memoryview:
+    """The bytes of contiguous memory of any shape and type."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+@cache
+def table() -> list[int]:
+    """The checksum of each single byte, without the inversions at both ends."""
+    found: list[int] = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
+        found.append(value)
+    return found
+
+
+def _by_table(view: memoryview, value: int) -> int:
+    known, value = table(), value ^ 0xFFFFFFFF
+    for byte in view:
+        value = known[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+@cache
+def _fast() -> Callable[[memoryview, int], int]:
+    from thalweg.storage import checksum_compiled
+
+    return checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())

@@ -1,0 +1,204 @@
+"""Our files: tensors and a document, each byte under a checksum. safetensors reads them, too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from thalweg.errors import DataLossError, ThalwegError
+from thalweg.storage import disk, header
+from thalweg.storage.checksum import crc32c
+from thalweg.storage.draft import Draft
+from thalweg.storage.header import Described, Description
+from thalweg.storage.stored import Stored
+
+__all__ = ["Contents", "Described", "Description", "describe", "is_container", "read", "verify",
+           "write"]  # fmt: skip
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+_PIECE = 1 << 20  # bytes that a cache holds between two uses of them
+_ALIGNED = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a file.
+
+    Attributes:
+        document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.
+        tensors: Tensors by name.
+    """
+
+    document: dict[str, Any]
+    tensors: dict[str, Stored]
+
+
+def write(
+    path: Path,
+    tensors: Mapping[str, Stored],
+    document: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> None:
+    """Write a file in the place of the one that is there; see `disk.replace`.
+
+    Tensors may change meanwhile: the checksums are those of the bytes that were written.
+
+    Args:
+        path: Where.
+        tensors: Tensors by name.
+        document: What JSON can hold.
+        progress: Called with the number of bytes written so far, and with that of all.
+
+    Raises:
+        CheckpointWriteError: It cannot be written; what was there is as it was.
+        InvalidArgumentError: A name, a tensor or the document cannot be in a file.
+        InvalidTypeError: Likewise.
+    """
+    kept = dict(tensors)
+    draft, checksums = Draft(kept, document), dict[str, int]()
+    disk.replace(
+        path,
+        _pieces(kept, draft.order, checksums),
+        draft.room + sum(each.data.nbytes for each in kept.values()),
+        progress,
+        room=draft.room,
+        head=lambda: draft.finished(checksums),
+    )
+
+
+def _pieces(
+    tensors: Mapping[str, Stored], order: list[str], checksums: dict[str, int]
+) -> Iterator[memoryview]:
+    """The bytes of all tensors; `checksums` are filled in on the way."""
+    piece = memoryview(bytearray(_PIECE))
+    for name in order:
+        data, value = tensors[name].data, 0
+        for begin in range(0, data.nbytes, _PIECE):
+            size = min(_PIECE, data.nbytes - begin)
+            # What is summed must be what is written, whatever other threads do to the tensor.
+            piece[:size] = data[begin : begin + size]
+            value = crc32c(piece[:size], value)
+            yield piece[:size]
+        checksums[name] = value
+
+
+def read(
+    path: Path, names: Container[str] | None = None, progress: Progress | None = None
+) -> Contents:
+    """Read a file, and verify every checksum of what is read.
+
+    Args:
+        path: The file.
+        names: The tensors to read; by default all.
+        progress: Called with the number of bytes read so far, and with that of all to be read.
+
+    Raises:
+        MissingFileError: There is no file.
+        DataLossError: It is damaged.
+        CheckpointMismatchError: Its two descriptions of the tensors differ.
+        InvalidConfigError: Its document is no JSON that is read here.
+        UnsupportedCheckpointError: It is of a newer version.
+        InvalidArgumentError: It is no file but a folder, a device or a pipe.
+    """
+    given = os.fsdecode(path)
+    with disk.opened(path) as file:
+        described = _described(given, file)
+        wanted = {
+            name: each for name, each in described.tensors.items() if names is None or name in names
+        }
+        rooms = {name: _room(each.bytes) for name, each in wanted.items()}
+        _read_all(given, file, wanted, rooms.__getitem__, progress)
+    tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
+    return Contents(described.document, tensors)
+
+
+def describe(path: Path) -> Description:
+    """What a file says about itself; the header is verified, the tensors are not read.
+
+    Raises:
+        ThalwegError: As `read`.
+    """
+    with disk.opened(path) as file:
+        return _described(os.fsdecode(path), file)
+
+
+def verify(path: Path, progress: Progress | None = None) -> Description:
+    """As `describe`, after all of the file was read and verified.
+
+    Raises:
+        ThalwegError: As `read`.
+    """
+    given = os.fsdecode(path)
+    with disk.opened(path) as file:
+        described = _described(given, file)
+        piece = memoryview(bytearray(_PIECE))
+        _read_all(given, file, described.tensors, lambda _: piece, progress)
+        return described
+
+
+def is_container(path: Path) -> bool:
+    """Whether a file begins as ours do; False where there is no file."""
+    try:
+        with disk.opened(path) as file:
+            return file.read(header.LENGTH + len(header.FIRST)).endswith(header.FIRST)
+    except (OSError, ThalwegError):
+        return False
+
+
+def _described(path: str, file: BinaryIO) -> Description:
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(header.LENGTH)
+    length = int.from_bytes(first, "little")
+    if len(first) < header.LENGTH or length + header.LENGTH > size:
+        raise DataLossError(
+            f"{path}: It has {size} bytes, too few for a header and what it tells of."
+        )
+    if length > header.LIMIT:
+        raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
+    text = file.read(length)
+    if len(text) < length:
+        raise DataLossError(f"{path}: It ends within its header.")
+    return header.decoded(path, first, text, size)
+
+
+def _room(size: int) -> memoryview:
+    """Memory that begins where vectors do."""
+    import numpy as np
+
+    whole = np.empty(size + _ALIGNED, np.uint8)
+    begin = -whole.ctypes.data % _ALIGNED
+    return whole[begin : begin + size].data
+
+
+def _read_all(
+    path: str,
+    file: BinaryIO,
+    wanted: Mapping[str, Described],
+    room: Callable[[str], memoryview],
+    progress: Progress | None,
+) -> None:
+    """Read tensors into their rooms, in the order of the file; a room may be a piece only."""
+    done, total = 0, sum(each.bytes for each in wanted.values())
+    for name, each in sorted(wanted.items(), key=lambda item: item[1].begin):
+        file.seek(each.begin)
+        value, memory = 0, room(name)
+        is_whole = memory.nbytes >= each.bytes
+        for begin in range(0, each.bytes, _PIECE):
+            size = min(_PIECE, each.bytes - begin)
+            start = begin if is_whole else 0
+            part = memory[start : start + size]
+            if _fill(file, part) < size:
+                raise DataLossError(f"{path}: {name[:200]!r}: The file ends within it.")
+            value = crc32c(part, value)
+            done += size
+            if progress is not None:
+                progress(done, total)
+        header.check_sum(path, repr(name[:200]), each.checksum, value)
+
+
+def _fill(file: BinaryIO, part: memoryview) -> int:
+    return file.readinto(part) or 0  # pyright: ignore[reportAttributeAccessIssue]
