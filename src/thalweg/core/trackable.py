@@ -276,6 +276,10 @@ class TrackableSlots(Trackable):
         """Make all slots of these variables."""
         self._create_slots(variables)
 
+    def _make_whole(self) -> None:
+        """Make what was restored for eager mode and waits, so that it can be saved."""
+        self._settle()
+
     def _forget_awaited(self) -> None:
         super()._forget_awaited()
         self._waiting = SlotStore()
@@ -283,4 +287,3 @@ class TrackableSlots(Trackable):
 
 def _uid(position: Position) -> int:
     return position.restore_uid
-

@@ -39,14 +39,12 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
-        restored: A value from a checkpoint that it gets instead, or None.
     """
 
     trainable: bool
     constraint: Constraint | None
     initial_value: SymbolicTensor
     initializer: Operation
-    restored: torch.Tensor | None = None
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -61,7 +59,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             session = current_session()
             if session is not None and session.is_initialized(self):
                 return session.leaf(self).detach()
-            return initial if self.restored is None else self.restored.clone()
+            return initial
 
         output = Output(self.dtype, self.shape, ())
         arguments = (self.initial_value,)
@@ -235,8 +233,7 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
 def _initialize(variable: GraphVariable, value: Any) -> None:
     session = current_session()
     if session is not None:
-        restored = variable.restored
-        session.initialize(variable, value if restored is None else restored)
+        session.initialize(variable, value)
 
 
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:

@@ -218,6 +218,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _make_awaited(self, variables: list[Tensor]) -> None:
         self._create_all_weights(variables)
 
+    def _make_whole(self) -> None:
+        super()._make_whole()
+        if self._deferred_dependencies and executing_eagerly():
+            _ = self.iterations
+            self._create_hypers()
+
     def _create_slots(self, var_list: list[Tensor]) -> None:
         """Hook: create slots with `add_slot`."""
 
