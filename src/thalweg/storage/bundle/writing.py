@@ -72,7 +72,7 @@ def write(
 
 
 def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:
-    """Names in the order in which TensorFlow writes their data: that of the objects, or of names."""
+    """Names in the order in which TensorFlow writes data: that of the objects, or their own."""
     nodes = () if graph is None else graph.nodes
     named = (value.key.encode() for node in nodes for value in node.attributes)
     first = [key for key in dict.fromkeys(named) if key in items]

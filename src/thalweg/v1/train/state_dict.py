@@ -93,8 +93,8 @@ class StateDict(State, state.Copied):
         own = [*self._slots.owners(), *self._non_slots.values()]
         if not executing_eagerly() or any(map(is_symbolic, own)):
             raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Run"
-                " variables() of the optimizer."
+                f"The state of {self._name} is variables of a graph: a session has its values, and"
+                " thalweg.v1.train.Saver saves and restores them."
             )
 
     def _chosen_for_state(self, var_list: Any) -> list[Tensor]:
