@@ -27,8 +27,7 @@ from thalweg.schedules import ExponentialDecay
 from thalweg.storage import container
 from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
-from thalweg.v1.train.checkpoint import Checkpoint
-from thalweg.v1.train.checkpoint_manager import CheckpointManager
+from thalweg.v1.train import Checkpoint, CheckpointManager, latest_checkpoint
 
 GOLDENS = Path(__file__).parent / "goldens" / "checkpoints"
 ENDING = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -55,6 +54,12 @@ class Golden:
 
     def value(self, name: str, when: str = "value") -> np.ndarray:
         return self.arrays[f"{when}|{name}{ENDING}"]
+
+
+def names_in(path: str) -> list[str]:
+    """The names of the values in a file, without TensorFlow's ending."""
+    found = container.read(f"{path}.safetensors").tensors
+    return sorted(key.removesuffix(ENDING) for key in found)
 
 
 class Network:
@@ -125,7 +130,8 @@ def test_slots_take_their_values_in_the_first_step(folder: str) -> None:
     golden, network = Golden(folder), Network(OPTIMIZERS[folder]())
     status = network.checkpoint.read(golden.prefix)
     slots = [name for name in golden.names if "/.OPTIMIZER_SLOT/" in name]
-    assert slots and set(slots) <= set(status.waiting)
+    assert slots
+    assert set(slots) <= set(status.waiting)
     network.take(golden, range(5, 6))
     assert status.assert_consumed().waiting == []
     network.take(golden, range(6, 10))
@@ -137,8 +143,7 @@ def test_ours_has_the_names_and_the_bits_of_tensorflow(folder: str, tmp_path: Pa
     golden, network = Golden(folder), Network(OPTIMIZERS[folder]())
     network.checkpoint.read(golden.prefix)
     path = network.checkpoint.write(tmp_path / "ours")  # before anything was made by a step
-    found = container.read(f"{path}.safetensors").tensors
-    assert sorted(found) == sorted(name + ENDING for name in golden.names)
+    assert names_in(path) == sorted(golden.names)
     other = Network(OPTIMIZERS[folder]())
     other.checkpoint.read(path)
     assert_bits(other.values(), golden)
@@ -264,7 +269,7 @@ def test_modules_by_the_names_of_their_parts(tmp_path: Path) -> None:
     with torch.no_grad():
         block.norm.running_mean.add_(3.0)
     path = Checkpoint(net=block).write(tmp_path / "net")
-    assert sorted(key.removesuffix(ENDING) for key in container.read(f"{path}.safetensors").tensors) == [
+    assert names_in(path) == [
         "net/norm/bias", "net/norm/num_batches_tracked", "net/norm/running_mean",
         "net/norm/running_var", "net/norm/weight", "net/stack/0/bias", "net/tied",
     ]  # fmt: skip
@@ -292,7 +297,8 @@ def test_an_optimizer_as_root(tmp_path: Path) -> None:
     other.apply_gradients([([1.0, 1.0], v)])
     opt.apply_gradients([([1.0, 1.0], w)])
     status.assert_consumed()
-    assert torch.equal(v, w) and other.get_config() == {**opt.get_config(), "name": "SGD"}
+    assert torch.equal(v, w)
+    assert other.get_config() == {**opt.get_config(), "name": "SGD"}
 
 
 def test_containers_and_other_checkpoints(tmp_path: Path) -> None:
@@ -305,8 +311,7 @@ def test_containers_and_other_checkpoints(tmp_path: Path) -> None:
         )
 
     path = whole(values, inner).save(tmp_path / "ckpt")
-    names = container.read(f"{path}.safetensors").tensors
-    assert [key.removesuffix(ENDING) for key in sorted(names)] == [
+    assert names_in(path) == [
         "inner/x", "pair/0", "pair/1", "save_counter", "table/a..b.Sc/0", "table/d"
     ]  # fmt: skip
     others = [Variable(9.0) for _ in range(5)]
@@ -356,8 +361,7 @@ def test_schedules_and_callables_store_nothing(tmp_path: Path) -> None:
     opt = keras.Adam(ExponentialDecay(0.1, 10, 0.5), beta_1=lambda: 0.9)
     opt.apply_gradients([([1.0], w)])
     path = Checkpoint(opt=opt).write(tmp_path / "ckpt")
-    names = [key.removesuffix(ENDING) for key in container.read(f"{path}.safetensors").tensors]
-    assert sorted(names) == ["opt/beta_2", "opt/decay", "opt/iter"]
+    assert names_in(path) == ["opt/beta_2", "opt/decay", "opt/iter"]
 
 
 def test_a_variable_given_as_hyperparameter_is_saved(tmp_path: Path) -> None:
@@ -381,8 +385,10 @@ def test_nadam_and_added_weights(tmp_path: Path) -> None:
     added = opt.add_weight("mine", (2,), initializer="ones")
     status = two.read(one.write(tmp_path / "ckpt"))
     opt.apply_gradients([([1.0, 1.0], w)]), other.apply_gradients([([1.0, 1.0], v)])
-    assert torch.equal(w, v) and status.waiting == ["opt/mine"]
-    assert torch.equal(other.add_weight("mine", (2,)), added) and status.waiting == []
+    assert torch.equal(w, v)
+    assert status.waiting == ["opt/mine"]
+    assert torch.equal(other.add_weight("mine", (2,)), added)
+    assert status.waiting == []
 
 
 # Refusals: nothing has changed after them.
@@ -404,15 +410,16 @@ def trained(*shape: int, opt: Any = None) -> tuple[Variable, Any, Checkpoint]:
 
 def test_what_is_there_must_fit(tmp_path: Path) -> None:
     path = trained(2)[2].write(tmp_path / "ckpt")
-    w, opt, checkpoint = trained(3)
+    checkpoint = trained(3)[2]
     before = snapshot(checkpoint)
     first = f"{path}: 'w' is float32 of shape (2,), not float32 of shape (3,); 'w/.OPTIMIZER_SLOT"
     with pytest.raises(CheckpointMismatchError) as caught:
         checkpoint.read(path)
-    assert str(caught.value).startswith(first) and str(caught.value).endswith("Nothing was loaded.")
+    assert str(caught.value).startswith(first)
+    assert str(caught.value).endswith("Nothing was loaded.")
     assert same(snapshot(checkpoint), before)
     fresh = Variable(torch.ones(2, dtype=torch.float64))
-    with pytest.raises(CheckpointMismatchError, match="'w' is float32 .*, not float64"):
+    with pytest.raises(CheckpointMismatchError, match=r"'w' is float32 .*, not float64"):
         Checkpoint(w=fresh, opt=train.MomentumOptimizer(0.5, 0.5)).read(path)
     assert torch.equal(fresh, torch.ones(2, dtype=torch.float64))
 
@@ -441,13 +448,14 @@ def test_a_slot_that_does_not_fit_refuses_the_step(make: Callable[[], Any], tmp_
     status = Checkpoint(w=w, opt=opt).read(path)  # the slot has no object yet
     then = w.detach().clone()
     for _ in range(2):
-        with pytest.raises(CheckpointMismatchError, match="OPTIMIZER_SLOT/opt/v' is .* not"):
+        with pytest.raises(CheckpointMismatchError, match=r"OPTIMIZER_SLOT/opt/v' is .* not"):
             opt.apply_gradients([(torch.ones(2), u), (torch.ones(2), w)])
-        assert torch.equal(w, then) and torch.equal(u, torch.ones(2))
+        assert torch.equal(w, then)
+        assert torch.equal(u, torch.ones(2))
         assert status.waiting == ["w/.OPTIMIZER_SLOT/opt/v"]
     opt.apply_gradients([(torch.ones(2), u)])
     assert not torch.equal(u, torch.ones(2))
-    with pytest.raises(NotConsumedError, match="'w/.OPTIMIZER_SLOT/opt/v' have no object"):
+    with pytest.raises(NotConsumedError, match=r"'w/.OPTIMIZER_SLOT/opt/v' have no object"):
         status.assert_consumed()
     assert "OPTIMIZER_SLOT/opt/v" in repr(status.expect_partial())
 
@@ -460,10 +468,11 @@ def test_a_power_that_does_not_fit_refuses_the_step(tmp_path: Path) -> None:
     then = w.detach().clone()
     for _ in range(2):
         with pytest.raises(
-            CheckpointMismatchError, match="'beta1_power' is float64 .* not float32"
+            CheckpointMismatchError, match=r"'beta1_power' is float64 .* not float32"
         ):
             opt.apply_gradients([(torch.ones(2), w)])
-        assert torch.equal(w, then) and "opt/beta1_power" in status.waiting
+        assert torch.equal(w, then)
+        assert "opt/beta1_power" in status.waiting
 
 
 def test_a_hyperparameter_that_does_not_fit(tmp_path: Path) -> None:
@@ -519,7 +528,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     checkpoint = Checkpoint(w=Variable(0.0))
     with pytest.raises(MissingFileError, match="there is neither"):
         checkpoint.restore(tmp_path / "none")
-    with pytest.raises(UnsupportedCheckpointError, match="train.Saver"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"train.Saver"):
         checkpoint.restore(GOLDENS / "ckpt_v1" / "adam" / "model.ckpt-5")
     graph = [{"children": {}, "values": [["VARIABLE_VALUE", "w", "w"]], "slots": []}]
     container.write(tmp_path / "ckpt.safetensors", {}, {"object_graph": graph})
@@ -529,13 +538,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     for name in ("assert_consumed", "assert_existing_objects_matched", "assert_nontrivial_match"):
         with pytest.raises(NotConsumedError, match="No checkpoint"):
             getattr(status, name)()
-    assert status.expect_partial() is status and status.waiting == []
+    assert status.expect_partial() is status
+    assert status.waiting == []
     assert issubclass(NotConsumedError, AssertionError)
 
 
 def test_nothing_in_common(tmp_path: Path) -> None:
     path = Checkpoint(a=Variable(1.0)).write(tmp_path / "ckpt")
-    with pytest.raises(NotConsumedError, match="Nothing except the root .*'a' have no object"):
+    with pytest.raises(NotConsumedError, match=r"Nothing except the root .*'a' have no object"):
         Checkpoint(b=Variable(2.0)).read(path).assert_nontrivial_match()
 
 
@@ -544,9 +554,9 @@ REFUSED = {"int": 3, "float": 0.5, "string": "x", "function": len, "none": None,
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_saved(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidTypeError, match="'thing' is a .* which no checkpoint holds"):
+    with pytest.raises(InvalidTypeError, match=r"'thing' is a .* which no checkpoint holds"):
         Checkpoint(thing=value)
-    with pytest.raises(InvalidTypeError, match="'things/0' is a .* which no checkpoint holds"):
+    with pytest.raises(InvalidTypeError, match=r"'things/0' is a .* which no checkpoint holds"):
         Checkpoint(things=[value]).write(tmp_path / "ckpt")
     assert not list(tmp_path.iterdir())
 
@@ -556,7 +566,7 @@ def test_keys_and_roots_that_cannot_be(tmp_path: Path) -> None:
         Checkpoint(table={3: Variable(0.0)}).write(tmp_path / "ckpt")
     with pytest.raises(InvalidTypeError, match="root is a variable"):
         Checkpoint(Variable(0.0))
-    with pytest.raises(InvalidTypeError, match="'w' is .*sparse"):
+    with pytest.raises(InvalidTypeError, match=r"'w' is .*sparse"):
         Checkpoint(w=torch.eye(2).to_sparse()).write(tmp_path / "ckpt")
 
 
@@ -568,19 +578,13 @@ def test_save_numbers_its_files(tmp_path: Path) -> None:
     checkpoint = Checkpoint(w=w)
     prefix = tmp_path / "run" / "ckpt"
     assert [checkpoint.save(prefix) for _ in range(2)] == [f"{prefix}-1", f"{prefix}-2"]
+    checkpoint.bad = torch.eye(2).to_sparse()
     with pytest.raises(InvalidTypeError):
-        checkpoint.bad = torch.eye(2).to_sparse()
         checkpoint.save(prefix)
     assert int(checkpoint.save_counter) == 2
     other = Checkpoint(w=w)
-    other.restore(train_latest(tmp_path / "run")).assert_consumed()
+    other.restore(latest_checkpoint(tmp_path / "run")).assert_consumed()
     assert other.save(prefix) == f"{prefix}-3"
-
-
-def train_latest(folder: Path) -> str | None:
-    from thalweg.v1.train.checkpoint_management import latest_checkpoint
-
-    return latest_checkpoint(folder)
 
 
 def test_a_failed_save_uses_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,20 +598,25 @@ def test_a_failed_save_uses_no_number(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_manager_keeps_the_newest(tmp_path: Path) -> None:
     w = Variable(0.0)
     manager = CheckpointManager(Checkpoint(w=w), tmp_path / "run", max_to_keep=2)
-    assert manager.latest_checkpoint is None and manager.restore_or_initialize() is None
+    assert manager.latest_checkpoint is None
+    assert manager.restore_or_initialize() is None
     paths = []
     for value in range(4):
         w.assign(float(value))
         paths.append(manager.save())
-    assert manager.checkpoints == paths[2:] and manager.latest_checkpoint == paths[3]
+    assert manager.checkpoints == paths[2:]
+    assert manager.latest_checkpoint == paths[3]
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
         "checkpoint", "ckpt-3.safetensors", "ckpt-4.safetensors"
     ]  # fmt: skip
     w.assign(9.0)
     again = CheckpointManager(Checkpoint(w=w), tmp_path / "run", max_to_keep=2)
-    assert again.checkpoints == paths[2:] and again.directory == str(tmp_path / "run")
-    assert again.restore_or_initialize() == paths[3] and float(w) == 3.0
-    assert again.save() == f"{tmp_path}/run/ckpt-5" and again.checkpoints == [
+    assert again.checkpoints == paths[2:]
+    assert again.directory == str(tmp_path / "run")
+    assert again.restore_or_initialize() == paths[3]
+    assert float(w) == 3.0
+    assert again.save() == f"{tmp_path}/run/ckpt-5"
+    assert again.checkpoints == [
         paths[3],
         again.latest_checkpoint,
     ]
@@ -633,7 +642,8 @@ def test_manager_counts_steps(tmp_path: Path) -> None:
     manager = CheckpointManager(
         Checkpoint(step=step), tmp_path, None, init_fn=lambda: called.append(1), **options
     )
-    assert manager.restore_or_initialize() is None and called == [1]
+    assert manager.restore_or_initialize() is None
+    assert called == [1]
     saved = []
     for value in range(8):
         step.assign(value)
@@ -643,7 +653,8 @@ def test_manager_counts_steps(tmp_path: Path) -> None:
     step.assign(0)
     other = CheckpointManager(Checkpoint(step=step), tmp_path, None, **options)
     other.restore_or_initialize()
-    assert int(step) == 7 and other.save() is None
+    assert int(step) == 7
+    assert other.save() is None
     for arguments in ({"max_to_keep": 0}, {"max_to_keep": 1, "checkpoint_interval": 3}):
-        with pytest.raises(ValueError, match="max_to_keep|step_counter"):
+        with pytest.raises(ValueError, match=r"max_to_keep|step_counter"):
             CheckpointManager(Checkpoint(), tmp_path, **arguments)

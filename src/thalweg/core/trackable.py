@@ -152,7 +152,7 @@ class Trackable:
         Raises:
             CheckpointMismatchError: What was restored has another shape or dtype.
         """
-        restored = self._preload_simple_restoration(name=name)
+        restored: Any = self._preload_simple_restoration(name=name)
         if restored is None:
             return initial_value
         if isinstance(restored, Tensor):  # a subclass's own may be anything

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.slots import SlotStore
 from thalweg.core.hyperparameters import Hyperparameters
+from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, flaw, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError

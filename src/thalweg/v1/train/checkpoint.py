@@ -46,8 +46,8 @@ class Checkpoint(Trackable):
 
     A value is found again by the names that lead to it from here, as "optimizer/iter", and a slot
     by its variable, its optimizer and its own name; names of variables do not matter. `save`
-    writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, in a format of this library, every tensor
-    with a checksum. `restore` reads these, and what `tf.train.Checkpoint` of TensorFlow wrote.
+    writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, in a format of this library, every
+    tensor with a checksum. `restore` reads these, and what TensorFlow's Checkpoint wrote.
 
     What there is when `restore` is called takes its values at once, all of them or none. A value
     whose object does not exist yet waits, and is checked and taken when that is made: a slot by the

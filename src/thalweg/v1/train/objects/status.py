@@ -113,7 +113,8 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         ]
         if missing:
             raise NotConsumedError(
-                f"{self._values.source} has no values for {_listed(missing)}, which are as they were."
+                f"{self._values.source} has no values for {_listed(missing)}, which have not"
+                " changed."
             )
         return self
 

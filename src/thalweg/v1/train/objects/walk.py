@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.core.trackable import Position, Trackable, TrackableSlots
-from thalweg.graph import GraphVariable
+from thalweg.graph import GraphVariable, constant
+from thalweg.graph.variables import begin_with
 from thalweg.v1.train.objects.members import child_of, held_by, is_variable
 from thalweg.v1.train.objects.values import Link, Values
 from thalweg.variable import dtype_name
@@ -132,4 +135,10 @@ class Walk:
             if isinstance(held, GraphVariable):
                 values.assignments[held] = values.left[node]
                 if not values.is_first:  # it was made after the restore
-                    held.restored = values.left[node]
+                    _begin_with(held, values.left[node])
+
+
+def _begin_with(variable: GraphVariable, value: Tensor) -> None:
+    graph = variable.graph
+    with graph.as_default(), graph.control_dependencies(None):
+        begin_with(variable, constant(value, name=f"{variable.op.name}/restored"))
