@@ -61,8 +61,6 @@ INSTEAD = {
     "nn.batch_normalization": "use tf.keras.layers, or torch.nn.functional.batch_norm",
     "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",
     "keras.backend": "use tf.keras.ops, or torch",
-    "train.Checkpoint": "use state_dict() of the optimizer and torch.save",
-    "train.CheckpointManager": "use state_dict() of the optimizer and torch.save",
     "train.Saver": "fetch the values with Session.run, keep them with torch.save",
     "train.MonitoredTrainingSession": "use tf.compat.v1.Session",
     "train.SessionRunHook": "call your code between two Session.run",

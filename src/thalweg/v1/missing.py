@@ -90,8 +90,6 @@ INSTEAD = {
     "to_int32": "use cast(x, int32)",
     "transpose": "use torch.permute",
     "while_loop": "use a loop over torch's functions, or over Session.run",
-    "train.Checkpoint": _KEPT,
-    "train.CheckpointManager": _KEPT,
     "train.CheckpointSaverHook": _KEPT,
     "train.Example": _READER,
     "train.LoggingTensorHook": "print what Session.run returns",

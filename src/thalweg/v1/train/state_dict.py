@@ -43,6 +43,7 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         with self._locked():
+            self._settle()
             variables = self._chosen_for_state(var_list)
             return state.snapshot(self._entries(variables, state.keys_of(variables)))
 
@@ -89,6 +90,7 @@ class StateDict(State, state.Copied):
             )
         # What there is decides: a variable may have another shape by now than its slots.
         made = state.staged(self)
+        made._forget_awaited()
         made._create_slots(variables)
         entries = made._entries(variables, state.keys_of(variables))
         before = made._entries(variables, state.positioned_keys_of(variables))
@@ -103,8 +105,8 @@ class StateDict(State, state.Copied):
         own = [*self._slots.owners(), *self._non_slots.values()]
         if not executing_eagerly() or any(map(is_symbolic, own)):
             raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Run"
-                " variables() of the optimizer."
+                f"The state of {self._name} is variables of a graph: a session has its values, and"
+                " thalweg.v1.train.Saver saves and restores them."
             )
 
     def _chosen_for_state(self, var_list: Any) -> list[Tensor]:
