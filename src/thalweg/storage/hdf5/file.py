@@ -18,12 +18,12 @@ _LONGEST, _DEEPEST = 1024, 64  # of a path: its letters, its names
 
 
 class Group:
-    """A group: what it is named with.
+    """A group of groups and datasets.
 
     Args:
         source: The file.
         name: Its path; "" for the first.
-        messages: Those of its header.
+        found: The messages of its header.
         heap: Where texts of any length lie.
 
     Attributes:
