@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 _POLYNOMIAL = 0x82F63B78  # 0x1EDC6F41, its bits in reverse
 _MASK = 0xA282EAD8  # of tensorflow/core/lib/hash/crc32c.h
@@ -25,6 +25,17 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     """
     view = flat(data)
     return (_by_table if len(view) <= _FEW else _fast())(view, value)
+
+
+def combined(first: int, second: int, size: int) -> int:
+    """The checksum of two parts of which each has been summed alone.
+
+    Args:
+        first: The checksum of the first part.
+        second: The checksum of the second part.
+        size: How many bytes the second part has.
+    """
+    return _product(first, _shift(size)) ^ second
 
 
 def masked(value: int) -> int:
@@ -67,3 +78,26 @@ def _fast() -> Callable[[memoryview, int], int]:
     from thalweg.storage import checksum_compiled
 
     return checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())
+
+
+# Checksums are polynomials over two values, the coefficient of 1 in the highest bit. `size` zeros
+# behind a text multiply its polynomial by x^(8 size).
+
+
+def _product(one: int, other: int) -> int:
+    found = 0
+    for place in range(31, -1, -1):
+        if one >> place & 1:
+            found ^= other
+        other = (other >> 1) ^ (_POLYNOMIAL if other & 1 else 0)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _shift(size: int) -> int:
+    found, power = 1 << 31, 1 << 23  # 1, and x^8
+    while size:
+        if size & 1:
+            found = _product(found, power)
+        power, size = _product(power, power), size >> 1
+    return found

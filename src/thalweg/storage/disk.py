@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
@@ -26,13 +26,13 @@ except ImportError:  # Windows
 
 Buffer = bytes | bytearray | memoryview
 Progress = Callable[[int, int], None]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _PIECE = 1 << 22  # bytes written at once, between two calls of `progress`
+_BURST = 1 << 23  # bytes after which the disk is told to begin
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_SAFELY = (
-    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-)
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _under_way: set[str] = set()  # the temporary files that this process writes now
 
@@ -63,12 +63,12 @@ def replace(
         CheckpointWriteError: A system call failed; the old file is as it was.
         InvalidArgumentError: There is something else than a file, or there are not `total` bytes.
     """
-    commit = _Commit(os.fsdecode(path), total, progress)
+    commit = _Commit(os.fsdecode(path), total, progress, room)
     with commit.told():
         folder = _folder(os.path.dirname(commit.target))
     try:
         _remove_abandoned(commit.target)
-        commit.write(parts, room, head)
+        commit.write(parts, head)
         with commit.told():
             _sync_folder(folder)
     finally:
@@ -132,17 +132,20 @@ class _Commit:
         target: The file that is replaced, without links.
     """
 
-    def __init__(self, path: str, total: int, progress: Progress | None) -> None:
-        self._path, self._total, self._progress = path, total, progress
-        self._done, self._is_there = 0, False
-        self._had_one = False
+    def __init__(self, path: str, total: int, progress: Progress | None, room: int) -> None:
+        self._path, self._total, self._progress, self._room = path, total, progress, room
+        self._done = self._begun = 0
+        self._had_one = self._is_there = False
         with self.told():
-            self.target = os.path.realpath(path)
-            self._look()
+            try:
+                self.target = os.path.realpath(path)
+                self._look()
+            except ValueError as error:  # a NUL in the name
+                raise InvalidArgumentError(f"{path!r}: {error}.") from error
 
     def _look(self) -> None:
         try:
-            found = _retried(lambda: os.lstat(self.target))
+            found = _retried(os.lstat, self.target)
         except FileNotFoundError:
             return
         if stat.S_ISLNK(found.st_mode):  # one of a circle
@@ -169,45 +172,41 @@ class _Commit:
             return "the new checkpoint is in its place, but may not survive a power loss."
         return "the previous checkpoint is intact." if self._had_one else "nothing was saved."
 
-    def write(
-        self, parts: Iterable[Buffer], room: int, head: Callable[[], Buffer] | None
-    ) -> None:
+    def write(self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
         """Write the temporary file, and give it the name."""
         temporary = _temporary(self.target)
         _under_way.add(temporary)
         try:
             with self.told():
-                file = _retried(lambda: os.open(temporary, _NEW | _SAFELY, 0o666))
+                file = _retried(os.open, temporary, _NEW | _SAFELY, 0o666)
             try:
                 try:
-                    self._fill(file, parts, room, head)
+                    self._fill(file, parts, head)
                 finally:
                     with self.told():
                         _close(file)
                 with self.told():
-                    _retried(lambda: os.replace(temporary, self.target))
+                    _retried(os.replace, temporary, self.target)
                     self._is_there = True
             except BaseException:
                 with contextlib.suppress(OSError):
-                    _retried(lambda: os.unlink(temporary))
+                    _retried(os.unlink, temporary)
                 raise
         finally:
             _under_way.discard(temporary)
 
-    def _fill(
-        self, file: int, parts: Iterable[Buffer], room: int, head: Callable[[], Buffer] | None
-    ) -> None:
+    def _fill(self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
         with contextlib.suppress(OSError):  # some file systems have no locks
             _lock(file)
-        if room:
+        if self._room:
             with self.told():
-                os.lseek(file, room, os.SEEK_SET)
+                _retried(os.lseek, file, self._room, os.SEEK_SET)
         for part in parts:
             self._put(file, part)
         if head is not None:
             first = head()
             with self.told():
-                os.lseek(file, 0, os.SEEK_SET)
+                _retried(os.lseek, file, 0, os.SEEK_SET)
             self._put(file, first)
         if self._done != self._total:
             raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._done}.")
@@ -219,20 +218,23 @@ class _Commit:
         left = left.cast("B") if left.nbytes else memoryview(b"")
         while left:
             with self.told():
-                count = _retried(lambda: os.write(file, left[:_PIECE]))
+                count = _retried(os.write, file, left[:_PIECE])
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
             left = left[count:]
             self._done += count
+            if self._done - self._begun >= _BURST:
+                _begin(file, self._room + self._begun, self._done - self._begun)
+                self._begun = self._done
             if self._progress is not None:
                 self._progress(self._done, self._total)
 
 
-def _retried(call: Callable[[], T]) -> T:
+def _retried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call again what a signal has interrupted; Python does that for most calls, not for all."""
     while True:
         try:
-            return call()
+            return call(*args, **options)
         except InterruptedError:
             continue
 
@@ -248,13 +250,22 @@ def _close(file: int) -> None:
         os.close(file)
 
 
+def _begin(file: int, begin: int, size: int) -> None:
+    """Have the disk begin with what it would otherwise only be given by `fsync`."""
+    advise = getattr(os, "posix_fadvise", None)
+    if advise is not None:
+        with contextlib.suppress(OSError):
+            # Linux begins to write what it is told to forget, and forgets only what is written.
+            advise(file, begin, size, os.POSIX_FADV_DONTNEED)
+
+
 def _sync(file: int) -> None:
     full: Any = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: `fsync` leaves it in the disk's cache
     if full is not None and fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(file, full)
             return
-    _retried(lambda: os.fsync(file))
+    _retried(os.fsync, file)
 
 
 def _folder(path: str) -> int | None:
@@ -262,7 +273,7 @@ def _folder(path: str) -> int | None:
     if not hasattr(os, "O_DIRECTORY"):
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    return _retried(lambda: os.open(path, flags))
+    return _retried(os.open, path, flags)
 
 
 def _sync_folder(folder: int | None) -> None:
