@@ -10,6 +10,7 @@ import pytest
 from bundle_files import (
     DATA,
     MAGIC,
+    bits,
     block,
     ended,
     entry,
@@ -202,7 +203,7 @@ def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     assert bundle.is_bundle(tmp_path / "ckpt")
     assert not bundle.is_bundle(tmp_path / "other")
-    assert not bundle.is_bundle(tmp_path / "ckpt.index")
+    assert not bundle.is_bundle(tmp_path / "ckpt.other")
     assert not bundle.is_bundle(tmp_path / "no folder" / "ckpt")
     assert not bundle.is_bundle("no\0name")
     (tmp_path / "text.index").write_text("text" * 20)
@@ -222,3 +223,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=rf"ckpt{DATA}: No such file or directory\."):
         bundle.read(tmp_path / "ckpt")
     assert [each.name for each in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
+
+
+def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
+    prefix = small(tmp_path / "ckpt")
+    for suffix in (".index", DATA):
+        assert bits(Path(f"{prefix}{suffix}")) == bits(prefix)
+        assert bundle.is_bundle(f"{prefix}{suffix}")
+        assert bundle.describe(f"{prefix}{suffix}") == bundle.describe(prefix)
+    other = small(tmp_path / "a.index")  # which is a prefix, too
+    Path(f"{other}{DATA}").unlink()
+    with pytest.raises(MissingFileError, match=rf"a\.index{DATA}"):
+        bundle.read(other)
