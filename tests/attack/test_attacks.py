@@ -43,6 +43,7 @@ NOTICED = {
     "states": ("states are loaded as they come",),
     "caches": ("machine code is not sealed",),
     "keras_files": ("what lies beyond the end is not looked for",),
+    "bundles": ("entries are believed", "tensors may share bytes"),
 }
 
 
