@@ -13,6 +13,9 @@ ATTACKS = (
     "interruptions",
     "caches",
     "states",
+    "files",
+    "commits",
+    "kills",
     "bundles",
     "keras_files",
 )
