@@ -1,4 +1,4 @@
-"""Programs that use `thalweg.storage` without torch: what the package itself imports is left out."""
+"""Programs with `thalweg.storage` but without torch: what the package imports is left out."""
 
 from __future__ import annotations
 

@@ -10,6 +10,9 @@ _MASK = 0xA282EAD8  # of tensorflow/core/lib/hash/crc32c.h
 _FEW = 4096  # bytes for which it is not worth to wake LLVM
 
 Buffer = bytes | bytearray | memoryview
+Function = Callable[[memoryview, int], int]
+
+_made: list[Function] = []  # the fast function, once it is needed
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
@@ -24,7 +27,9 @@ def crc32c(data: Buffer, value: int = 0) -> int:
         True
     """
     view = flat(data)
-    return (_by_table if len(view) <= _FEW else _fast())(view, value)
+    if not _made and len(view) <= _FEW:
+        return _by_table(view, value)
+    return _fast()(view, value) if view else value
 
 
 def combined(first: int, second: int, size: int) -> int:
@@ -73,11 +78,12 @@ def _by_table(view: memoryview, value: int) -> int:
     return value ^ 0xFFFFFFFF
 
 
-@cache
-def _fast() -> Callable[[memoryview, int], int]:
-    from thalweg.storage import checksum_compiled
+def _fast() -> Function:
+    if not _made:
+        from thalweg.storage import checksum_compiled
 
-    return checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())
+        _made.append(checksum_compiled.by_instruction() or checksum_compiled.by_slices(table()))
+    return _made[0]
 
 
 # Checksums are polynomials over two values, the coefficient of 1 in the highest bit. `size` zeros
