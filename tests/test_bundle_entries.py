@@ -304,6 +304,11 @@ HEADERS: dict[str, tuple[Header | bytes, type[ThalwegError], str]] = {
         UnsupportedCheckpointError,
         "it asks for a reader of version 0",
     ),
+    "versions of another kind": (
+        b"\x08\1\x1a\5\x1d\0\0\0\0",
+        DataLossError,
+        "header: field 3 is of kind 5",
+    ),
     "no files": (b"", DataLossError, "it names 0 files of data"),
     "negative files": (Header(-1), DataLossError, "it names -1 files of data"),
     "10,001 files": (Header(10_001), UnsupportedCheckpointError, "10001 files of data, no more"),
