@@ -554,7 +554,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     with monkeypatch.context() as patch:
         patch.setattr("os.write", fail)
         for step in (1, 2):
-            with pytest.raises(CheckpointWriteError, match="No space left on device after 0.0 of "):
+            with pytest.raises(
+                CheckpointWriteError, match=r"No space left on device after 0\.0 of "
+            ):
                 saver.save(session, tmp_path / "x", step)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert saver.last_checkpoints == [str(tmp_path / "x-1")]
