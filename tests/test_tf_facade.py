@@ -495,7 +495,6 @@ MISSING = {
     "math.nothing": "for the rest call torch",
     "random.stateless_normal": "for the rest call torch",
     "linalg.svd": "for the rest call torch",
-    "train.Checkpoint": "use state_dict",
     "compat.v2": "for the rest call torch",
     "compat.v1.data": "use torch.utils.data",
     "compat.v1.layers": r"call a torch\.nn layer",

@@ -61,8 +61,6 @@ INSTEAD = {
     "nn.batch_normalization": "use tf.keras.layers, or torch.nn.functional.batch_norm",
     "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",
     "keras.backend": "use tf.keras.ops, or torch",
-    "train.Checkpoint": "use state_dict() of the optimizer and torch.save",
-    "train.CheckpointManager": "use state_dict() of the optimizer and torch.save",
     "compat.v1.layers": "call a torch.nn layer on the symbolic tensor",
     "compat.v1.losses": "write it with tf.reduce_mean and tf.nn",
     "compat.v1.metrics": "write it with tf.reduce_mean",

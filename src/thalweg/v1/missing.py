@@ -12,7 +12,6 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "call a torch.nn layer on the symbolic tensor"
-_KEPT = "use Saver, or state_dict in eager mode"
 _NO_SUMMARIES = (
     "there are no summary operations: fetch the values, and give them to"
     " torch.utils.tensorboard.SummaryWriter"
@@ -95,8 +94,6 @@ INSTEAD = {
     "to_int32": "use cast(x, int32)",
     "transpose": "use torch.permute",
     "while_loop": "use a loop over torch's functions, or over Session.run",
-    "train.Checkpoint": _KEPT,
-    "train.CheckpointManager": _KEPT,
     "train.Example": _READER,
     "train.ProfilerHook": "use torch.profiler",
     "train.Server": "use torch.distributed",

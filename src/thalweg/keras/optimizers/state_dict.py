@@ -14,6 +14,7 @@ from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Number
+from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
@@ -26,7 +27,7 @@ _SECTIONS = ("hyperparameters", "weights", "slots")
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class StateDict(state.Copied):
+class StateDict(TrackableSlots, state.Copied):
     """The part of `Optimizer` that saves and loads.
 
     Attributes:
@@ -78,6 +79,7 @@ class StateDict(state.Copied):
         """
         self._check_eager("get_weights()")
         with self._lock:
+            self._settle()
             owners = self._slots.owners()
             slots = {
                 name: {key: slot.detach().clone() for key, slot in self._slots.all_of(var).items()}
@@ -129,6 +131,7 @@ class StateDict(state.Copied):
 
     def _load(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
         made, slots = state.staged(self), given["slots"]
+        made._forget_awaited()
         made._pending = {}
         owners = made._slots.owners()
         if var_list is not None:

@@ -91,6 +91,12 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         self._masters = Masters(scope)
         self._loss_scale = checked_scale(loss_scale, as_shipped)
 
+    def _checkpointed(self) -> Any:
+        raise InvalidTypeError(
+            f"{type(self).__name__} keeps slots beside float32 masters, to which no attribute of a"
+            " checkpoint leads. Save the training by its state_dict(), or by train.Saver."
+        )
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer of the masters."""

@@ -97,6 +97,7 @@ class Training:
             # What there is decides: a variable may have another shape or dtype than its slots.
             keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
             twins: list[Any] = [state.staged(keeper) for keeper in keepers]
+            twins[0]._forget_awaited()
             made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
             made._complete()
             entries = made._entries(keys)

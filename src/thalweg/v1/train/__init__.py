@@ -14,6 +14,7 @@ from thalweg.v1.train.basic_session_run_hooks import (
     NanTensorHook,
     StopAtStepHook,
 )
+from thalweg.v1.train.checkpoint import Checkpoint
 from thalweg.v1.train.checkpoint_management import (
     checkpoint_exists,
     generate_checkpoint_state_proto,
@@ -23,6 +24,7 @@ from thalweg.v1.train.checkpoint_management import (
     remove_checkpoint,
     update_checkpoint_state,
 )
+from thalweg.v1.train.checkpoint_manager import CheckpointManager
 from thalweg.v1.train.checkpoint_reader import CheckpointReader as NewCheckpointReader
 from thalweg.v1.train.checkpoint_saver_hook import CheckpointSaverHook, CheckpointSaverListener
 from thalweg.v1.train.checkpoint_utils import (
@@ -81,6 +83,8 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "Checkpoint",
+    "CheckpointManager",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "ChiefSessionCreator",

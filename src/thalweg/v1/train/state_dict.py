@@ -42,6 +42,7 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         with self._locked():
+            self._settle()
             variables = self._chosen_for_state(var_list)
             return state.snapshot(self._entries(variables, state.keys_of(variables)))
 
@@ -76,6 +77,7 @@ class StateDict(State, state.Copied):
                 )
             # What there is decides: a variable may have another shape by now than its slots.
             made = state.staged(self)
+            made._forget_awaited()
             made._create_slots(variables)
             entries = made._entries(variables, state.keys_of(variables))
             before = made._entries(variables, state.positioned_keys_of(variables))
