@@ -98,9 +98,7 @@ def write(
 ) -> Path:
     """A bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
-    made = {
-        key: each if isinstance(each, bytes) else each.encoded() for key, each in items.items()
-    }
+    made = {key: each if isinstance(each, bytes) else each.encoded() for key, each in items.items()}
     shards = header.shards if isinstance(header, Header) else 1
     Path(f"{prefix}.index").write_bytes(encoded_table(sorted(made.items())))
     Path(f"{prefix}.data-00000-of-{shards:05d}").write_bytes(data)

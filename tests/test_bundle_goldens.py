@@ -66,7 +66,9 @@ def test_recorded_bundles_are_read_to_the_bit(name: str) -> None:
     for key, each in found.tensors.items():
         assert (described[key].dtype, described[key].shape) == (each.dtype, each.shape)
         assert described[key].bytes == each.data.nbytes
-    assert {key for key, each in described.items() if each.dtype == "string"} - {KEY} == set(strings)
+    assert {key for key, each in described.items() if each.dtype == "string"} - {KEY} == set(
+        strings
+    )
 
 
 def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> None:

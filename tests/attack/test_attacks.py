@@ -42,6 +42,7 @@ NOTICED = {
     ),
     "states": ("states are loaded as they come",),
     "caches": ("machine code is not sealed",),
+    "bundles": ("entries are believed", "tensors may share bytes"),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-Function = Callable[[memoryview, int], int]
+from thalweg.storage.checksum import Function
 
 _NAME = "thalweg_crc32c"
 _UNROLLED = 8  # words of 8 bytes in a round of the loop

@@ -64,7 +64,7 @@ def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
                     raise Flaw(f"key {quoted(key)} comes after {quoted(before)}")
                 before = key
                 yield key, value
-            if before is None or before > limit:
+            if before is not None and before > limit:
                 raise Flaw(f"its keys go beyond {quoted(limit)}")
         before = limit
 
