@@ -183,6 +183,24 @@ def test_an_object_checkpoint_is_restored_by_the_names_of_its_variables() -> Non
         assert data == bytes(found.tensors[keys[name]].data), name
 
 
+def test_objects_that_were_saved_here_are_restored_by_name(
+    graph: tf.Graph, tmp_path: Path
+) -> None:
+    w = tf.Variable([1.0, 2.0], name="w")
+    optimizer = train.AdamOptimizer(0.1)
+    train_op = optimizer.minimize((w * w).sum())
+    session = initialized()
+    session.run(train_op)
+    before = bits(session)
+    with session.as_default():
+        prefix = train.Checkpoint(model=[w], optimizer=optimizer).save(str(tmp_path / "m"))
+    session.run(train_op)
+    train.Saver().restore(session, prefix)
+    assert bits(session) == before
+    with pytest.raises(NotFoundError, match=r"^Key other not found in checkpoint"):
+        train.Saver({"other": w}).restore(session, prefix)
+
+
 def test_slices_of_tensorflow_are_one_tensor() -> None:
     prefix = str(GOLDENS.parent / "bundles" / "partitioned" / "model.ckpt")
     shapes = dict(train.list_variables(prefix))
@@ -554,7 +572,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     with monkeypatch.context() as patch:
         patch.setattr("os.write", fail)
         for step in (1, 2):
-            with pytest.raises(CheckpointWriteError, match=r"No space left on device after 0\.0 of "):
+            with pytest.raises(
+                CheckpointWriteError, match=r"No space left on device after 0\.0 of "
+            ):
                 saver.save(session, tmp_path / "x", step)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert saver.last_checkpoints == [str(tmp_path / "x-1")]

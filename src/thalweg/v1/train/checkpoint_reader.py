@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.errors import MissingFileError, NotFoundError, UnsupportedCheckpointError
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.v1.train.objects import files
 
 SUFFIX = ".safetensors"  # of our file, after the prefix
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
@@ -101,7 +102,11 @@ class CheckpointReader:
 
     def keys_by_name(self) -> dict[str, str]:
         """The names of tensors by the names of their variables, where objects have been saved."""
-        graph = None if self._is_ours else bundle.read(self._prefix, ()).graph
+        if not self._is_ours:
+            graph = bundle.read(self._prefix, ()).graph
+        else:
+            known = self._document.get("object_graph")
+            graph = None if known is None else files.decoded(known, self._prefix)
         values = [] if graph is None else [each for node in graph.nodes for each in node.attributes]
         return {each.full_name: each.key for each in values}
 

@@ -41,7 +41,7 @@ class Scaffold:
     Attributes:
         init_op, init_feed_dict, ready_op, ready_for_local_init_op, local_init_op, saver,
             local_init_feed_dict: As given or made.
-        init_fn: A function of the session, or None.
+        init_fn: The function given, of the session alone, or None.
 
     Reference: tf.train.Scaffold
     """
@@ -60,7 +60,9 @@ class Scaffold:
         local_init_feed_dict: Any = None,
     ) -> None:
         other = copy_from_scaffold
-        self._init_fn = init_fn if init_fn is not None or other is None else other._init_fn
+        self.init_fn: Callable[[Any], Any] | None = None
+        if init_fn is not None:
+            self.init_fn = lambda session: init_fn(self, session)
         self.init_op = init_op
         self.init_feed_dict = init_feed_dict
         self.ready_op = ready_op
@@ -68,15 +70,9 @@ class Scaffold:
         self.local_init_op = local_init_op
         self.saver = saver
         self.local_init_feed_dict = local_init_feed_dict
-        for name, value in vars(self).items():
+        for name, value in list(vars(self).items()):
             if value is None and other is not None:
                 setattr(self, name, getattr(other, name))
-
-    @property
-    def init_fn(self) -> Callable[[Any], Any] | None:
-        """The function given, of the session alone."""
-        function = self._init_fn
-        return None if function is None else lambda session: function(self, session)
 
     def finalize(self) -> Scaffold:
         """Make what is missing in the default graph, and finalize that.
