@@ -12,8 +12,6 @@ import torch
 
 from openseq2seq_small import HALF, stepping
 from thalweg import Variable
-from thalweg.v1 import train
-from thalweg.v1.contrib.opt import MovingAverageOptimizer
 
 
 def test_a_loaded_master_keeps_its_bits() -> None:
@@ -24,21 +22,6 @@ def test_a_loaded_master_keeps_its_bits() -> None:
     for each in (step, other):
         each.apply_gradients([torch.ones(2, dtype=HALF)])
     assert torch.equal(step.optimizer.get_master(w), other.optimizer.get_master(v))
-
-
-@pytest.mark.parametrize("dtype", ["mixed", torch.float32], ids=str)
-def test_the_state_of_a_wrapped_optimizer_is_refused_and_not_left_out(dtype: Any) -> None:
-    w = Variable([1.0, 2.0], name="w")
-
-    def wrapped(learning_rate: Any) -> Any:
-        return MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
-
-    step = stepping([w], wrapped, dtype=dtype)
-    step.apply_gradients([torch.ones(2)])
-    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
-        step.state_dict()
-    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
-        step.load_state_dict({})
 
 
 @pytest.mark.parametrize("names", [("a", "a", "a#1"), ("a#1", "a", "a"), ("a", "a#0", "a")])

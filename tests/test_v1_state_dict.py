@@ -16,7 +16,6 @@ from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, 
 from thalweg.catalogue import applied, by_class
 from thalweg.errors import InvalidTypeError
 from thalweg.v1 import train
-from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
 State = dict[str, Any]
 
@@ -202,26 +201,14 @@ def test_no_variable_with_slots_is_left_out(method: str) -> None:
         getattr(opt, method)(*state, [a])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [MovingAverageOptimizer, lambda opt: VariableClippingOptimizer(opt, {}, 1.0)],
-    ids=["averages", "clipping"],
-)
-def test_a_wrapper_names_whose_state_it_is(make: Callable[[Any], Any]) -> None:
-    wrapper = make(train.AdamOptimizer())
-    for call in (wrapper.state_dict, lambda: wrapper.load_state_dict({})):
-        with pytest.raises(TypeError, match=r"wraps an optimizer, AdamOptimizer, which has the sl"):
-            call()
-
-
 def test_the_state_in_a_graph_is_that_of_a_session() -> None:
     with tf.Graph().as_default():
         w = tf.Variable([1.0])
         opt = train.AdamOptimizer()
         opt.minimize((w * w).sum())
-        with pytest.raises(FailedPreconditionError, match="variables of a graph: a session has"):
+        with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
             opt.state_dict()
-    with pytest.raises(FailedPreconditionError, match="variables of a graph: a session has"):
+    with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
         opt.load_state_dict({})
 
 

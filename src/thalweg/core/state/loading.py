@@ -10,9 +10,21 @@ from torch._C import DisableTorchFunction
 
 from thalweg.core import section
 from thalweg.core.state.entries import Call, Item, shown
-from thalweg.errors import CheckpointMismatchError
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 
 LISTED = 10  # differences that an error names
+
+
+def of_a_graph(what: str) -> FailedPreconditionError:
+    """The error that says who saves the state of a graph.
+
+    Args:
+        what: Whose state it is: "The state of Adam".
+    """
+    return FailedPreconditionError(
+        f"{what} is variables of a graph, whose values a session has: save and restore them by"
+        " thalweg.v1.train.Saver."
+    )
 
 
 def snapshot(entries: Iterable[Item]) -> dict[str, Any]:

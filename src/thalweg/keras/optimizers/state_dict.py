@@ -14,7 +14,7 @@ from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Number
-from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
+from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
@@ -22,6 +22,8 @@ from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
 FORMAT = 1
+# Entries, the part of a state that they are set to, and whether all of them have to be in it.
+_Part = tuple[Sequence[Item], dict[str, Any], bool]
 _SECTIONS = ("hyperparameters", "weights", "slots")
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
@@ -74,9 +76,9 @@ class StateDict(state.Copied):
             The second variable of a name is "name:0#1".
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        self._check_eager("get_weights()")
+        self._check_eager()
         with self._lock:
             owners = self._slots.owners()
             slots = {
@@ -110,24 +112,29 @@ class StateDict(state.Copied):
         Raises:
             ValueError: It is the state of another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
+        self._load_with(state_dict, var_list, ())
+
+    def _load_with(
+        self, given: dict[str, Any], var_list: Sequence[Tensor] | None, others: Sequence[_Part]
+    ) -> None:
+        """`load_state_dict`; `others` are set together with it."""
         var_list = None if var_list is None else flatten(var_list)
-        self._check_eager("set_weights(values)", var_list or ())
-        _check_form(state_dict, type(self).__name__)
+        self._check_eager(var_list or ())
+        _check_form(given, type(self).__name__)
         with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
-            self._load(state_dict, var_list)
+            self._load(given, var_list, others)
             self._lock.loaded()
 
-    def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
+    def _check_eager(self, variables: Sequence[Any] = ()) -> None:
         is_deferred = any(map(is_symbolic, [*self._weights, *variables]))
         if is_deferred or not (self._weights or executing_eagerly()):
-            raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Use"
-                f" {instead} inside `with session:`."
-            )
+            raise state.of_a_graph(f"The state of {self._name}")
 
-    def _load(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
+    def _load(
+        self, given: dict[str, Any], var_list: Sequence[Tensor] | None, others: Sequence[_Part]
+    ) -> None:
         made, slots = state.staged(self), given["slots"]
         made._pending = {}
         owners = made._slots.owners()
@@ -138,14 +145,15 @@ class StateDict(state.Copied):
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():
                 made._make_extra(name, _float_type(given["weights"].get(name)))
-        entries, known, others = made._slot_entries(owners, slots)
-        waiting = [] if var_list is not None else made._make_room(others)
-        parts: list[tuple[Sequence[Item], dict[str, Any], bool]] = [
+        entries, known, rest = made._slot_entries(owners, slots)
+        waiting = [] if var_list is not None else made._make_room(rest)
+        parts: list[_Part] = [
             ([made._counter()], {"iterations": given["iterations"]}, True),
             (made._numbers(all_of_them=True), given["hyperparameters"], False),
             (made._extras(), given["weights"], bool(slots)),
             (entries, known, True),
-            (waiting, _flat(others), True),
+            (waiting, _flat(rest), True),
+            *others,
         ]
         found = [each for part in parts for each in state.differences(*part)]
         if found:
@@ -154,7 +162,7 @@ class StateDict(state.Copied):
         pairs = [
             (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
         ]
-        state.restore(pairs, [state.published(self, made)])
+        state.restore(pairs, state.published(self, made))
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""

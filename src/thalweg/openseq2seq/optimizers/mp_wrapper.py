@@ -284,9 +284,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         The variables themselves are the model's.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        check_inner(self._opt)
         return self._remembering(self._trained()).state_dict()
 
     def load_state_dict(
@@ -301,18 +300,23 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
-        check_inner(self._opt)
         variables = self._trained() if var_list is None else list(var_list)
         self._remembering(variables).load_state_dict(state_dict)
+
+    def _check_has_state(self) -> None:
+        raise InvalidTypeError(
+            "An optimizer around MixedPrecisionOptimizerWrapper has no names for its masters. Put"
+            " it inside, around the optimizer that the wrapper is given."
+        )
 
     def _remembering(self, variables: list[Any]) -> Training:
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
     def _trained(self) -> list[Any]:
         """The variables that have state, in order."""
-        owners: list[Any] = self._opt._slots.owners()
+        owners: list[Any] = self._opt._owners()
         known = {id(each) for each in owners}
         masters = [master for _, master in self._masters.pairs()]
         targets = [*owners, *(master for master in masters if id(master) not in known)]

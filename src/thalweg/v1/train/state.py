@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import Entry
 from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
@@ -184,3 +185,7 @@ class State:
     def _non_slot_variables(self) -> list[Any]:
         """All variables of no variable, of every graph."""
         return list(self._non_slots.values())
+
+    def _own_entries(self) -> list[Entry]:
+        """What is of no variable, for a state."""
+        return [Entry(name, each) for (name, _), each in self._non_slots.items()]
