@@ -138,7 +138,8 @@ def _steps(kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
     for key, given in counted.items():
         value = number(given)
         if value is None or not value.is_integer() or not 0 <= value < 2**63:
-            problems.append(f"'{key}' has the step {state.shown(given)}")
+            shown = state.shown(given) if value is None else f"{value:g}"
+            problems.append(f"'{key}' has the step {shown}")
         elif value:  # at 0 torch has made a state without a gradient
             found[key] = int(value)
     if problems:
