@@ -13,6 +13,7 @@ from thalweg.core.state.entries import Call, Item, shown
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 
 LISTED = 10  # differences that an error names
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
 
 def of_a_graph(what: str) -> FailedPreconditionError:
@@ -50,6 +51,8 @@ def differences(
             continue
         try:
             found.append(entry.difference(given[name]))
+        except NO_MEMORY:
+            raise
         except Exception as error:  # a class of tensors that fails whatever it is asked for
             found.append(f"{name!r} cannot be read: {error}")
     for name in given:
@@ -96,6 +99,8 @@ def restore(pairs: Iterable[tuple[Item, Any]], then: Iterable[Call] = (), what: 
         for entry, value in pairs:
             try:
                 calls += entry.calls(value)
+            except NO_MEMORY:
+                raise
             except Exception as error:
                 raise mismatch([f"{entry.name!r} cannot be read: {error}"], what) from error
         calls += then
