@@ -27,7 +27,7 @@ class StateDict:
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, and under "keras" what Keras keeps beside it, by path.
+        """That of the wrapped optimizer, and under "keras" what Keras keeps beside it, by name.
 
         Keras keeps moving averages of variables and accumulated gradients, where it was asked to.
         """
@@ -60,7 +60,7 @@ class StateDict:
         """What Keras keeps and the wrapped optimizer does not."""
         shared = {id(variable) for variable, _ in self._shared}
         own = [each for each in self.variables if id(each) not in shared]
-        names = state.distinct([each.path for each in own])
+        names = state.distinct([each.path.removeprefix(f"{self.name}/") for each in own])
         return [state.Entry(name, each.value) for name, each in zip(names, own, strict=True)]
 
 
