@@ -183,9 +183,7 @@ def test_an_object_checkpoint_is_restored_by_the_names_of_its_variables() -> Non
         assert data == bytes(found.tensors[keys[name]].data), name
 
 
-def test_objects_that_were_saved_here_are_restored_by_name(
-    graph: tf.Graph, tmp_path: Path
-) -> None:
+def test_objects_that_were_saved_here_are_restored_by_name(graph: tf.Graph, tmp_path: Path) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     optimizer = train.AdamOptimizer(0.1)
     train_op = optimizer.minimize((w * w).sum())
@@ -718,8 +716,10 @@ def test_a_new_saver_recovers_the_list(graph: tf.Graph, tmp_path: Path) -> None:
     for step in (5, 6):
         new.save(session, tmp_path / "m", step)
     assert steps_of(tmp_path) == [0, 2, 3, 4, 5, 6]  # no time was given: 2 is kept for good
-    new.set_last_checkpoints_with_time([(paths[0], 1.0)])
-    assert new.last_checkpoints == [paths[0]]
+    late = train.Saver(defer_build=True)
+    late.set_last_checkpoints_with_time([(paths[0], 1.0)])
+    late.build()
+    assert late.last_checkpoints == [paths[0]]
 
 
 def test_old_files_of_tensorflow_are_deleted_too(graph: tf.Graph, tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.errors import MissingFileError, NotFoundError, UnsupportedCheckpointError
+from thalweg.errors import (
+    DataLossError,
+    MissingFileError,
+    NotFoundError,
+    UnsupportedCheckpointError,
+)
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1.train.objects import files
@@ -97,8 +102,16 @@ class CheckpointReader:
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """The tensors of these names, which must be there; their checksums are verified."""
-        return {name: each.tensor() for name, each in self._read(names).items()}
+        """The tensors of these names, which must be there; their checksums are verified.
+
+        Raises:
+            OSError: They are damaged, or another checkpoint has taken the place of this one.
+        """
+        found = self._read(names)
+        for name in names:
+            if name not in found or (found[name].dtype, found[name].shape) != self._entries[name]:
+                raise DataLossError(f"{self._prefix}: {name!r} was changed while it was read.")
+        return {name: found[name].tensor() for name in names}
 
     def keys_by_name(self) -> dict[str, str]:
         """The names of tensors by the names of their variables, where objects have been saved."""
