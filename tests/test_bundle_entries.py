@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,11 @@ HEADERS: dict[str, tuple[Header | bytes, type[ThalwegError], str]] = {
         UnsupportedCheckpointError,
         "it asks for a reader of version 0",
     ),
+    "versions of another kind": (
+        b"\x08\1\x1a\5\x1d\0\0\0\0",
+        DataLossError,
+        "header: field 3 is of kind 5",
+    ),
     "no files": (b"", DataLossError, "it names 0 files of data"),
     "negative files": (Header(-1), DataLossError, "it names -1 files of data"),
     "10,001 files": (Header(10_001), UnsupportedCheckpointError, "10001 files of data, no more"),
@@ -403,3 +409,28 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
     huge = proto.encoded(2**64 - 1) + b"\0" * 12
     with pytest.raises(DataLossError, match="1 strings with 18446744073709551615 bytes do not fit"):
         bundle.read(write(tmp_path / "ckpt", strings(huge, 0, 1), huge))
+
+
+def test_promises_take_no_memory(tmp_path: Path) -> None:
+    large = ((0, None), (0, None))
+    whole = (2**20, 2**20)
+    cases: dict[str, dict[bytes, Entry]] = {
+        "size": {b"w": at(0, 16, shape=(2**40,), size=2**42)},
+        "strings": {b"w": at(0, 16, dtype=7, shape=(2**40,), size=2**41)},
+        "slices": {
+            b"w": Entry(1, whole, slices=(large,)),
+            key_of("w", large): at(0, 16, shape=whole, size=2**42),
+        },
+    }
+    small(tmp_path / "small")
+    bundle.read(tmp_path / "small")
+    for name, made in cases.items():
+        prefix = write(tmp_path / name, made, PAYLOAD)
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataLossError, match="it lies from 0 to "):
+                bundle.read(prefix)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 1 << 20, name

@@ -19,7 +19,16 @@ from thalweg.storage.bundle.object_graph import KEY
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
 TOLD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]
-READ = ["boxes", "dtypes", "names", "partitioned", "sharded", "sharded_object", "strings"]
+READ = [
+    "boxes",
+    "dtypes",
+    "names",
+    "partitioned",
+    "sharded",
+    "sharded_object",
+    "strings",
+    "version_1",
+]
 
 
 def title(prefix: Path) -> str:

@@ -10,6 +10,7 @@ import pytest
 from bundle_files import (
     DATA,
     MAGIC,
+    bits,
     block,
     ended,
     entry,
@@ -20,8 +21,15 @@ from bundle_files import (
     small,
     table,
 )
-from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
+from thalweg.errors import (
+    DataLossError,
+    MissingFileError,
+    UnsafeCheckpointError,
+    UnsupportedCheckpointError,
+)
 from thalweg.storage import bundle
+from thalweg.storage.bundle import folder
+from thalweg.storage.bundle.flaw import Flaw
 from thalweg.storage.bundle.messages import Header
 
 HEAD = Header(1).encoded()
@@ -202,7 +210,7 @@ def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
     small(tmp_path / "ckpt")
     assert bundle.is_bundle(tmp_path / "ckpt")
     assert not bundle.is_bundle(tmp_path / "other")
-    assert not bundle.is_bundle(tmp_path / "ckpt.index")
+    assert not bundle.is_bundle(tmp_path / "ckpt.other")
     assert not bundle.is_bundle(tmp_path / "no folder" / "ckpt")
     assert not bundle.is_bundle("no\0name")
     (tmp_path / "text.index").write_text("text" * 20)
@@ -214,11 +222,54 @@ def test_what_is_no_bundle_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"ckpt\.index: No such file or directory\."):
-        bundle.read(tmp_path / "ckpt")
+    for call in (bundle.read, bundle.describe):
+        with pytest.raises(MissingFileError, match=r"ckpt\.index: No such file or directory\."):
+            call(tmp_path / "ckpt")
     with pytest.raises(MissingFileError, match="No such file or directory"):
         bundle.read(tmp_path / "no folder" / "ckpt")
     (tmp_path / f"{small(tmp_path / 'ckpt')}{DATA}").unlink()
     with pytest.raises(MissingFileError, match=rf"ckpt{DATA}: No such file or directory\."):
         bundle.read(tmp_path / "ckpt")
     assert [each.name for each in bundle.describe(tmp_path / "ckpt")] == ["dec/bias", "dec/kernel"]
+
+
+def test_a_file_names_its_checkpoint(tmp_path: Path) -> None:
+    prefix = small(tmp_path / "ckpt")
+    for suffix in (".index", DATA):
+        assert bits(Path(f"{prefix}{suffix}")) == bits(prefix)
+        assert bundle.is_bundle(f"{prefix}{suffix}")
+        assert bundle.describe(f"{prefix}{suffix}") == bundle.describe(prefix)
+    other = small(tmp_path / "a.index")  # which is a prefix, too
+    Path(f"{other}{DATA}").unlink()
+    with pytest.raises(MissingFileError, match=rf"a\.index{DATA}"):
+        bundle.read(other)
+
+
+def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = small(tmp_path / "ckpt")
+    wanted = bits(prefix)
+    monkeypatch.setattr(folder, "_BY_FOLDER", False)
+    assert bits(prefix) == wanted
+    with pytest.raises(MissingFileError, match=r"other\.index: No such file"):
+        bundle.read(tmp_path / "other")
+    (tmp_path / "link.index").symlink_to("ckpt.index")
+    with pytest.raises(UnsafeCheckpointError, match=r"link\.index is a link"):
+        bundle.read(tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    assert bits(Path("ckpt")) == wanted
+
+
+def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
+    prefix = small(tmp_path / "ckpt")
+    with folder.Folder(str(prefix)) as home:
+        file = home.shard(DATA)
+        os.truncate(f"{prefix}{DATA}", 10)
+        with pytest.raises(Flaw, match=rf"ckpt{DATA} ends at 10, within what is read"):
+            file.read(4, file.size - 4)
+
+
+def test_what_the_system_says_is_passed_on(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too long"):
+        bundle.read(tmp_path / ("x" * 300))

@@ -7,7 +7,17 @@ what they try. An attack is a module with `TRIED`, in words, and `attack(long, s
 import importlib
 from typing import Any
 
-ATTACKS = ("layouts", "changes", "interruptions", "caches", "states", "bundles")
+ATTACKS = (
+    "layouts",
+    "changes",
+    "interruptions",
+    "caches",
+    "states",
+    "files",
+    "bundles",
+    "commits",
+    "kills",
+)
 
 
 def load(name: str) -> Any:

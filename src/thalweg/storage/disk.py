@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _PIECE = 1 << 22  # bytes written at once, between two calls of `progress`
 _BURST = 1 << 23  # bytes after which the disk is told to begin
+_LINKS = 40  # as many as Linux follows
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -72,8 +73,7 @@ def replace(
         with commit.told():
             _sync_folder(folder)
     finally:
-        if folder is not None:
-            _close(folder)
+        _leave(folder)
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
@@ -119,8 +119,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         try:
             _sync_folder(folder)
         finally:
-            if folder is not None:
-                _close(folder)
+            _leave(folder)
     except OSError as error:
         raise CheckpointWriteError(error.errno, f"{given}: {error.strerror}.") from error
 
@@ -138,20 +137,13 @@ class _Commit:
         self._had_one = self._is_there = False
         with self.told():
             try:
-                self.target = os.path.realpath(path)
-                self._look()
+                self.target = _without_links(path)
+                found = _status(self.target)
             except ValueError as error:  # a NUL in the name
                 raise InvalidArgumentError(f"{path!r}: {error}.") from error
-
-    def _look(self) -> None:
-        try:
-            found = _retried(os.lstat, self.target)
-        except FileNotFoundError:
-            return
-        if stat.S_ISLNK(found.st_mode):  # one of a circle
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        _check_regular(self._path, found.st_mode)
-        self._had_one = True
+        if found is not None:
+            _check_regular(path, found.st_mode)
+            self._had_one = True
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -174,7 +166,8 @@ class _Commit:
 
     def write(self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
         """Write the temporary file, and give it the name."""
-        temporary = _temporary(self.target)
+        with self.told():
+            temporary = _temporary(self.target)
         _under_way.add(temporary)
         try:
             with self.told():
@@ -239,6 +232,27 @@ def _retried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
             continue
 
 
+def _without_links(path: str) -> str:
+    """The file that a path leads to, which may not be there."""
+    for _ in range(_LINKS):
+        folder, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            return _retried(os.path.realpath, path, strict=True)
+        path = os.path.join(_retried(os.path.realpath, folder, strict=True), name)
+        found = _status(path)
+        if found is None or not stat.S_ISLNK(found.st_mode):
+            return path
+        path = os.path.join(os.path.dirname(path), _retried(os.readlink, path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return _retried(os.lstat, path)
+    except FileNotFoundError:
+        return None
+
+
 def _check_regular(path: str, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
@@ -274,6 +288,12 @@ def _folder(path: str) -> int | None:
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
     return _retried(os.open, path, flags)
+
+
+def _leave(folder: int | None) -> None:
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.close(folder)
 
 
 def _sync_folder(folder: int | None) -> None:

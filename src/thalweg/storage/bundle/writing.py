@@ -9,11 +9,11 @@ from math import prod
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
 from thalweg.storage import disk
 from thalweg.storage.bundle import object_graph
+from thalweg.storage.bundle.contents import Path, Progress
 from thalweg.storage.bundle.dtypes import NUMBERS, STRING
 from thalweg.storage.bundle.flaw import quoted
 from thalweg.storage.bundle.messages import RANK, Entry, Header
 from thalweg.storage.bundle.object_graph import ObjectGraph
-from thalweg.storage.bundle.reading import Path, Progress
 from thalweg.storage.bundle.strings import encoded_strings
 from thalweg.storage.bundle.table import encoded_table
 from thalweg.storage.checksum import crc32c, masked
