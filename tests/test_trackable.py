@@ -446,7 +446,20 @@ def test_objects_of_several_graphs_are_refused_in_eager_mode(tmp_path: Path) -> 
         Checkpoint(w=variables).write(tmp_path / "ckpt")
 
 
-# Copies, and states from elsewhere.
+# What is set after a restore, copies, and states from elsewhere.
+
+
+@pytest.mark.parametrize("rate", [0.125, 1, lambda: 0.125, Variable(0.125)], ids=str)
+def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, saved: Any) -> None:
+    path, then, _ = saved("keras")
+    w, opt = Variable(two(0.0)), FACES["keras"]()
+    status = Checkpoint(w=w, opt=opt).read(path)
+    opt.learning_rate = rate
+    step(opt, w)
+    number = float(rate() if callable(rate) else rate)
+    assert float(opt.learning_rate) == number
+    assert torch.equal(w, then - 0.5 * 0.75 - number)
+    assert status.waiting == []
 
 
 @both_faces

@@ -47,6 +47,9 @@ class Position(Protocol):
     def restore(self, trackable: Any) -> None:
         """Give an object what the checkpoint has for it; CheckpointMismatchError if it differs."""
 
+    def release(self) -> None:
+        """Wait no longer: another value was chosen."""
+
 
 class Trackable:
     """What has children by name that checkpoints save.
@@ -160,6 +163,13 @@ class Trackable:
             if problem is not None:
                 raise mismatch([problem], "A value that was restored does not fit")
         return restored
+
+    def _release(self, name: str) -> None:
+        """Let go of what waits for the child of this name."""
+        for each in self._deferred_dependencies.get(name, ()):
+            each.release()
+        own = self._deferred_dependencies.items()
+        self._deferred_dependencies = {key: each for key, each in own if key != name}
 
     def _forget_awaited(self) -> None:
         """Let go of everything that waits."""

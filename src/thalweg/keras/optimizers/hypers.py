@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.core.hyperparameters import Hyperparameters, as_hyper
+from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
@@ -35,6 +35,12 @@ class Hypers(TrackableSlots):
 
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule."""
+        if name in vars(self).get("_deferred_dependencies", ()):
+            # What is set now counts, not what was restored before and waits.
+            if is_number(value):
+                self._create_hypers()
+            else:
+                self._release(name)
         self._hyper.set(name, value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:

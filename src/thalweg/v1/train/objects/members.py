@@ -18,6 +18,7 @@ from thalweg.variable import name_of
 
 VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable
 SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+_DIGITS = 9  # of the place in a list
 _CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
 
 
@@ -97,10 +98,14 @@ def child_of(owner: Any, name: str) -> Any:
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
         own = cast("list[Any]", owner)
-        return own[int(name)] if name.isdecimal() and int(name) < len(own) else None
+        is_place = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(own)
+        return own[int(name)] if is_place else None
     if isinstance(owner, dict):
         return cast("dict[str, Any]", owner).get(name)
-    return children_of(owner).get(name)
+    if isinstance(owner, torch.nn.Module) and name not in owner._non_persistent_buffers_set:
+        tables: Any = (owner._buffers, owner._parameters, owner._modules)
+        return next((each[name] for each in tables if each.get(name) is not None), None)
+    return None
 
 
 def held_by(value: Any, graph: Any) -> Any:

@@ -112,5 +112,9 @@ class Position:
         """
         self._restoration.bind(self._node, trackable)
 
+    def release(self) -> None:
+        """Wait no longer: another value was chosen."""
+        self._restoration.settle({self._node: None}, ())
+
     def __repr__(self) -> str:
         return f"<{self._restoration.name(self._node)!r} of {self._restoration.source}>"
