@@ -125,8 +125,9 @@ class StateDict(TrackableSlots, state.Copied):
         is_deferred = any(map(is_symbolic, [*self._weights, *variables]))
         if is_deferred or not (self._weights or executing_eagerly()):
             raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Use"
-                f" {instead} inside `with session:`."
+                f"The state of {self._name} is variables of a graph: a session has its values."
+                f" thalweg.v1.train.Saver saves and restores them, or use {instead} inside `with"
+                " session:`."
             )
 
     def _load(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:

@@ -134,5 +134,6 @@ class Training:
     def _refuse_symbols(self) -> None:
         if any(map(is_symbolic, self.variables)):
             raise FailedPreconditionError(
-                "The state is variables of a graph: a session has its values. Run the variables."
+                "The state is variables of a graph: a session has its values, and"
+                " thalweg.v1.train.Saver saves and restores them."
             )
