@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.storage.checksum import Function
+Function = Callable[[memoryview, int], int]
 
 _NAME = "thalweg_crc32c"
 _UNROLLED = 8  # words of 8 bytes in a round of the loop
