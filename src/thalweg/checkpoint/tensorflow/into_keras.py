@@ -1,0 +1,55 @@
+"""Sets an optimizer of `thalweg.keras` to what a file has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core import state
+from thalweg.core.pairs import distinct
+from thalweg.errors import CheckpointMismatchError
+from thalweg.keras.optimizers import Optimizer
+from thalweg.keras.optimizers.state_dict import FORMAT
+from thalweg.variable import name_of
+
+Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
+
+
+def load_keras(
+    optimizer: Optimizer,
+    slots: Slots,
+    scalars: Mapping[str, Tensor],
+    hyperparameters: Mapping[str, Any],
+    path: str,
+) -> None:
+    """Set slots, counters and hyperparameters; all or nothing.
+
+    Args:
+        optimizer: The optimizer.
+        slots: For each variable its slots by kind.
+        scalars: "iter", and what else belongs to no variable.
+        hyperparameters: Those that the file has.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointMismatchError: The optimizer has other slots or hyperparameters.
+    """
+    variables = [var for var, _ in slots]
+    owners = distinct([*optimizer._slots.owners(), *variables])
+    titles = dict(zip(map(id, owners), state.distinct(list(map(name_of, owners))), strict=True))
+    weights = {name: value for name, value in scalars.items() if name != "iter"}
+    given = {
+        "class_name": type(optimizer).__name__,
+        "format": FORMAT,
+        "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
+        "hyperparameters": dict(hyperparameters),
+        "weights": weights,
+        "slots": {titles[id(var)]: dict(own) for var, own in slots},
+    }
+    try:
+        optimizer.load_state_dict(given, variables)
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"{path}: {error}") from None

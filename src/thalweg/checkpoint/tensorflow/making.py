@@ -1,0 +1,164 @@
+"""An optimizer made of what a file tells, and of what its user tells."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.families import V1, Family
+from thalweg.core import state
+from thalweg.core.hyperparameters import is_number
+from thalweg.errors import CheckpointMismatchError, OptionError, did_you_mean
+from thalweg.keras import optimizers as keras
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+from thalweg.v1.train.state import base_name
+from thalweg.variable import name_of
+
+
+def class_of(found: FoundOptimizer, path: str) -> type[Any]:
+    """The class of an optimizer that was found.
+
+    Raises:
+        CheckpointMismatchError: The file does not tell what it is.
+    """
+    if found.family is None:
+        likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
+        raise CheckpointMismatchError(
+            f"{path}: {found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
+            " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
+        )
+    name = found.family.cls
+    if found.face == "keras":
+        return getattr(keras, name)
+    if name == "NovoGrad":
+        return NovoGrad
+    return getattr(train if name in train.__all__ else contrib, name)
+
+
+def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
+    """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
+    known = [base.__name__ for base in cls.__mro__]
+    title = given.get("name") or _defaults(cls).get("name")
+    return [
+        replace(family, title=title or family.title)
+        for name in known[:1] + [each for each in known[1:] if _is_known(each)][:1]
+        for family in V1
+        if family.cls == name
+    ]
+
+
+def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
+    """What an optimizer of `thalweg.v1` keeps beside a variable, and what it calls that."""
+    twin = state.staged(optimizer)
+    twin._create_slots([var])
+    names: dict[str, str] = {}
+    for kind, slot in twin._slots.all_of(var).items():
+        part = name_of(slot).split(":")[0].removeprefix(f"{base_name(var)}/")
+        stem, _, number = part.rpartition("_")
+        names[kind] = stem if number.isdecimal() and stem in names.values() else part
+    names = {kind: part for kind, part in names.items() if "/" not in part}
+    powers = tuple(sorted({name for name, _ in twin._non_slots}))
+    return Family(type(optimizer).__name__, optimizer.get_name(), tuple(names), powers, names=names)
+
+
+def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str) -> Any:
+    """An optimizer of a class.
+
+    Args:
+        cls: The class.
+        found: What the file has of it.
+        given: Arguments of its constructor that the user gave.
+        path: The file.
+
+    Raises:
+        OptionError: An argument is needed that neither the file nor the user gives, or unknown.
+        CheckpointMismatchError: The user gives another value than the file has.
+    """
+    known = {} if found is None else _arguments(cls, found)
+    refuse_contradictions(known, given, path)
+    arguments = {**known, **given}
+    accepted = _accepted(cls)
+    for name in given.keys() - accepted:
+        hint = did_you_mean(name, accepted)
+        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint}".rstrip())
+    needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
+    missing = [name for name in dict.fromkeys(needed) if name not in arguments]
+    if missing:
+        wanted = ", ".join(f"{name}=..." for name in missing)
+        raise OptionError(
+            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}: give"
+            f" restore(..., {wanted})."
+        )
+    return cls(**arguments)
+
+
+def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any], path: str) -> None:
+    """Refuse values that are not those of the file, as far as they can be compared.
+
+    Raises:
+        CheckpointMismatchError: Lists them.
+    """
+    found = [
+        f"{name} is {known[name]!r} in the file, and {given[name]!r} was given"
+        for name in known.keys() & given.keys()
+        if _differ(known[name], given[name])
+    ]
+    if found:
+        raise state.mismatch(found, path)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if isinstance(one, bool | str) or isinstance(other, bool | str):
+        return one != other
+    return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)
+
+
+def _arguments(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
+    """What the file has, by the names of the constructor."""
+    known = dict(found.hyperparameters)
+    if issubclass(cls, keras.Nadam) and "decay" in known:
+        known["schedule_decay"] = known.pop("decay")
+    title = found.family.title if found.family else ""
+    if found.face != "keras" and found.name != _defaults(cls).get("name", title):
+        known["name"] = found.name
+    return known
+
+
+def _parameters(cls: type[Any]) -> Sequence[inspect.Parameter]:
+    return list(inspect.signature(cls).parameters.values())
+
+
+def _accepted(cls: type[Any]) -> set[str]:
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    own = {each.name for each in _parameters(cls) if each.kind not in kinds}
+    options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
+    return own | options if issubclass(cls, keras.Optimizer) else own
+
+
+def _required(cls: type[Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        each.name
+        for each in _parameters(cls)
+        if each.kind in kinds and each.default is inspect.Parameter.empty
+    ]
+
+
+def _defaults(cls: type[Any]) -> dict[str, Any]:
+    return {
+        each.name: each.default
+        for each in _parameters(cls)
+        if each.default is not inspect.Parameter.empty
+    }
+
+
+def _is_known(name: str) -> bool:
+    return any(family.cls == name for family in V1)

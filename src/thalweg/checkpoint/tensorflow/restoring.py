@@ -1,0 +1,180 @@
+"""`restore`: a training that TensorFlow began goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.families import Family
+from thalweg.checkpoint.tensorflow.into_keras import load_keras
+from thalweg.checkpoint.tensorflow.into_training import is_training, load_training
+from thalweg.checkpoint.tensorflow.into_v1 import load_v1
+from thalweg.checkpoint.tensorflow.loading import load
+from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, made
+from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
+from thalweg.checkpoint.tensorflow.placing import Placed
+from thalweg.checkpoint.tensorflow.rules import Rules
+from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.core import section, state
+from thalweg.core.state import Entry
+from thalweg.errors import (
+    CheckpointMismatchError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.v1.train import Optimizer as V1Optimizer
+
+
+def restore(
+    checkpoint: Any,
+    variables: Any,
+    rules: Any = None,
+    optimizer: Any = None,
+    *,
+    which: int | None = None,
+    global_step: Any = None,
+    **hyperparameters: Any,
+) -> Any:
+    """Set variables to those of a file of TensorFlow, and go on with its optimizer.
+
+    All or nothing: names, shapes, dtypes and values are looked at before anything is set. Values
+    are set to the bit; a float32 variable is not read into a float64 one.
+
+    Args:
+        checkpoint: What `load` returned, or what it takes.
+        variables: A module, a dictionary of variables by name, or a list of variables.
+        rules: Optional. The path of a rules file, a dictionary of patterns and parameters, or a
+            function that takes a name of TensorFlow's and returns that of a parameter, a pair of
+            it and its axes, or None. By default variables are found by their names, where that
+            leaves no doubt; what has other axes than in TensorFlow needs a rule.
+        optimizer: Optional. An optimizer or a class, of `thalweg.v1` or `thalweg.keras`; for a
+            training of OpenSeq2Seq the step that `optimize_loss` made. By default a new one of the
+            kind that the file has.
+        which: Optional. The place of the optimizer in `checkpoint.optimizers`, if there are
+            several.
+        global_step: Optional. A variable that is set to the file's count of steps.
+        **hyperparameters: Arguments of the new optimizer that the file does not hold, such as
+            `learning_rate`.
+
+    Returns:
+        The optimizer; None if there is none in the file and none was given.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
+            differences. Nothing was loaded.
+        OptionError: A hyperparameter is needed that the file does not hold.
+        InvalidConfigError: A rule is none.
+        InvalidArgumentError: The file has several optimizers, and nothing says which one is meant.
+    """
+    file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
+    targets = Targets.of(variables)
+    file = _known(file, optimizer, hyperparameters, targets)
+    found = _chosen(file, optimizer, which)
+    placed = Placed.of(file, targets, Rules.of(rules))
+    with torch.inference_mode(False), torch.no_grad():
+        pairs = placed.variables()
+        if global_step is not None:
+            pairs.append((Entry("global_step", global_step), _count(file, found, global_step)))
+        differences = [entry.difference(value) for entry, value in pairs]
+        if any(differences):
+            raise state.mismatch([each for each in differences if each], file.path)
+        calls = [call for entry, value in pairs for call in entry.calls(value)]
+        opt = _made(file, found, optimizer, global_step, hyperparameters)
+        if opt is not None:
+            _set(opt, placed, found, is_new=opt is not optimizer)
+        section.run(calls)
+    return opt
+
+
+def _known(
+    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, Any], targets: Targets
+) -> TensorFlowCheckpoint:
+    """The file, with the names that an optimizer is known to give its slots."""
+    families: list[Family] = []
+    if file.kind == "saver" and inspect.isclass(optimizer) and issubclass(optimizer, V1Optimizer):
+        families = families_of(optimizer, given)
+    elif file.kind == "saver" and isinstance(optimizer, V1Optimizer) and targets.trained:
+        name = next(name for name in targets.tensors if name in targets.trained)
+        families = [family_of(optimizer, targets.tensors[name])]
+    return sorted_names(file.path, file.source, families) if families else file
+
+
+def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> FoundOptimizer | None:
+    """The optimizer of the file that is meant."""
+    found = file.optimizers
+    if which is not None:
+        if not 0 <= which < len(found):
+            raise NotFoundError(f"{file.path} has {len(found)} optimizers, none of number {which}.")
+        return found[which]
+    if len(found) > 1 and isinstance(optimizer, V1Optimizer):
+        found = tuple(each for each in found if each.name == optimizer.get_name()) or found
+    if len(found) > 1:
+        listed = "; ".join(f"{index}: {each}" for index, each in enumerate(file.optimizers))
+        raise InvalidArgumentError(
+            f"{file.path} has {len(file.optimizers)} optimizers. Give which=...: {listed}."
+        )
+    return found[0] if found else None
+
+
+def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Tensor) -> Tensor:
+    """The count of steps in a file, in the dtype of the variable that is to hold it."""
+    named = {name: value for name, value in file.counters.items() if name != SAVE_COUNTER}
+    exact = [value for name, value in named.items() if name.rpartition("/")[2] == "global_step"]
+    chosen = exact if exact else list(named.values())
+    if len(chosen) == 1:
+        count = int(chosen[0].array().item())
+    elif found is not None and found.steps is not None:
+        count = found.steps
+    else:
+        raise CheckpointMismatchError(
+            f"{file.path} has no count of steps for global_step. Nothing was loaded."
+        )
+    return torch.tensor(count, dtype=variable.dtype)
+
+
+def _made(
+    file: TensorFlowCheckpoint,
+    found: FoundOptimizer | None,
+    optimizer: Any,
+    global_step: Any,
+    given: Mapping[str, Any],
+) -> Any:
+    """The optimizer that goes on."""
+    if optimizer is None and found is None:
+        return None
+    cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
+    if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
+        arguments = dict(given)
+        if global_step is not None and "global_step" in inspect.signature(cls).parameters:
+            arguments["global_step"] = global_step
+        return made(cls, found, arguments, file.path)
+    if given:
+        raise InvalidArgumentError(
+            f"{', '.join(given)} would be of a new optimizer, and one was given."
+        )
+    if isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer):
+        return optimizer
+    raise InvalidTypeError(
+        "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a step"
+        f" of optimize_loss, not {optimizer!r}."
+    )
+
+
+def _set(opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool) -> None:
+    slots = placed.slots(found)
+    scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
+    if is_training(opt):
+        load_training(opt, placed, slots, scalars)
+    elif isinstance(opt, V1Optimizer):
+        load_v1(opt, slots, scalars, placed.file.path)
+    else:
+        hypers = {} if is_new or found is None else found.hyperparameters
+        load_keras(opt, slots, scalars, hypers, placed.file.path)
