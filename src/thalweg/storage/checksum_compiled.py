@@ -144,7 +144,7 @@ def _module(words: str, single: str) -> Any:
     def loaded(where: Any, kind: Any, offset: int = 0) -> Any:
         place = builder.add(where, ir.Constant(i64, offset))
         found = builder.load(builder.inttoptr(place, kind.as_pointer()))
-        found.align = 1
+        found.align = 1  # pyright: ignore[reportAttributeAccessIssue]
         return found
 
     def by_words(where: Any, carried: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from thalweg.errors import DataLossError, ThalwegError
 from thalweg.storage import disk, header
 from thalweg.storage.checksum import crc32c
+from thalweg.storage.draft import Draft
 from thalweg.storage.header import Described, Description
 from thalweg.storage.stored import Stored
 
@@ -58,24 +59,23 @@ def write(
         InvalidTypeError: Likewise.
     """
     kept = dict(tensors)
-    header.check(kept)
-    room = len(header.encoded(kept, document))
-    total = room + sum(each.data.nbytes for each in kept.values())
-    checksums: dict[str, int] = {}
+    draft, checksums = Draft(kept, document), dict[str, int]()
     disk.replace(
         path,
-        _pieces(kept, checksums),
-        total,
+        _pieces(kept, draft.order, checksums),
+        draft.room + sum(each.data.nbytes for each in kept.values()),
         progress,
-        room=room,
-        head=lambda: header.encoded(kept, document, checksums, room),
+        room=draft.room,
+        head=lambda: draft.finished(checksums),
     )
 
 
-def _pieces(tensors: Mapping[str, Stored], checksums: dict[str, int]) -> Iterator[memoryview]:
+def _pieces(
+    tensors: Mapping[str, Stored], order: list[str], checksums: dict[str, int]
+) -> Iterator[memoryview]:
     """The bytes of all tensors; `checksums` are filled in on the way."""
     piece = memoryview(bytearray(_PIECE))
-    for name in header.order(tensors):
+    for name in order:
         data, value = tensors[name].data, 0
         for begin in range(0, data.nbytes, _PIECE):
             size = min(_PIECE, data.nbytes - begin)
@@ -108,15 +108,11 @@ def read(
     with disk.opened(path) as file:
         described = _described(given, file)
         wanted = {
-            name: each
-            for name, each in described.tensors.items()
-            if names is None or name in names
+            name: each for name, each in described.tensors.items() if names is None or name in names
         }
         rooms = {name: _room(each.bytes) for name, each in wanted.items()}
         _read_all(given, file, wanted, rooms.__getitem__, progress)
-    tensors = {
-        name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()
-    }
+    tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
     return Contents(described.document, tensors)
 
 
@@ -175,7 +171,7 @@ def _room(size: int) -> memoryview:
 
     whole = np.empty(size + _ALIGNED, np.uint8)
     begin = -whole.ctypes.data % _ALIGNED
-    return memoryview(whole[begin : begin + size])
+    return whole[begin : begin + size].data
 
 
 def _read_all(

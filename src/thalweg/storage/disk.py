@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
@@ -26,13 +26,12 @@ except ImportError:  # Windows
 
 Buffer = bytes | bytearray | memoryview
 Progress = Callable[[int, int], None]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _PIECE = 1 << 22  # bytes written at once, between two calls of `progress`
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_SAFELY = (
-    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-)
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _under_way: set[str] = set()  # the temporary files that this process writes now
 
@@ -142,7 +141,7 @@ class _Commit:
 
     def _look(self) -> None:
         try:
-            found = _retried(lambda: os.lstat(self.target))
+            found = _retried(os.lstat, self.target)
         except FileNotFoundError:
             return
         if stat.S_ISLNK(found.st_mode):  # one of a circle
@@ -169,15 +168,13 @@ class _Commit:
             return "the new checkpoint is in its place, but may not survive a power loss."
         return "the previous checkpoint is intact." if self._had_one else "nothing was saved."
 
-    def write(
-        self, parts: Iterable[Buffer], room: int, head: Callable[[], Buffer] | None
-    ) -> None:
+    def write(self, parts: Iterable[Buffer], room: int, head: Callable[[], Buffer] | None) -> None:
         """Write the temporary file, and give it the name."""
         temporary = _temporary(self.target)
         _under_way.add(temporary)
         try:
             with self.told():
-                file = _retried(lambda: os.open(temporary, _NEW | _SAFELY, 0o666))
+                file = _retried(os.open, temporary, _NEW | _SAFELY, 0o666)
             try:
                 try:
                     self._fill(file, parts, room, head)
@@ -185,11 +182,11 @@ class _Commit:
                     with self.told():
                         _close(file)
                 with self.told():
-                    _retried(lambda: os.replace(temporary, self.target))
+                    _retried(os.replace, temporary, self.target)
                     self._is_there = True
             except BaseException:
                 with contextlib.suppress(OSError):
-                    _retried(lambda: os.unlink(temporary))
+                    _retried(os.unlink, temporary)
                 raise
         finally:
             _under_way.discard(temporary)
@@ -201,13 +198,13 @@ class _Commit:
             _lock(file)
         if room:
             with self.told():
-                os.lseek(file, room, os.SEEK_SET)
+                _retried(os.lseek, file, room, os.SEEK_SET)
         for part in parts:
             self._put(file, part)
         if head is not None:
             first = head()
             with self.told():
-                os.lseek(file, 0, os.SEEK_SET)
+                _retried(os.lseek, file, 0, os.SEEK_SET)
             self._put(file, first)
         if self._done != self._total:
             raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._done}.")
@@ -219,7 +216,7 @@ class _Commit:
         left = left.cast("B") if left.nbytes else memoryview(b"")
         while left:
             with self.told():
-                count = _retried(lambda: os.write(file, left[:_PIECE]))
+                count = _retried(os.write, file, left[:_PIECE])
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
             left = left[count:]
@@ -228,11 +225,11 @@ class _Commit:
                 self._progress(self._done, self._total)
 
 
-def _retried(call: Callable[[], T]) -> T:
+def _retried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call again what a signal has interrupted; Python does that for most calls, not for all."""
     while True:
         try:
-            return call()
+            return call(*args, **options)
         except InterruptedError:
             continue
 
@@ -254,7 +251,7 @@ def _sync(file: int) -> None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(file, full)
             return
-    _retried(lambda: os.fsync(file))
+    _retried(os.fsync, file)
 
 
 def _folder(path: str) -> int | None:
@@ -262,7 +259,7 @@ def _folder(path: str) -> int | None:
     if not hasattr(os, "O_DIRECTORY"):
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    return _retried(lambda: os.open(path, flags))
+    return _retried(os.open, path, flags)
 
 
 def _sync_folder(folder: int | None) -> None:

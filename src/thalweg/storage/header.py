@@ -8,9 +8,8 @@ shape and CRC32C, and the document.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 from thalweg.errors import (
     CheckpointMismatchError,
     DataLossError,
-    InvalidArgumentError,
     InvalidConfigError,
     UnsupportedCheckpointError,
 )
 from thalweg.storage import json_text
 from thalweg.storage.checksum import crc32c
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.storage.stored import ITEM_BYTES
 
 VERSION = 1
 LIMIT = 100_000_000  # bytes of a header, as in safetensors
@@ -76,77 +74,6 @@ class Description:
     bytes: int
 
 
-def order(tensors: Mapping[str, Stored]) -> list[str]:
-    """The names as their bytes follow each other: wide items first, so that all are aligned."""
-    return sorted(tensors, key=lambda name: -ITEM_BYTES[tensors[name].dtype])
-
-
-def encoded(
-    tensors: Mapping[str, Stored],
-    document: Mapping[str, Any],
-    checksums: Mapping[str, int] | None = None,
-    room: int = 0,
-) -> bytes:
-    """Length and header of a file.
-
-    Args:
-        tensors: What is in it.
-        document: Likewise.
-        checksums: Those of all tensors. By default the longest ones.
-        room: How many bytes to return, filled with spaces; by default as few as can be.
-
-    Raises:
-        InvalidArgumentError: A name or the document cannot be in a file, or it is too much.
-        InvalidTypeError: Likewise.
-    """
-    manifest = json_text.dumps(
-        {
-            "tensors": {
-                name: [each.dtype, each.shape, checksums[name] if checksums else _HIGHEST]
-                for name, each in tensors.items()
-            },
-            "document": dict(document),
-        }
-    )
-    json_text.loads(manifest)  # what cannot be read must not be written
-    metadata = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
-    made: dict[str, Any] = {"__metadata__": {**metadata, "manifest": manifest}}
-    place = 0
-    for name in order(tensors):
-        dtype, shape = _kept_as(tensors[name].dtype, tensors[name].shape)
-        end = place + tensors[name].data.nbytes
-        made[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-        place = end
-    text = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
-    text = text.ljust(max(room - LENGTH, -(-len(text) // 8) * 8))
-    if len(text) > LIMIT:
-        raise InvalidArgumentError(
-            f"Names and document take {len(text)} bytes; a file holds {LIMIT}."
-        )
-    return _sealed(len(text).to_bytes(LENGTH, "little"), text)
-
-
-def check(tensors: Mapping[str, Stored]) -> None:
-    """Whether tensors can be in a file.
-
-    Raises:
-        InvalidArgumentError: One has a name or dtype that no file holds, or not the bytes of its
-            shape.
-    """
-    for name, each in tensors.items():
-        if name == "__metadata__":
-            raise InvalidArgumentError(f"No tensor can be called {name!r}.")
-        if each.dtype not in ITEM_BYTES:
-            raise InvalidArgumentError(f"{name!r}: {each.dtype!r} is no dtype of a file.")
-        if len(each.shape) >= _DIMENSIONS:
-            raise InvalidArgumentError(f"{name!r} has {len(each.shape)} dimensions.")
-        if each.data.nbytes != prod(each.shape) * ITEM_BYTES[each.dtype]:
-            raise InvalidArgumentError(
-                f"{name!r} has {each.data.nbytes} bytes, which is not {each.dtype} of shape"
-                f" {each.shape}."
-            )
-
-
 def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
     """What a header says, after all of it was checked.
 
@@ -188,7 +115,8 @@ def check_sum(path: str, name: str, stored: int, actual: int) -> None:
         )
 
 
-def _sealed(length: bytes, text: bytes) -> bytes:
+def sealed(length: bytes, text: bytes) -> bytes:
+    """Both with their checksum in its place."""
     begin = BEGIN.match(text)
     if begin is None:
         raise DataLossError("The header has no place for its checksum.")
@@ -242,9 +170,7 @@ def _tensors(
             f"{path}: Header and manifest differ:\n{shown}\nNothing was loaded."
         )
     return {
-        name: Described(
-            dtype, tuple(shape), checksum, found[name].begin, found[name].bytes
-        )
+        name: Described(dtype, tuple(shape), checksum, found[name].begin, found[name].bytes)
         for name, (dtype, shape, checksum) in manifest.items()
     }
 
@@ -256,7 +182,7 @@ def _entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
     dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES or dtype in _PAIRS:
         raise DataLossError(f"{path}: {name[:200]!r}: {dtype!r:.80} is no dtype of a file.")
-    if not _is_shape(shape):
+    if not is_shape(shape):
         raise DataLossError(f"{path}: {name[:200]!r}: {shape!r:.80} is no shape.")
     size = prod(shape) * ITEM_BYTES[dtype]
     if not _is_whole_numbers(offsets) or offsets != [end - start, end - start + size]:
@@ -271,7 +197,8 @@ def _is_whole_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
 
 
-def _is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> bool:
+    """Whether a value is a list of sizes, none of which is beyond all memory."""
     if not _is_whole_numbers(value) or len(value) > _DIMENSIONS:
         return False
     return prod(each for each in value if each) < _LARGEST
@@ -286,7 +213,7 @@ def _differences(header: dict[str, Described], manifest: dict[str, Any]) -> Iter
         elif not _is_entry(given):
             yield f"{name[:200]!r} has an entry in the manifest that is not one of a tensor"
         else:
-            wanted = _kept_as(given[0], given[1])
+            wanted = kept_as(given[0], given[1])
             actual = header[name].dtype, list(header[name].shape)
             if wanted != actual:
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {wanted!r:.200}"
@@ -297,11 +224,11 @@ def _is_entry(given: Any) -> bool:
         return False
     dtype, shape, checksum = given
     is_checksum = type(checksum) is int and 0 <= checksum <= _HIGHEST
-    return isinstance(dtype, str) and dtype in ITEM_BYTES and _is_shape(shape) and is_checksum
+    return isinstance(dtype, str) and dtype in ITEM_BYTES and is_shape(shape) and is_checksum
 
 
-def _kept_as(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
-    """Dtype and shape as safetensors knows them."""
+def kept_as(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
+    """A tensor's dtype and shape as safetensors knows them."""
     if dtype in _PAIRS:
         return _PAIRS[dtype], [*shape, 2]
     return dtype, list(shape)

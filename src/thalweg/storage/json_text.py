@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,10 +18,9 @@ DEPTH = 100
 DIGITS = 100
 PARTS = 8_000_000  # quotes, brackets and commas: what a text may cost beyond its own size
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class DuplicateKeyError(InvalidConfigError):
@@ -43,7 +43,7 @@ def loads(text: str | bytes) -> Any:
     if _is_deep(found):
         raise InvalidConfigError(f"More than {DEPTH} levels.")
     try:
-        return json.loads(
+        value = json.loads(
             found,
             object_pairs_hook=_object,
             parse_constant=_constant,
@@ -52,6 +52,9 @@ def loads(text: str | bytes) -> Any:
         )
     except json.JSONDecodeError as error:
         raise InvalidConfigError(f"No JSON: {error.msg} at character {error.pos}.") from error
+    if _HALF.search(found) and not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise InvalidConfigError("A text holds one half of a pair of surrogates.")
+    return value
 
 
 def dumps(value: Any) -> str:
@@ -75,7 +78,7 @@ def _is_deep(text: str) -> bool:
     if text.count("[") + text.count("{") <= DEPTH:
         return False
     outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
-    left = "".join(outside).encode().translate(_AS_SQUARE, _NO_BRACKETS)
+    left = "".join(outside).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
     for _ in range(DEPTH):
         left, before = left.replace(b"[]", b""), len(left)
         if len(left) == before:
@@ -86,8 +89,8 @@ def _is_deep(text: str) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in made if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise DuplicateKeyError(f"{twice[:80]!r} is there twice.")
     return made
 
@@ -110,32 +113,33 @@ def _int(digits: str) -> int:
 
 
 def _check(value: Any, path: tuple[str, ...]) -> None:
-    where = "/".join(path) or "the value"
     if len(path) > DEPTH:
         raise InvalidArgumentError(f"{'/'.join(path[:3])}... has more than {DEPTH} levels.")
     if value is None or isinstance(value, bool):
         return
     if type(value) is str:
-        _check_text(value, where)
+        _check_text(value, path)
     elif type(value) is int:
         if abs(value) >= 10 ** (DIGITS - 1):
-            raise InvalidArgumentError(f"{where} has more than {DIGITS - 1} digits.")
+            raise InvalidArgumentError(f"{_at(path)} has more than {DIGITS - 1} digits.")
     elif type(value) is float:
         if not math.isfinite(value):
-            raise InvalidArgumentError(f"{where} is {value}, which JSON has no word for.")
+            raise InvalidArgumentError(f"{_at(path)} is {value}, which JSON has no word for.")
     elif isinstance(value, dict):
-        _check_items(value, path, where)
+        _check_items(value, path)
     elif isinstance(value, list | tuple):
         _check_all(((str(number), each) for number, each in enumerate(value)), path)
     else:
-        raise InvalidTypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold.")
+        raise InvalidTypeError(f"{_at(path)} is a {type(value).__name__}, which JSON cannot hold.")
 
 
-def _check_items(value: Mapping[Any, Any], path: tuple[str, ...], where: str) -> None:
+def _check_items(value: Mapping[Any, Any], path: tuple[str, ...]) -> None:
     for key in value:
         if type(key) is not str:
-            raise InvalidTypeError(f"{where} has a key that is no string: {key!r}.")
-        _check_text(key, where)
+            raise InvalidTypeError(
+                f"{_at(path)} has a key that is a {type(key).__name__}, no string."
+            )
+        _check_text(key, path)
     _check_all(value.items(), path)
 
 
@@ -144,8 +148,19 @@ def _check_all(items: Iterable[tuple[str, Any]], path: tuple[str, ...]) -> None:
         _check(each, (*path, name))
 
 
-def _check_text(text: str, where: str) -> None:
+def _check_text(text: str, path: tuple[str, ...]) -> None:
+    if not is_unicode(text):
+        raise InvalidArgumentError(f"{_at(path)} holds {text[:80]!r}, which is no Unicode.")
+
+
+def _at(path: tuple[str, ...]) -> str:
+    return "/".join(path) or "the value"
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 has all of a text: it may hold half a pair of surrogates."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{where} holds {text[:80]!r}, which is no Unicode.") from error
+    except UnicodeEncodeError:
+        return False
+    return True

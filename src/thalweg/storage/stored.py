@@ -104,7 +104,7 @@ def of_tensor(tensor: Tensor) -> Stored:
         if not plain.numel():
             return Stored(name, tuple(plain.shape), memoryview(b""))
         raw = plain.view(-1).view(torch.uint8).numpy()
-    return Stored(name, tuple(plain.shape), memoryview(raw))
+    return Stored(name, tuple(plain.shape), raw.data)
 
 
 @cache

@@ -1,0 +1,91 @@
+"""Our files as tests make them: good ones, and forged ones whose header has the right checksum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thalweg.storage import container, header
+from thalweg.storage.checksum import crc32c
+from thalweg.storage.stored import ITEM_BYTES, Stored
+
+Header = dict[str, Any]
+
+
+def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> Stored:
+    """A tensor of bytes that count upwards; of zeros and ones where it is of booleans."""
+    size = ITEM_BYTES[dtype]
+    for each in shape:
+        size *= each
+    highest = 2 if dtype == "BOOL" else 256
+    return Stored(dtype, shape, memoryview(bytes((start + i) % highest for i in range(size))))
+
+
+def a_few() -> dict[str, Stored]:
+    """Tensors of several dtypes, an empty one and one of shape () among them."""
+    return {
+        "dec/kernel": stored("F32", (5, 7), 3),
+        "dec/bias": stored("BF16", (3,), 1),
+        "step": stored("I64", (), 9),
+        "empty": stored("F16", (0, 4)),
+        "flags": stored("BOOL", (3,)),
+        "ü/\n": stored("U8", (9,), 200),
+    }
+
+
+DOCUMENT = {"rate": 0.1, "names": ["a", "ü"], "nothing": None, "inside": {"deep": [True, 2**63]}}
+
+
+def same(one: container.Contents, other: container.Contents) -> bool:
+    """Whether two files have the same in them, in the same order."""
+
+    def plain(contents: container.Contents) -> Any:
+        tensors = contents.tensors.items()
+        return contents.document, [
+            (name, each.dtype, each.shape, bytes(each.data)) for name, each in tensors
+        ]
+
+    return plain(one) == plain(other)
+
+
+def parts(raw: bytes) -> tuple[Header, Header, bytes]:
+    """Header, manifest and data of a file."""
+    length = int.from_bytes(raw[:8], "little")
+    found = json.loads(raw[8 : 8 + length])
+    return found, json.loads(found["__metadata__"]["manifest"]), raw[8 + length :]
+
+
+def whole(text: str | bytes, data: bytes) -> bytes:
+    """A file with a header of any text that begins as ours do: its checksum is put in."""
+    raw = text.encode() if isinstance(text, str) else text
+    length = len(raw).to_bytes(8, "little")
+    return (header.sealed(length, raw) if header.BEGIN.match(raw) else length + raw) + data
+
+
+def packed(found: Header, manifest: Header | str, data: bytes) -> bytes:
+    """A file of these parts, with the right checksum of the header."""
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    metadata = {**found["__metadata__"], "manifest": text}
+    made = json.dumps({**found, "__metadata__": metadata}, separators=(",", ":"))
+    return whole(made, data)
+
+
+def forged(path: Path, change: Callable[[Header, Header], bytes | None]) -> bytes:
+    """The file at `path` after `change` of header and manifest; `change` may return other data."""
+    found, manifest, data = parts(path.read_bytes())
+    other = change(found, manifest)
+    return packed(found, manifest, data if other is None else other)
+
+
+def resummed(path: Path) -> Callable[[Header, Header], None]:
+    """A change that gives each tensor the checksum of the bytes where the header says it is."""
+    raw = parts(path.read_bytes())[2]
+
+    def change(found: Header, manifest: Header) -> None:
+        for name, each in manifest["tensors"].items():
+            begin, end = found[name]["data_offsets"]
+            each[2] = crc32c(raw[begin:end])
+
+    return change
