@@ -1,0 +1,27 @@
+"""TensorFlow's checkpoints: bundles of tensors, which `tf.train.Saver` and `Checkpoint` write.
+
+A bundle is an index, which is a sorted table, and files of data. Nothing in them is trusted: sizes
+are compared with the files they speak of before memory is asked for, all that is read is compared
+with its checksum, and names are no more than keys of dictionaries.
+"""
+
+from thalweg.storage.bundle.object_graph import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.bundle.reading import Bundle, EntryDescription, describe, is_bundle, read
+from thalweg.storage.bundle.state_file import CheckpointState, read_state, write_state
+from thalweg.storage.bundle.writing import write
+
+__all__ = [
+    "Attribute",
+    "Bundle",
+    "CheckpointState",
+    "EntryDescription",
+    "Node",
+    "ObjectGraph",
+    "SlotVariable",
+    "describe",
+    "is_bundle",
+    "read",
+    "read_state",
+    "write",
+    "write_state",
+]

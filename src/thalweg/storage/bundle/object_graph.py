@@ -1,0 +1,155 @@
+"""What an object checkpoint says of the objects whose variables it has.
+
+The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
+bundle keeps it as a string under `KEY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from thalweg.storage.bundle.flaw import Flaw, quoted, within
+from thalweg.storage.bundle.proto import BYTES, VARINT, Message, block, number, string
+
+KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A value of an object: of a variable, the variable itself.
+
+    Attributes:
+        name: "VARIABLE_VALUE" for that of a variable.
+        full_name: The name of the variable; that it has in a name-based checkpoint, "w/Adam".
+        key: The name of the tensor in the bundle.
+    """
+
+    name: str
+    full_name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotVariable:
+    """A slot of an optimizer.
+
+    Attributes:
+        original: The number of the node of the variable that it is a slot of.
+        name: Its name, "m".
+        slot: The number of its own node.
+    """
+
+    original: int
+    name: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An object.
+
+    Attributes:
+        children: The numbers of the nodes that it leads to, by the names of its attributes.
+        attributes: Its values.
+        slots: The slots it has, if it is an optimizer.
+    """
+
+    children: Mapping[str, int] = field(default_factory=dict[str, int])
+    attributes: tuple[Attribute, ...] = ()
+    slots: tuple[SlotVariable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectGraph:
+    """All objects of a checkpoint; the first is its root.
+
+    Attributes:
+        nodes: The objects. Others name them by their positions.
+    """
+
+    nodes: tuple[Node, ...]
+
+
+def decoded(data: bytes) -> ObjectGraph:
+    """The graph that a message tells.
+
+    Raises:
+        Flaw: The bytes are none, or name nodes that are not there.
+    """
+    messages = Message(data, {1: BYTES}).every(1)
+    if not messages:
+        raise Flaw("it has no objects")
+    nodes: list[Node] = []
+    for position, each in enumerate(messages):
+        with within(f"object {position}"):
+            nodes.append(_node(each))
+            for other in _others(nodes[-1]):
+                if not 0 <= other < len(messages):
+                    raise Flaw(f"it names object {other} of {len(messages)}")
+    return ObjectGraph(tuple(nodes))
+
+
+def encoded(graph: ObjectGraph) -> bytes:
+    """The message of a graph."""
+    valued = _valued(graph)
+    return b"".join(
+        block(1, _encoded(node, position in valued)) for position, node in enumerate(graph.nodes)
+    )
+
+
+def _node(data: bytes) -> Node:
+    found = Message(data, {1: BYTES, 2: BYTES, 3: BYTES})
+    children: dict[str, int] = {}
+    for each in found.every(1):
+        child = Message(each, {1: VARINT, 2: BYTES})
+        name = child.text(2)
+        if name in children:
+            raise Flaw(f"it has {quoted(name)} twice")
+        children[name] = child.signed(1)
+    attributes: list[Attribute] = []
+    for each in found.every(2):
+        value = Message(each, {1: BYTES, 2: BYTES, 3: BYTES})
+        attributes.append(Attribute(value.text(1), value.text(2), value.text(3)))
+    slots: list[SlotVariable] = []
+    for each in found.every(3):
+        slot = Message(each, {1: VARINT, 2: BYTES, 3: VARINT})
+        slots.append(SlotVariable(slot.signed(1), slot.text(2), slot.signed(3)))
+    return Node(children, tuple(attributes), tuple(slots))
+
+
+def _encoded(node: Node, has_values: bool) -> bytes:
+    made = b""
+    for name, child in node.children.items():
+        made += block(1, number(1, child) + string(2, name))
+    for value in node.attributes:
+        made += block(2, string(1, value.name) + string(2, value.full_name) + string(3, value.key))
+    for slot in node.slots:
+        made += block(3, number(1, slot.original) + string(2, slot.name) + number(3, slot.slot))
+    return made + block(5, number(1, int(has_values)))
+
+
+def _others(node: Node) -> Iterator[int]:
+    """The nodes that a node names."""
+    yield from node.children.values()
+    for slot in node.slots:
+        yield from (slot.original, slot.slot)
+
+
+def _valued(graph: ObjectGraph) -> set[int]:
+    """The nodes that have values, or lead to some that have: TensorFlow passes over all others."""
+    parents: dict[int, list[int]] = {}
+    found: set[int] = set()
+    for position, node in enumerate(graph.nodes):
+        for child in node.children.values():
+            parents.setdefault(child, []).append(position)
+        if node.attributes:
+            found.add(position)
+        found.update(other for slot in node.slots for other in (position, slot.slot))
+    pending = list(found)
+    while pending:
+        for parent in parents.get(pending.pop(), ()):
+            if parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return found

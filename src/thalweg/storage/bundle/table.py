@@ -1,0 +1,244 @@
+"""Sorted tables, as LevelDB defines them and TensorFlow keeps indices in: keys with values.
+
+https://github.com/google/leveldb/blob/main/doc/table_format.md. A table is a row of blocks:
+those of data, one of remarks, which is empty here, and one that lists the blocks of data. Behind
+each is a byte that tells its compression, and four with the CRC32C of all before. The last 48 bytes
+say where the last two blocks are.
+
+In a block a key begins with as much of the key before it as they share. Every few keys one is kept
+whole; where these are is listed at the end of the block.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+
+from thalweg.errors import UnsupportedCheckpointError
+from thalweg.storage.bundle.flaw import Flaw, quoted, unequal, within
+from thalweg.storage.bundle.proto import encoded, varint
+from thalweg.storage.checksum import crc32c, masked, unmasked
+
+Read = Callable[[int, int], bytes]  # as many bytes as asked for, from a position on
+
+FOOTER = 48
+_MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
+_HANDLES = FOOTER - len(_MAGIC)
+_TRAILER = 5
+_PLAIN, _SNAPPY = 0, 1
+_WHOLE = 16  # one key of so many is whole
+_BLOCK = 1 << 18  # bytes after which a block of data ends
+
+
+def is_table(footer: bytes) -> bool:
+    """Whether a file with these last bytes is a table."""
+    return len(footer) == FOOTER and footer.endswith(_MAGIC)
+
+
+def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """The keys of a table with their values, in order, each from a block that is undamaged.
+
+    Args:
+        read: Reads the file.
+        size: Its size in bytes.
+
+    Raises:
+        Flaw: The table is damaged or compressed.
+    """
+    body = size - FOOTER
+    footer = read(body, FOOTER) if body >= 0 else b""
+    if not is_table(footer):
+        raise Flaw("the file does not end as a table does; it is damaged or something else")
+    with within("end of the file"):
+        *remarks, at = _handle(footer, 0, _HANDLES)
+        *listing, _ = _handle(footer, at, _HANDLES)
+    with within("block of remarks"):
+        list(_pairs(_block(read, body, *remarks)))
+    with within("block that lists blocks"):
+        places = list(_places(_block(read, body, *listing)))
+    before: bytes | None = None
+    for limit, offset, length in places:
+        with within(f"block at {offset}"):
+            for key, value in _pairs(_block(read, body, offset, length)):
+                if before is not None and key <= before:
+                    raise Flaw(f"key {quoted(key)} comes after {quoted(before)}")
+                before = key
+                yield key, value
+            if before is None or before > limit:
+                raise Flaw(f"its keys go beyond {quoted(limit)}")
+        before = limit
+
+
+def _places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """For each block of data: a key that none in it is behind, position, length."""
+    reached = 0
+    for limit, value in _pairs(listing):
+        offset, length, at = _handle(value, 0, len(value))
+        if at < len(value):
+            raise Flaw(f"there is more than a place for {quoted(limit)}")
+        if offset < reached:
+            raise Flaw(f"the block at {offset} begins within another")
+        reached = offset + length + _TRAILER
+        yield limit, offset, length
+
+
+def _handle(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    offset, at = varint(data, at, end)
+    length, at = varint(data, at, end)
+    return offset, length, at
+
+
+def _block(read: Read, body: int, offset: int, length: int) -> bytes:
+    """A block without its trailer, if it is undamaged."""
+    if offset + length + _TRAILER > body:
+        raise Flaw(f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}")
+    data = memoryview(read(offset, length + _TRAILER))
+    stored = unmasked(int.from_bytes(data[length + 1 :], "little"))
+    calculated = crc32c(data[: length + 1])
+    if stored != calculated:
+        raise unequal(stored, calculated)
+    if data[length] == _SNAPPY:
+        raise Flaw(
+            "it is compressed with snappy, which TensorFlow does not do to checkpoints and which is"
+            " not read; restore and save it with the program that wrote it, without compression",
+            UnsupportedCheckpointError,
+        )
+    if data[length] != _PLAIN:
+        raise Flaw(f"it is compressed in an unknown way, {data[length]}")
+    return bytes(data[:length])
+
+
+def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The keys of a block with their values.
+
+    All keys together have at most 16 times the bytes of the block, which holds for every block in
+    which one key of 16 is whole: nobody makes much of little by sharing.
+    """
+    end, whole = _whole(block)
+    at, key, room = 0, b"", _WHOLE * len(block)
+    while at < end:
+        begin = at
+        shared, at = varint(block, at, end)
+        own, at = varint(block, at, end)
+        length, at = varint(block, at, end)
+        if whole and whole[-1] == begin:
+            whole.pop()
+            if shared:
+                raise Flaw(f"the key at {begin} is not whole")
+        if shared > len(key):
+            raise Flaw(f"the key at {begin} shares more bytes than the one before it has")
+        if own + length > end - at:
+            raise Flaw(f"the key and value at {begin} are cut off")
+        key = key[:shared] + block[at : at + own]
+        at += own
+        room -= len(key)
+        if room < 0:
+            raise Flaw(f"its keys have more than {_WHOLE} times its bytes")
+        yield key, block[at : at + length]
+        at += length
+    if whole and (end or whole != [0]):
+        raise Flaw(f"no key begins at {whole[-1]}")
+
+
+def _whole(block: bytes) -> tuple[int, list[int]]:
+    """Where the keys of a block end, and the positions of whole keys, the last first."""
+    if len(block) < 4:
+        raise Flaw("it is too short")
+    count = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 * (count + 1)
+    if not count or end < 0:
+        raise Flaw(f"{count} whole keys are listed in {len(block)} bytes")
+    return end, list(struct.unpack(f"<{count}I", block[end:-4]))[::-1]
+
+
+def encoded_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A table of keys with values, as TensorFlow writes it to the byte.
+
+    Args:
+        items: Keys and values; each key is greater than the one before it.
+    """
+    file, listing, block, last = bytearray(), _Block(1), _Block(_WHOLE), b""
+    ended: tuple[bytes, bytes] | None = None  # the last key of a block that is written, its place
+    for key, value in items:
+        if ended is not None:
+            listing.add(_between(ended[0], key), ended[1])
+            ended = None
+        block.add(key, value)
+        last = key
+        if block.size >= _BLOCK:
+            ended, block = (last, _append(file, block)), _Block(_WHOLE)
+    if block.size > _Block(_WHOLE).size:
+        ended = last, _append(file, block)
+    remarks = _append(file, _Block(_WHOLE))
+    if ended is not None:
+        listing.add(_behind(ended[0]), ended[1])
+    handles = remarks + _append(file, listing)
+    return bytes(file) + handles.ljust(_HANDLES, b"\0") + _MAGIC
+
+
+class _Block:
+    """A block that grows.
+
+    Args:
+        interval: One key of so many is whole.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._data = bytearray()
+        self._whole = [0]
+        self._count = 0  # keys since the last whole one
+        self._last = b""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self._data) + 4 * len(self._whole) + 4
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Append a key, greater than all before it."""
+        shared = 0
+        if self._count < self._interval:
+            shared = _common(self._last, key)
+        else:
+            self._whole.append(len(self._data))
+            self._count = 0
+        self._data += encoded(shared) + encoded(len(key) - shared) + encoded(len(value))
+        self._data += key[shared:] + value
+        self._count += 1
+        self._last = key
+
+    def finished(self) -> bytes:
+        """The block with its trailer."""
+        ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
+        data = bytes(self._data) + ends + bytes([_PLAIN])
+        return data + masked(crc32c(data)).to_bytes(4, "little")
+
+
+def _append(file: bytearray, block: _Block) -> bytes:
+    """Append a block to a file, and say where it is."""
+    place = encoded(len(file)) + encoded(block.size)
+    file += block.finished()
+    return place
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes two keys begin with alike."""
+    pairs = enumerate(zip(one, other))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _between(one: bytes, other: bytes) -> bytes:
+    """A short key that is not less than one and less than the other."""
+    at = _common(one, other)
+    if at < min(len(one), len(other)) and one[at] < 0xFF and one[at] + 1 < other[at]:
+        return one[:at] + bytes([one[at] + 1])
+    return one
+
+
+def _behind(key: bytes) -> bytes:
+    """A short key that is not less than one."""
+    for at, byte in enumerate(key):
+        if byte != 0xFF:
+            return key[:at] + bytes([byte + 1])
+    return key

@@ -1,0 +1,110 @@
+"""Writing bundles that TensorFlow restores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
+from thalweg.storage import disk
+from thalweg.storage.bundle import object_graph
+from thalweg.storage.bundle.dtypes import NUMBERS, STRING
+from thalweg.storage.bundle.flaw import quoted
+from thalweg.storage.bundle.messages import RANK, Entry, Header
+from thalweg.storage.bundle.object_graph import ObjectGraph
+from thalweg.storage.bundle.reading import Path, Progress
+from thalweg.storage.bundle.strings import encoded_strings
+from thalweg.storage.bundle.table import encoded_table
+from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.stored import ITEM_BYTES, Stored
+
+
+def write(
+    prefix: Path,
+    tensors: Mapping[str, Stored],
+    graph: ObjectGraph | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
+
+    Both are what TensorFlow's own `SaveV2` writes, to the byte. Each is replaced as a whole, but
+    not both at once: if this is cut off between them over a checkpoint of the same prefix, what is
+    left is refused as damaged. Give each checkpoint a prefix of its own, as TensorFlow does.
+
+    Args:
+        prefix: What TensorFlow is to call its path; the folder must exist.
+        tensors: The tensors by their names.
+        graph: The objects they belong to, for `tf.train.Checkpoint`; without it the checkpoint is
+            one of `tf.train.Saver`.
+        progress: Called with the bytes of data that are written and those there are.
+
+    Raises:
+        InvalidArgumentError: A name is empty, no Unicode, or means something else in TensorFlow;
+            or a tensor has not as many bytes as its shape tells.
+        UnsupportedCheckpointError: TensorFlow has no such dtype.
+        CheckpointWriteError: A file could not be written.
+    """
+    path = os.fspath(prefix)
+    items = {_key(name): _checked(name, tensor) for name, tensor in tensors.items()}
+    objects, checksum = b"", 0
+    if graph is not None:
+        objects, checksum = encoded_strings([object_graph.encoded(graph)])
+    made: dict[bytes, bytes] = {b"": Header(1).encoded()}
+
+    def parts() -> Iterator[bytes | memoryview]:
+        offset = 0
+        for key in _in_order(items, graph):
+            tensor = items[key]
+            place = 0, offset, len(tensor.data), masked(crc32c(tensor.data))
+            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encoded()
+            offset += len(tensor.data)
+            yield tensor.data
+        if graph is not None:
+            entry = Entry(STRING, (), 0, offset, len(objects), masked(checksum))
+            made[object_graph.KEY.encode()] = entry.encoded()
+            yield objects
+
+    total = sum(len(tensor.data) for tensor in items.values()) + len(objects)
+    disk.replace(f"{path}.data-00000-of-00001", parts(), total, progress)
+    index = encoded_table(sorted(made.items()))
+    disk.replace(f"{path}.index", [index], len(index))
+
+
+def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:
+    """Names in the order in which TensorFlow writes their data: that of the objects, or of names."""
+    nodes = () if graph is None else graph.nodes
+    named = (value.key.encode() for node in nodes for value in node.attributes)
+    first = [key for key in dict.fromkeys(named) if key in items]
+    return [*first, *sorted(items.keys() - set(first))]
+
+
+def _key(name: str) -> bytes:
+    try:
+        key = name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"The name {quoted(name)} is no Unicode.") from None
+    if not key or key.startswith(b"\0") or name == object_graph.KEY:
+        raise InvalidArgumentError(
+            f"No tensor can be named {quoted(name)} in a checkpoint of TensorFlow, where that has"
+            " a meaning of its own."
+        )
+    return key
+
+
+def _checked(name: str, tensor: Stored) -> Stored:
+    if tensor.dtype not in NUMBERS:
+        raise UnsupportedCheckpointError(
+            f"{quoted(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."
+        )
+    if len(tensor.shape) > RANK:
+        raise InvalidArgumentError(
+            f"{quoted(name)} has {len(tensor.shape)} axes, TensorFlow has {RANK} at most."
+        )
+    size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    if len(tensor.data) != size:
+        raise InvalidArgumentError(
+            f"{quoted(name)} has {len(tensor.data)} bytes, {tensor.dtype} of shape {tensor.shape}"
+            f" has {size}."
+        )
+    return tensor
