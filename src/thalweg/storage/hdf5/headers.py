@@ -1,0 +1,103 @@
+"""Object headers: the messages that say what a group or a dataset is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from thalweg.storage.hdf5 import lookup3
+from thalweg.storage.source import Part, Source
+
+DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK = 1, 2, 3, 5, 6
+EXTERNAL_FILES, LAYOUT, FILTERS, ATTRIBUTE, CONTINUATION = 7, 8, 11, 12, 16
+SYMBOL_TABLE, ATTRIBUTE_INFO = 17, 21
+_KNOWN = range(24)  # the last, 23, is what a file that was not closed leaves
+_SHARED, _MUST_BE_KNOWN = 2, 128
+
+
+class Message(NamedTuple):
+    """One of an object's messages."""
+
+    kind: int
+    body: Part
+
+
+def messages(source: Source, address: int) -> list[Message]:
+    """All messages of an object.
+
+    Args:
+        source: The file.
+        address: Where the object's header is.
+
+    Raises:
+        DataLossError: There is no header.
+        UnsupportedCheckpointError: A message lies elsewhere, or is of a later version of HDF5.
+    """
+    source.visit(address, "an object")
+    if bytes(source.part(address, 4, "an object's header").data) == b"OHDR":
+        return _second(source, address)
+    return _first(source, address)
+
+
+def _first(source: Source, address: int) -> list[Message]:
+    part = source.part(address, 16, "an object's header")
+    part.expect(b"\x01\x00", "an object's header")
+    count, _, size = part.number(2), part.number(4), part.number(4)
+    found: list[Message] = []
+    blocks, seen = [(address + 16, size)], 0
+    while blocks:
+        begin, size = blocks.pop(0)
+        block = source.part(begin, size, "a block of messages")
+        while block.left >= 8:
+            kind, size, flags = block.number(2), block.number(2), block.number(1)
+            block.take(3)
+            _note(found, blocks, kind, flags, block.cut(size))
+            seen += 1
+    if seen != count:
+        raise source.damaged(address, f"{seen} messages are there, and should be {count}")
+    return found
+
+
+def _second(source: Source, address: int) -> list[Message]:
+    head = source.part(address, 6, "an object's header")
+    head.take(4)
+    head.version((2,), "object headers")
+    flags = head.number(1)
+    more = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
+    width = 1 << (flags & 3)
+    size = source.part(address + 6 + more, width, "the size of a header").number(width)
+    found: list[Message] = []
+    blocks = [(address, 6 + more + width + size + 4)]
+    begins = 6 + more + width
+    while blocks:
+        begin, size = blocks.pop(0)
+        block = source.part(begin, size, "a block of messages")
+        if begins == 4:
+            block.expect(b"OCHK", "a block of messages")
+        else:
+            block.take(begins)
+        begins = 4
+        while block.left >= 4 + 4 + (2 if flags & 4 else 0):
+            kind, size, own = block.number(1), block.number(2), block.number(1)
+            block.take(2 if flags & 4 else 0)
+            if size > block.left - 4:
+                raise source.damaged(block.offset, f"a message of {size} bytes has no room")
+            _note(found, blocks, kind, own, block.cut(size))
+        block.take(block.left - 4)  # a gap
+        lookup3.check(block, "a block of messages")
+    return found
+
+
+def _note(
+    found: list[Message], blocks: list[tuple[int, int]], kind: int, flags: int, body: Part
+) -> None:
+    source = body.source
+    if kind == CONTINUATION:
+        begin, size = body.stored("a block of messages"), body.number(8)
+        source.visit(begin, "a block of messages")
+        blocks.append((begin, size))
+    elif kind not in _KNOWN and flags & _MUST_BE_KNOWN:
+        raise source.unsupported(body.offset, f"messages of kind {kind} are not read")
+    elif flags & _SHARED and kind in (DATASPACE, DATATYPE, FILTERS, ATTRIBUTE):
+        raise source.unsupported(body.offset, "what objects share, as a named type, is not read")
+    elif kind:
+        found.append(Message(kind, body))

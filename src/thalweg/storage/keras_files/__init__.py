@@ -1,0 +1,80 @@
+"""Keras' own files: `.keras` and `.weights.h5` of Keras 3, and the `.h5` files from before.
+
+They are read without Keras, TensorFlow and h5py. Nothing in them is executed or imported: the name
+of an optimizer's class is a string here, and its configuration is plain JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.storage.hdf5 import file
+from thalweg.storage.keras_files import archive, keras3, legacy
+from thalweg.storage.keras_files.arrays import Arrays
+from thalweg.storage.keras_files.config import Described
+from thalweg.storage.keras_files.opened import opened
+from thalweg.storage.stored import Stored
+
+
+@dataclass(frozen=True)
+class KerasFile:
+    """What one of Keras' files holds.
+
+    Attributes:
+        kind: "keras", "weights.h5" or "h5".
+        class_name: The name of the optimizer's class, "Adam"; None if the file does not say it.
+        config: The optimizer's configuration; None if the file does not have it.
+        optimizer: The optimizer's arrays by name, in its order. Keras 3 numbers them:
+            "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate, then
+            come the slots. A `.h5` file has names as "Adam/dense/kernel/m".
+        variables: The model's variables by path, "dense/kernel"; in the model's order where the
+            file says it (`.keras` and `.h5`), else in alphabetical order.
+    """
+
+    kind: str
+    class_name: str | None
+    config: dict[str, Any] | None
+    optimizer: dict[str, Stored]
+    variables: dict[str, Stored]
+
+
+def read(path: str | os.PathLike[str]) -> KerasFile:
+    """Read one of Keras' files.
+
+    Args:
+        path: The file. What it is is told by its content.
+
+    Raises:
+        MissingFileError: There is none.
+        DataLossError: It is damaged, or none of Keras' files.
+        UnsafeCheckpointError: It leads to other files, or out of its folder.
+        UnsupportedCheckpointError: It holds what is not read here; the error names it.
+        InvalidConfigError: Its description of the optimizer is none.
+    """
+    with opened(path) as source:
+        if source.begins_with(archive.MAGIC):
+            return _made("keras", *keras3.archive(source))
+        group = file.root(source)
+        if legacy.is_legacy(group):
+            return _made("h5", *legacy.read(source, group))
+        return _made("weights.h5", (None, None), *keras3.weights(source, group, []))
+
+
+def _made(kind: str, described: Described, optimizer: Arrays, variables: Arrays) -> KerasFile:
+    return KerasFile(kind, *described, optimizer, variables)
+
+
+def is_keras_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as one of Keras' does; False if there is none.
+
+    Of other zip archives, as torch writes them, those of Keras are told by their members.
+    """
+    try:
+        with opened(path) as source:
+            if source.begins_with(archive.MAGIC):
+                return keras3.CONFIG in archive.members(source)
+            return source.begins_with(file.MAGIC)
+    except (OSError, ValueError, NotImplementedError):
+        return False

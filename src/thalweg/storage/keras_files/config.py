@@ -1,0 +1,77 @@
+"""What Keras says about an optimizer in JSON: plain names and numbers, nothing that is resolved."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from thalweg.errors import InvalidConfigError
+from thalweg.storage import json_text
+
+Described = tuple[str | None, dict[str, Any] | None]
+
+
+def loaded(title: str, text: bytes) -> dict[str, Any]:
+    """A JSON text that describes something.
+
+    Raises:
+        InvalidConfigError: It is no JSON, or no object.
+    """
+    try:
+        found = json_text.loads(text)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{title}: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidConfigError(f"{title}: a description of something has names and values.")
+    return found
+
+
+def optimizer_of(title: str, described: Any) -> Described:
+    """The class and the configuration of an optimizer that a file describes.
+
+    Args:
+        title: The file, for errors.
+        described: What it says: None, the name of a class, or a dictionary with name and
+            configuration.
+
+    Raises:
+        InvalidConfigError: It says neither.
+    """
+    if described is None:
+        return None, None
+    if isinstance(described, str):
+        return _checked(title, described), None
+    if not isinstance(described, dict) or "class_name" not in described:
+        raise InvalidConfigError(f"{title}: the optimizer has no class.")
+    config = described.get("config")
+    if not isinstance(config, dict | None):
+        raise InvalidConfigError(f"{title}: the optimizer's configuration is {config!r:.80}.")
+    return _checked(title, described["class_name"]), config
+
+
+def _checked(title: str, name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w ]+(>\w+)?", name):
+        raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
+    return name
+
+
+def layers_of(described: dict[str, Any]) -> list[str]:
+    """The groups in which Keras 3 saves a model's layers, in the model's order.
+
+    A group is named as the layer's class, with a number if it is not the first one.
+    """
+    config = described.get("config")
+    layers = config.get("layers") if isinstance(config, dict) else None
+    found: list[str] = []
+    counts: dict[str, int] = {}
+    for layer in layers if isinstance(layers, list) else []:
+        if isinstance(layer, dict) and isinstance(layer.get("class_name"), str):
+            name = _snake(layer["class_name"])
+            count = counts[name] = counts.get(name, -1) + 1
+            found.append(f"{name}_{count}" if count else name)
+    return found
+
+
+def _snake(name: str) -> str:
+    """The name of a class as Keras writes it in paths: "batch_normalization", "conv2d"."""
+    return re.sub(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()

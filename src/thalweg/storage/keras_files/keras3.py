@@ -1,0 +1,87 @@
+"""What Keras 3 saves.
+
+A `.keras` file is an archive with a description of the model, which says how the optimizer was
+configured, and with the variables as a `.weights.h5` file. There a group "vars" has the variables
+of a layer or an optimizer, numbered: "layers/dense_1/vars/0".
+"""
+
+from __future__ import annotations
+
+from thalweg.storage.hdf5 import file
+from thalweg.storage.hdf5.datasets import Dataset
+from thalweg.storage.hdf5.file import Group
+from thalweg.storage.keras_files import archive as zipped
+from thalweg.storage.keras_files.arrays import Arrays, array
+from thalweg.storage.keras_files.config import Described, layers_of, loaded, optimizer_of
+from thalweg.storage.keras_files.names import LAYERS, VARIABLES, by_number, named
+from thalweg.storage.source import Source
+
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+_OPTIMIZER = "optimizer"
+_LARGEST = 100_000_000  # bytes of a description
+
+
+def archive(source: Source) -> tuple[Described, Arrays, Arrays]:
+    """The optimizer's class and configuration, its arrays and the model's, of a `.keras` file."""
+    members = zipped.members(source)
+    for name in (CONFIG, WEIGHTS):
+        if name not in members:
+            raise _without(source, name, [each for each in members if each.startswith("model.")])
+    if members[CONFIG].size > _LARGEST:
+        raise source.damaged(members[CONFIG].begin, f"{CONFIG!r} has more than 100 MB")
+    text = zipped.content(source, members[CONFIG])
+    described = loaded(text.title, bytes(text.raw(0, text.size)))
+    compiled = described.get("compile_config")
+    optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
+    found = optimizer_of(text.title, optimizer)
+    inner = zipped.content(source, members[WEIGHTS])
+    return found, *weights(inner, file.root(inner), layers_of(described))
+
+
+def _without(source: Source, name: str, others: list[str]) -> Exception:
+    if others:
+        return source.unsupported(
+            0, f"weights in {others[0]!r} are not read; Keras' are in {name!r}"
+        )
+    return source.damaged(0, f"the archive has no {name!r}")
+
+
+def weights(source: Source, root: Group, order: list[str]) -> tuple[Arrays, Arrays]:
+    """The optimizer's arrays and the model's.
+
+    Args:
+        source: The file.
+        root: Its first group.
+        order: The groups of the model's layers, in the model's order, as far as it is known.
+
+    Raises:
+        UnsupportedCheckpointError: The file is none of Keras'.
+    """
+    places = {f"{LAYERS}/{name}": number for number, name in enumerate(order)}
+
+    def place(path: str) -> tuple[int, object]:
+        return places.get("/".join(path.split("/")[:2]), len(places)), by_number(path)
+
+    owners = _owners(source, root)
+    ordered = {path: owners[path] for path in sorted(owners, key=place)}
+    optimizer: Arrays = {}
+    for path in [path for path in ordered if path.split("/")[0] == _OPTIMIZER]:
+        for number, dataset in enumerate(ordered.pop(path)):
+            if dataset.name != f"{path}/{number}":
+                raise source.damaged(0, f"{path}/{number} is missing")
+            optimizer[dataset.name] = array(dataset)
+    return optimizer, {name: array(each) for name, each in named(root, ordered).items()}
+
+
+def _owners(source: Source, root: Group) -> dict[str, list[Dataset]]:
+    """The variables of each group that is called "vars", as they are numbered."""
+    found: dict[str, list[Dataset]] = {}
+    for dataset in sorted(root.datasets(), key=lambda each: by_number(each.name)):
+        path = dataset.name.rpartition("/")[0]
+        if path.rpartition("/")[2] != VARIABLES:
+            text = f"an HDF5 file, but not one of Keras: {dataset.name!r} is in no group 'vars'"
+            raise source.unsupported(0, text)
+        found.setdefault(path, []).append(dataset)
+    if not found:
+        raise source.unsupported(0, "an HDF5 file without variables")
+    return found
