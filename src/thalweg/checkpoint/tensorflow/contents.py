@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.tensorflow.families import Family
+from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -55,21 +56,6 @@ class FoundOptimizer:
 
 
 @dataclass(frozen=True)
-class MixedPrecision:
-    """What OpenSeq2Seq's mixed precision keeps beside the variables.
-
-    Attributes:
-        masters: The float32 master of each float16 variable, by the variable's name.
-        scaler: The loss scaler's algorithm, "Backoff" or "LogMax"; "" if the scale is fixed.
-        scale: Its state by the names of `thalweg.openseq2seq`.
-    """
-
-    masters: dict[str, Stored]
-    scaler: str = ""
-    scale: dict[str, Stored] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True)
 class TensorFlowCheckpoint:
     """A file of TensorFlow, read and sorted. Made by `load`.
 
@@ -81,7 +67,7 @@ class TensorFlowCheckpoint:
         optimizers: The optimizers; most files have one.
         counters: Integers of no optimizer: "global_step", "save_counter".
         averages: Moving averages of variables (`tf.train.ExponentialMovingAverage`), by variable.
-        mixed: OpenSeq2Seq's masters and loss scale, or None.
+        mixed: OpenSeq2Seq's masters, loss scale and averages, or None.
         unknown: What belongs to nothing that is known, by name.
         other_names: Second names of variables: in object checkpoints "layer1/kernel".
         source: What it was sorted from: tensors by name, or a file of Keras.

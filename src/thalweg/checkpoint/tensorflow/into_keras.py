@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.checkpoint.tensorflow.making import refuse_contradictions
 from thalweg.core import state
 from thalweg.core.pairs import distinct
 from thalweg.errors import CheckpointMismatchError
 from thalweg.keras.optimizers import Optimizer
 from thalweg.keras.optimizers.state_dict import FORMAT
 from thalweg.variable import name_of
+
+_OTHERWISE = {"decay": "_initial_decay", "name": "_name"}
 
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -37,6 +40,11 @@ def load_keras(
     Raises:
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.
     """
+    fixed = {name: value for name, value in hyperparameters.items() if name not in optimizer._hyper}
+    if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
+        fixed["decay"] = hyperparameters["decay"]
+    own = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
+    refuse_contradictions(fixed, own, path)
     variables = [var for var, _ in slots]
     owners = distinct([*optimizer._slots.owners(), *variables])
     titles = dict(zip(map(id, owners), state.distinct(list(map(name_of, owners))), strict=True))
@@ -45,7 +53,7 @@ def load_keras(
         "class_name": type(optimizer).__name__,
         "format": FORMAT,
         "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
-        "hyperparameters": dict(hyperparameters),
+        "hyperparameters": {n: each for n, each in hyperparameters.items() if n not in fixed},
         "weights": weights,
         "slots": {titles[id(var)]: dict(own) for var, own in slots},
     }

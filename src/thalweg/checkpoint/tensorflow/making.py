@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import V1, Family
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import CheckpointMismatchError, OptionError, did_you_mean
 from thalweg.keras import optimizers as keras
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 from thalweg.v1.train.state import base_name
 from thalweg.variable import name_of
+
+_SCALING = ("loss_scale", "loss_scaling_params")
 
 
 def class_of(found: FoundOptimizer, path: str) -> type[Any]:
@@ -100,6 +104,30 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     return cls(**arguments)
 
 
+def wrapped(
+    cls: type[Any],
+    found: FoundOptimizer | None,
+    given: Mapping[str, Any],
+    file: TensorFlowCheckpoint,
+) -> Any:
+    """As `made`; in a file with masters the optimizer of these.
+
+    Raises:
+        OptionError: The loss scale is fixed and not given as `loss_scale`.
+    """
+    mixed = file.mixed
+    if mixed is None or not mixed.masters:
+        return made(cls, found, given, file.path)
+    own = {name: given[name] for name in given if name not in _SCALING}
+    params = given.get("loss_scaling_params")
+    if not mixed.scaler and "loss_scale" not in given:
+        raise OptionError(
+            f"{file.path} has masters and no loss scale: give restore(..., loss_scale=...)."
+        )
+    scale = AutomaticLossScaler(mixed.scaler, params) if mixed.scaler else given["loss_scale"]
+    return MixedPrecisionOptimizerWrapper(made(cls, found, own, file.path), scale)
+
+
 def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any], path: str) -> None:
     """Refuse values that are not those of the file, as far as they can be compared.
 
@@ -107,9 +135,9 @@ def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any], pa
         CheckpointMismatchError: Lists them.
     """
     found = [
-        f"{name} is {known[name]!r} in the file, and {given[name]!r} was given"
-        for name in known.keys() & given.keys()
-        if _differ(known[name], given[name])
+        f"{name} is {known[name]!r} in the file, not {given[name]!r}"
+        for name in known
+        if name in given and _differ(known[name], given[name])
     ]
     if found:
         raise state.mismatch(found, path)

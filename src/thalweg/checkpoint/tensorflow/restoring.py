@@ -12,10 +12,15 @@ from torch import Tensor
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import Family
 from thalweg.checkpoint.tensorflow.into_keras import load_keras
-from thalweg.checkpoint.tensorflow.into_training import is_training, load_training
+from thalweg.checkpoint.tensorflow.into_training import (
+    inner_of,
+    is_training,
+    load_training,
+    with_averages,
+)
 from thalweg.checkpoint.tensorflow.into_v1 import load_v1
 from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, made
+from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
 from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
 from thalweg.checkpoint.tensorflow.placing import Placed
 from thalweg.checkpoint.tensorflow.rules import Rules
@@ -30,6 +35,7 @@ from thalweg.errors import (
     NotFoundError,
 )
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1.train import Optimizer as V1Optimizer
 
 
@@ -101,9 +107,9 @@ def _known(
     families: list[Family] = []
     if file.kind == "saver" and inspect.isclass(optimizer) and issubclass(optimizer, V1Optimizer):
         families = families_of(optimizer, given)
-    elif file.kind == "saver" and isinstance(optimizer, V1Optimizer) and targets.trained:
+    elif file.kind == "saver" and isinstance(inner_of(optimizer), V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
-        families = [family_of(optimizer, targets.tensors[name])]
+        families = [family_of(inner_of(optimizer), targets.tensors[name])]
     return sorted_names(file.path, file.source, families) if families else file
 
 
@@ -114,8 +120,9 @@ def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> Fo
         if not 0 <= which < len(found):
             raise NotFoundError(f"{file.path} has {len(found)} optimizers, none of number {which}.")
         return found[which]
-    if len(found) > 1 and isinstance(optimizer, V1Optimizer):
-        found = tuple(each for each in found if each.name == optimizer.get_name()) or found
+    if len(found) > 1 and isinstance(inner_of(optimizer), V1Optimizer):
+        name = inner_of(optimizer).get_name()
+        found = tuple(each for each in found if each.name == name) or found
     if len(found) > 1:
         listed = "; ".join(f"{index}: {each}" for index, each in enumerate(file.optimizers))
         raise InvalidArgumentError(
@@ -155,7 +162,7 @@ def _made(
         arguments = dict(given)
         if global_step is not None and "global_step" in inspect.signature(cls).parameters:
             arguments["global_step"] = global_step
-        return made(cls, found, arguments, file.path)
+        return wrapped(cls, found, arguments, file)
     if given:
         raise InvalidArgumentError(
             f"{', '.join(given)} would be of a new optimizer, and one was given."
@@ -170,6 +177,8 @@ def _made(
 
 def _set(opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool) -> None:
     slots = placed.slots(found)
+    if isinstance(inner_of(opt), NovoGrad):
+        slots = with_averages(slots, placed.file)
     scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
     if is_training(opt):
         load_training(opt, placed, slots, scalars)

@@ -41,10 +41,11 @@ def sorted_names(
     powers, rest = split_powers(rest)
     counters = {name: value for name, value in rest.items() if _is_counter(name, value)}
     stems = frozenset(part for family in families for _, part in family.parts)
-    owners = _owners({**rest, **(mixed.masters if mixed else {})}, _KNOWN | stems)
+    masters = mixed.names if mixed else {}
+    owners = _owners({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
     beside: Slots = defaultdict(dict)
     for name, owner in owners.items():
-        beside[owner][_last(name)] = rest[name]
+        beside[masters.get(owner, owner)][_last(name)] = rest[name]
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, own in beside.items():
         for part, value in own.items():
