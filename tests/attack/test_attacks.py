@@ -42,6 +42,7 @@ NOTICED = {
     ),
     "states": ("states are loaded as they come",),
     "caches": ("machine code is not sealed",),
+    "keras_files": ("what lies beyond the end is not looked for",),
 }
 
 

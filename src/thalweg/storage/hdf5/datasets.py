@@ -16,7 +16,7 @@ from thalweg.storage.hdf5.trees import leaves
 from thalweg.storage.source import Part, Source
 from thalweg.storage.stored import Stored
 
-RATIO = 1000  # how many bytes a stored one may stand for; deflate's best is 1032
+RATIO = 1032  # how many bytes a stored one may stand for: the best that deflate can do
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
