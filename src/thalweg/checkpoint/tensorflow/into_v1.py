@@ -80,7 +80,7 @@ def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> li
 
 def _scalars(power: Tensor, beta: Any) -> tuple[Any, Any]:
     value = power.numpy()[()]
-    return value, value.dtype.type(np.float32(beta) if isinstance(beta, float) else beta)
+    return value, value.dtype.type(np.float32(beta) if type(beta) is float else beta)
 
 
 def _implied(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.tensorflow.families import Family
+from thalweg.checkpoint.tensorflow.numbers import shortest
 from thalweg.errors import InvalidConfigError
 from thalweg.keras import optimizers
 from thalweg.schedules import deserialize
@@ -14,6 +15,11 @@ from thalweg.schedules import deserialize
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
 
+# Where the numbers of Keras since 2.11 are not those of OptimizerV2.
+INSIDE = (
+    "this Keras adds epsilon to the mean square, and OptimizerV2 to its root: means of squares near"
+    " epsilon make other steps"
+)
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 _AROUND = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -27,7 +33,7 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
     config = file.config or {}
     accepted = inspect.signature(getattr(optimizers, family.cls)).parameters
     known = {
-        name: value
+        name: shortest(value) if is_legacy(file) else value
         for name, value in config.items()
         if name in accepted and isinstance(value, bool | int | float | str)
     }
@@ -44,6 +50,12 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
 def is_legacy(file: KerasFile) -> bool:
     """Whether it is OptimizerV2's, and not that of Keras 2.11 and later."""
     return next(iter(file.optimizer), "").rpartition("/")[2] == "iter"
+
+
+def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
+    """What its user should know of going on with it."""
+    plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
+    return (INSIDE,) if plain and not is_legacy(file) else ()
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import KERAS, Family, with_slots
-from thalweg.checkpoint.tensorflow.keras_config import hyperparameters_of, refused_of
+from thalweg.checkpoint.tensorflow.keras_config import hyperparameters_of, notes_of, refused_of
 from thalweg.checkpoint.tensorflow.keras_order import trained_in
 from thalweg.checkpoint.tensorflow.numbers import as_number
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
+_INNER = "/inner_optimizer/"
 _INTEGERS = ("I64", "I32", "U64", "U32")
 
 
@@ -32,11 +33,14 @@ def sorted_file(
         class_name: Optional. What the optimizer is known to be, if the file does not say it.
         config: Optional. Its configuration, likewise.
     """
+    given = file
+    file = _without_scale(file)
     file = replace(file, class_name=file.class_name or class_name, config=file.config or config)
     optimizers: tuple[FoundOptimizer, ...] = ()
     unknown: dict[str, Stored] = {}
     if file.optimizer:
         found = _by_name(file) or _by_number(file)
+        found = replace(found, notes=(*found.notes, *_scale_of(given)))
         optimizers = (found,)
         if found.family is None:
             unknown = dict(file.optimizer)
@@ -46,8 +50,29 @@ def sorted_file(
         variables=dict(file.variables),
         optimizers=optimizers,
         unknown=unknown,
-        source=file,
+        source=given,
     )
+
+
+def _without_scale(file: KerasFile) -> KerasFile:
+    """The file with the optimizer inside of one that scales the loss."""
+    inner = (file.config or {}).get("inner_optimizer")
+    if file.class_name != "LossScaleOptimizer" or not isinstance(inner, Mapping):
+        return file
+    own = {name: each for name, each in file.optimizer.items() if _INNER in name}
+    described: Any = inner
+    return replace(
+        file, class_name=described.get("class_name"), config=described.get("config"), optimizer=own
+    )
+
+
+def _scale_of(file: KerasFile) -> tuple[str, ...]:
+    """What the loss was multiplied by, in words."""
+    if file.class_name != "LossScaleOptimizer":
+        return ()
+    outer = [each for name, each in file.optimizer.items() if _INNER not in name]
+    scale = [each.array().item() for each in outer[3:4] if not each.shape]
+    return tuple(f"the loss was scaled, at the end by {each}; here it is not" for each in scale)
 
 
 def _by_name(file: KerasFile) -> FoundOptimizer | None:
@@ -164,5 +189,6 @@ def _found(
         scalars={key: each for key, each in scalars.items() if key != "learning_rate"},
         hyperparameters=known,
         steps=steps,
+        notes=notes_of(family, file),
         refused=refused_of(file),
     )

@@ -12,9 +12,17 @@ from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import V1, Family
+from thalweg.checkpoint.tensorflow.keras_config import INSIDE
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
-from thalweg.errors import CheckpointMismatchError, OptionError, did_you_mean
+from thalweg.errors import (
+    CheckpointMismatchError,
+    NumericsWarning,
+    OptionError,
+    UnsupportedCheckpointError,
+    did_you_mean,
+    warn,
+)
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -32,6 +40,7 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
 
     Raises:
         CheckpointMismatchError: The file does not tell what it is.
+        UnsupportedCheckpointError: It did what none here does.
     """
     if found.family is None:
         likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
@@ -39,7 +48,15 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
             f"{path}: {found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
             " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
         )
+    if found.refused:
+        raise UnsupportedCheckpointError(
+            f"{path}: {found.name!r} had {', '.join(found.refused)}, which the optimizers of"
+            " thalweg.keras do not do. Give restore(..., optimizer=...) to go on without it."
+            " Nothing was loaded."
+        )
     name = found.family.cls
+    if INSIDE in found.notes:
+        warn(f"{path}: {INSIDE}.", NumericsWarning)
     if found.face == "keras":
         return getattr(keras, name)
     if name == "NovoGrad":

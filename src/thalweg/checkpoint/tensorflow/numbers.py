@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import dtype
 
 from thalweg.storage.stored import Stored
@@ -17,8 +18,15 @@ def as_number(value: Stored) -> Any:
     """
     number = value.array()[()]
     if value.dtype == "F32":
-        return float(str(number))
+        return shortest(number.item())
     return number if value.dtype == "F64" else number.item()
+
+
+def shortest(number: Any) -> Any:
+    """The shortest decimal of a float that a float32 holds; anything else as it is."""
+    with np.errstate(over="ignore"):
+        rounded = np.float32(number) if type(number) is float else None
+    return float(str(rounded)) if rounded is not None and rounded == number else number
 
 
 def dtype_of(value: Stored) -> dtype:

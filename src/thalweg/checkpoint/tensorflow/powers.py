@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
 from thalweg.checkpoint.tensorflow.steps import told
@@ -38,12 +38,14 @@ def with_powers(
 ) -> list[FoundOptimizer]:
     """The optimizers with their powers, and the steps that these tell.
 
-    Where there are more sets of powers than optimizers that have some, several optimizers share
-    the name of their slots: there is one for each set, with all the slots.
+    A second optimizer of the same name has the second set. Where there are more sets than that,
+    optimizers of other variables share a name; where there are several names, no order of sets is
+    known: then there is an optimizer for each set, with all the slots. Sets that are alike are one.
     """
+    sets = sets if _differ(sets) else dict(list(sets.items())[:1])
     numbers = {name: int(value.array().item()) for name, value in counters.items()}
     having = [each for each in optimizers if _has_powers(each)]
-    sharing = len(sets) > len(having)
+    sharing = len(sets) > 1 and (len(sets) != len(having) or len({e.name for e in having}) > 1)
     pairs: list[tuple[FoundOptimizer, dict[str, Stored]]] = []
     for found in optimizers:
         if not sets or not _has_powers(found):
@@ -52,16 +54,13 @@ def with_powers(
             pairs += [(_shared(found, key), own) for key, own in sets.items()]
         else:
             index = next(at for at, each in enumerate(having) if each is found)
-            own = [*sets.values()][index : index + 1]
-            pairs.append((found, own[0] if own else {}))
+            own = list(sets.values())
+            pairs.append((found, own[min(index, len(own) - 1)]))
     return [with_steps(found, own, numbers) for found, own in pairs]
 
 
 def with_steps(
-    found: FoundOptimizer,
-    powers: Mapping[str, Stored],
-    counters: Mapping[str, int],
-    given: Mapping[str, Any] | None = None,
+    found: FoundOptimizer, powers: Mapping[str, Stored], counters: Mapping[str, int]
 ) -> FoundOptimizer:
     """The optimizer with the number of its steps, and betas that follow from the powers.
 
@@ -69,10 +68,9 @@ def with_steps(
         found: The optimizer.
         powers: Its powers.
         counters: Numbers of steps from elsewhere, by name.
-        given: Betas that are known.
     """
     values = {name.removesuffix("_power"): each.array()[()] for name, each in powers.items()}
-    steps = told(values, given or {}, counters)
+    steps = told(values, counters)
     shown = ", ".join(f"{name}={each.array().item():.6g}" for name, each in powers.items())
     return replace(
         found,
@@ -81,6 +79,13 @@ def with_steps(
         hyperparameters={**found.hyperparameters, **steps.betas},
         steps=steps.count,
         notes=(*found.notes, *steps.notes),
+    )
+
+
+def _differ(sets: Sets) -> bool:
+    return (
+        len({tuple(sorted((n, bytes(s.data)) for n, s in own.items())) for own in sets.values()})
+        > 1
     )
 
 

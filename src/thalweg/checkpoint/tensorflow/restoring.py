@@ -19,6 +19,7 @@ from thalweg.checkpoint.tensorflow.into_training import (
     with_averages,
 )
 from thalweg.checkpoint.tensorflow.into_v1 import load_v1
+from thalweg.checkpoint.tensorflow.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.loading import load
 from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
 from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
@@ -36,6 +37,7 @@ from thalweg.errors import (
 )
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.storage.keras_files import KerasFile
 from thalweg.v1.train import Optimizer as V1Optimizer
 
 
@@ -103,13 +105,20 @@ def restore(
 def _known(
     file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, Any], targets: Targets
 ) -> TensorFlowCheckpoint:
-    """The file, with the names that an optimizer is known to give its slots."""
+    """The file, sorted with what the optimizer that is given is known to be."""
+    inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
+    if isinstance(file.source, KerasFile):
+        cls = optimizer if is_class else type(inner)
+        if file.source.class_name is None and issubclass(cls, KerasOptimizer):
+            config = dict(given) if is_class else inner.get_config()
+            return sorted_file(file.path, file.source, cls.__name__, config)
+        return file
     families: list[Family] = []
-    if file.kind == "saver" and inspect.isclass(optimizer) and issubclass(optimizer, V1Optimizer):
+    if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
         families = families_of(optimizer, given)
-    elif file.kind == "saver" and isinstance(inner_of(optimizer), V1Optimizer) and targets.trained:
+    elif file.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
-        families = [family_of(inner_of(optimizer), targets.tensors[name])]
+        families = [family_of(inner, targets.tensors[name])]
     return sorted_names(file.path, file.source, families) if families else file
 
 

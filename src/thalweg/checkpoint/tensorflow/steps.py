@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_BLOCK = 1 << 16
+_FIRST, _BLOCK = 1 << 8, 1 << 16
 _MOST = 1 << 27  # steps that are looked at
 _DIGITS = 5  # of a beta that is looked for
 _USUAL = {
@@ -42,23 +42,15 @@ def products(beta: Any) -> Iterator[np.ndarray]:
     """The powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
-    last = dtype(1)
-    while True:
-        with np.errstate(under="ignore"):
-            block = np.multiply.accumulate(np.full(_BLOCK, beta, dtype))
-            if last != 1:
-                block = _continued(last, beta, dtype)
+    last, size = dtype(1), _FIRST
+    while last != 0:
+        factors = np.full(size + 1, beta, dtype)
+        factors[0] = last
+        with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+            block = np.multiply.accumulate(factors)[1:]
         block[np.abs(block) < smallest] = 0
         yield block
-        last = block[-1]
-        if last == 0:
-            return
-
-
-def _continued(last: Any, beta: Any, dtype: Any) -> np.ndarray:
-    factors = np.full(_BLOCK + 1, beta, dtype)
-    factors[0] = last
-    return np.multiply.accumulate(factors)[1:]
+        last, size = block[-1], min(4 * size, _BLOCK)
 
 
 def after(beta: Any, steps: int) -> Any:
@@ -102,37 +94,27 @@ def beta_of(power: Any, steps: int) -> Any:
     return None
 
 
-def told(powers: Mapping[str, Any], given: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
+def told(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
     """What the powers of an optimizer tell about its steps and its betas.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
-        given: Betas that are known for certain.
         counters: Numbers of steps that the file has elsewhere, by name.
     """
-    if not powers:
-        count = next(iter(counters.values()), None)
-        return Steps(count)
-    for name in given.keys() & powers.keys():
-        count = steps_of(powers[name], _as(powers[name], given[name]))
-        if count is not None:
-            return _checked(count, powers, given, counters)
+    if not any(power != 0 for power in powers.values()):  # none, or none that still tells
+        return Steps(next(iter(counters.values()), None))
     for count in dict.fromkeys([*counters.values(), *_usual(powers)]):
         betas = _betas(powers, count)
         if betas:
-            return _checked(count, powers, {**betas, **given}, counters)
+            return Steps(count, betas, _others(count, counters))
     return Steps(None, {}, _unexplained(powers))
-
-
-def _as(power: Any, beta: Any) -> Any:
-    return power.dtype.type(beta)
 
 
 def _usual(powers: Mapping[str, Any]) -> Iterable[int]:
     """Numbers of steps at which a usual beta has one of these powers."""
     for name, power in powers.items():
         for beta in _USUAL.get(name, ()):
-            count = steps_of(power, _as(power, beta))
+            count = steps_of(power, power.dtype.type(beta))
             if count is not None:
                 yield count
 
@@ -143,24 +125,15 @@ def _betas(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
     return None if not found or None in found.values() else found
 
 
-def _checked(
-    count: int, powers: Mapping[str, Any], betas: Mapping[str, Any], counters: Mapping[str, int]
-) -> Steps:
-    notes = [
-        f"{name}_power is {power}, no power of {name}={betas[name]} after {count} steps"
-        for name, power in powers.items()
-        if name in betas and after(_as(power, betas[name]), count) != power
-    ]
-    notes += [
+def _others(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
+    """Counters that count something else, in words."""
+    return tuple(
         f"{name} is {other}, but the powers of beta are those after {count} steps"
         for name, other in counters.items()
         if other != count
-    ]
-    return Steps(count, dict(betas), tuple(notes))
+    )
 
 
 def _unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:
-    if all(power == 0 for power in powers.values()):
-        return ()
     shown = ", ".join(f"{name}_power={power}" for name, power in powers.items())
     return (f"{shown} are no powers of usual betas after the same number of steps",)
