@@ -22,8 +22,7 @@ class FoundOptimizer:
     """An optimizer, as far as a file tells it.
 
     Attributes:
-        name: What it was called: "Adam", or what its constructor was given. In an object checkpoint
-            its place there: "optimizer".
+        name: What slots are called after it, "Adam"; in an object checkpoint its place: "optimizer".
         face: Whose it is: "v1", "keras" or "openseq2seq".
         family: What kind it is; None if the file fits several, or none.
         candidates: The kinds that it may be, if that is not certain.
@@ -34,6 +33,7 @@ class FoundOptimizer:
         steps: How many steps it has taken, or None where the file does not tell.
         notes: What does not go together, in words.
         refused: What it did that nothing here does, in words.
+        title: The name that it was given; "" if the file does not tell.
     """
 
     name: str
@@ -47,6 +47,7 @@ class FoundOptimizer:
     steps: int | None = None
     notes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    title: str = ""
 
     def __str__(self) -> str:
         title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"

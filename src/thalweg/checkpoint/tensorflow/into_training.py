@@ -83,7 +83,7 @@ def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
         found = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
         raise state.mismatch(found, file.path)
     return [
-        (var, {**own, _AVERAGE: value}) for (var, own), value in zip(slots, values, strict=True)
+        (var, {_AVERAGE: value, **own}) for (var, own), value in zip(slots, values, strict=True)
     ]
 
 

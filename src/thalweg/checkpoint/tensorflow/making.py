@@ -171,9 +171,8 @@ def _arguments(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
     known = dict(found.hyperparameters)
     if issubclass(cls, keras.Nadam) and "decay" in known:
         known["schedule_decay"] = known.pop("decay")
-    title = found.family.title if found.family else ""
-    if found.face != "keras" and found.name != _defaults(cls).get("name", title):
-        known["name"] = found.name
+    if found.title and found.title != _defaults(cls).get("name"):
+        known["name"] = found.title
     return known
 
 

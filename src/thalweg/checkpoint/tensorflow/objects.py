@@ -190,6 +190,7 @@ def _identified(
         scalars={name: value for name, value in scalars.items() if name not in hypers},
         hyperparameters={**(family.options if family else {}), **hypers},
         steps=int(scalars["iter"].array().item()) if is_keras else None,
+        title=family.title if family in named and family is not None else "",
     )
 
 

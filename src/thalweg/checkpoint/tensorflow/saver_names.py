@@ -133,6 +133,7 @@ def _of_name(stem: str, own: Slots, families: Sequence[Family]) -> list[FoundOpt
             evidence=f"slots {', '.join(parts)}",
             slots=own,
             scalars={},
+            title=stem,
         )
     ]
 
@@ -167,4 +168,5 @@ def _one(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
         slots=slots,
         scalars={},
         hyperparameters=dict(family.options),
+        title=family.title,
     )
