@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.tensorflow.families import Family
 from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.numbers import count_of
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class FoundOptimizer:
     """An optimizer, as far as a file tells it.
 
     Attributes:
-        name: What slots are called after it, "Adam"; in an object checkpoint its place: "optimizer".
+        name: What slots are called after it, "Adam"; in an object checkpoint its place there.
         face: Whose it is: "v1", "keras" or "openseq2seq".
         family: What kind it is; None if the file fits several, or none.
         candidates: The kinds that it may be, if that is not certain.
@@ -112,8 +113,7 @@ class TensorFlowCheckpoint:
         steps = [each.steps for each in self.optimizers if each.steps is not None]
         if len(set(steps)) == 1:
             return steps[0]
-        counter = self.counters.get("global_step")
-        return None if counter is None else int(counter.array().item())
+        return count_of(self.counters.get("global_step"))
 
     def summary(self) -> str:
         """What is in the file, in a few lines."""
@@ -121,9 +121,7 @@ class TensorFlowCheckpoint:
         lines = [f"{self.path}: {len(self.variables)} variables, {size:,} bytes"]
         lines += [str(each) for each in self.optimizers]
         lines += [f"  {note}" for each in self.optimizers for note in each.notes]
-        lines += [
-            f"{name} = {value.array().item()}" for name, value in sorted(self.counters.items())
-        ]
+        lines += [f"{name} = {count_of(each)}" for name, each in sorted(self.counters.items())]
         if self.averages:
             lines.append(f"moving averages of {len(self.averages)} variables")
         if self.mixed is not None:

@@ -58,6 +58,6 @@ def load_keras(
         "slots": {titles[id(var)]: dict(own) for var, own in slots},
     }
     try:
-        optimizer.load_state_dict(given, variables)
+        optimizer.load_state_dict(given, variables or None)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"{path}: {error}") from None

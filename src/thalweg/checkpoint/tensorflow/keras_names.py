@@ -10,7 +10,7 @@ from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, Tensor
 from thalweg.checkpoint.tensorflow.families import KERAS, Family, with_slots
 from thalweg.checkpoint.tensorflow.keras_config import hyperparameters_of, notes_of, refused_of
 from thalweg.checkpoint.tensorflow.keras_order import trained_in
-from thalweg.checkpoint.tensorflow.numbers import as_number
+from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
 _INNER = "/inner_optimizer/"
-_INTEGERS = ("I64", "I32", "U64", "U32")
 
 
 def sorted_file(
@@ -101,7 +100,7 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
     values = list(file.optimizer.values())
     scalars: dict[str, Stored] = {}
-    if values and values[0].dtype in _INTEGERS and not values[0].shape:
+    if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
     if values and not values[0].shape and not has_schedule:
@@ -178,7 +177,6 @@ def _found(
     shown = [file.class_name or "no class", f"{len(file.optimizer)} arrays"]
     kinds = sorted({kind for own in slots.values() for kind in own})
     shown += [f"slots {', '.join(kinds)}"] if kinds else []
-    steps = int(scalars["iter"].array().item()) if "iter" in scalars else None
     return FoundOptimizer(
         name=name,
         face="keras",
@@ -188,7 +186,7 @@ def _found(
         slots=slots,
         scalars={key: each for key, each in scalars.items() if key != "learning_rate"},
         hyperparameters=known,
-        steps=steps,
+        steps=count_of(scalars.get("iter")),
         notes=notes_of(family, file),
         refused=refused_of(file),
     )

@@ -17,6 +17,7 @@ from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import (
     CheckpointMismatchError,
+    InvalidConfigError,
     NumericsWarning,
     OptionError,
     UnsupportedCheckpointError,
@@ -102,6 +103,7 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     Raises:
         OptionError: An argument is needed that neither the file nor the user gives, or unknown.
         CheckpointMismatchError: The user gives another value than the file has.
+        InvalidConfigError: A value is none that the optimizer takes.
     """
     known = {} if found is None else _arguments(cls, found)
     refuse_contradictions(known, given, path)
@@ -118,7 +120,10 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
             f"{path} does not hold {' and '.join(missing)} of {cls.__name__}: give"
             f" restore(..., {wanted})."
         )
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(f"{path}: {cls.__name__} cannot be made: {error}") from error
 
 
 def wrapped(

@@ -9,6 +9,8 @@ from torch import dtype
 
 from thalweg.storage.stored import Stored
 
+INTEGERS = ("I64", "I32", "U64", "U32")
+
 
 def as_number(value: Stored) -> Any:
     """A scalar as the number that gives its bits again where it is made a hyperparameter.
@@ -27,6 +29,13 @@ def shortest(number: Any) -> Any:
     with np.errstate(over="ignore"):
         rounded = np.float32(number) if type(number) is float else None
     return float(str(rounded)) if rounded is not None and rounded == number else number
+
+
+def count_of(value: Stored | None) -> int | None:
+    """A scalar as a count; None if it is no integer."""
+    if value is None or value.shape or value.dtype not in INTEGERS:
+        return None
+    return int(value.array().item())
 
 
 def dtype_of(value: Stored) -> dtype:

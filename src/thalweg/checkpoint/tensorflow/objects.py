@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family, with_slots
-from thalweg.checkpoint.tensorflow.numbers import as_number
+from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.powers import with_steps
 from thalweg.errors import DataLossError
 
@@ -20,7 +21,6 @@ ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
 SAVE_COUNTER = "save_counter"
 _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
-_INTEGERS = ("I64", "I32")
 
 
 def sorted_objects(
@@ -38,7 +38,7 @@ def sorted_objects(
     variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
     known = set(view.keys.values())
     numbers = {
-        name: int(value.array().item()) for name, value in counters.items() if name != SAVE_COUNTER
+        name: count_of(value) or 0 for name, value in counters.items() if name != SAVE_COUNTER
     }
     return TensorFlowCheckpoint(
         path=path,
@@ -102,7 +102,7 @@ class _View:
 
     def is_counter(self, index: int) -> bool:
         value = self.value(index)
-        return value.dtype in _INTEGERS and not value.shape and "/" not in self.name(index)
+        return value.dtype in INTEGERS and not value.shape and "/" not in self.name(index)
 
     def full_name(self, index: int) -> str:
         """The name that a variable had in the program, without ":0"."""
@@ -113,8 +113,8 @@ class _View:
         """The full names of variables that no other one has."""
         full = {self.name(node): self.full_name(node) for node in self.keys}
         full = {name: other for name, other in full.items() if name in variables and other}
-        given = list(full.values())
-        return {name: other for name, other in full.items() if given.count(other) == 1}
+        count = Counter(full.values())
+        return {name: other for name, other in full.items() if count[other] == 1}
 
     def optimizer_nodes(self) -> list[int]:
         """The nodes that have slots, or are otherwise known to be optimizers."""
@@ -137,7 +137,7 @@ class _View:
             titles.add(self.full_name(slot.slot))
         scalars: dict[str, Stored] = {}
         for name, child in node.children.items():
-            if child in self.keys and child not in self.taken:
+            if child in self.keys and child not in self.taken and not self.value(child).shape:
                 self.taken.add(child)
                 scalars[name] = self.value(child)
                 titles.add(self.full_name(child))
@@ -161,7 +161,7 @@ def _identified(
     scalars: dict[str, Stored],
     titles: set[str],
 ) -> FoundOptimizer:
-    is_keras = "iter" in scalars
+    is_keras = count_of(scalars.get("iter")) is not None
     families = with_slots(kinds, KERAS if is_keras else V1)
     own = scalars.keys() - set(_KERAS_SCALARS)
     if is_keras:
@@ -189,7 +189,7 @@ def _identified(
         slots=slots,
         scalars={name: value for name, value in scalars.items() if name not in hypers},
         hyperparameters={**(family.options if family else {}), **hypers},
-        steps=int(scalars["iter"].array().item()) if is_keras else None,
+        steps=count_of(scalars.get("iter")),
         title=family.title if family in named and family is not None else "",
     )
 

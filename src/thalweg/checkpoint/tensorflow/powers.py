@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.numbers import count_of
 from thalweg.checkpoint.tensorflow.steps import told
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def with_powers(
     known: then there is an optimizer for each set, with all the slots. Sets that are alike are one.
     """
     sets = sets if _differ(sets) else dict(list(sets.items())[:1])
-    numbers = {name: int(value.array().item()) for name, value in counters.items()}
+    numbers = {name: count_of(value) or 0 for name, value in counters.items()}
     having = [each for each in optimizers if _has_powers(each)]
     sharing = len(sets) > 1 and (len(sets) != len(having) or len({e.name for e in having}) > 1)
     pairs: list[tuple[FoundOptimizer, dict[str, Stored]]] = []

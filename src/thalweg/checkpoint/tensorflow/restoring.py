@@ -22,6 +22,7 @@ from thalweg.checkpoint.tensorflow.into_v1 import load_v1
 from thalweg.checkpoint.tensorflow.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.loading import load
 from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
+from thalweg.checkpoint.tensorflow.numbers import count_of
 from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
 from thalweg.checkpoint.tensorflow.placing import Placed
 from thalweg.checkpoint.tensorflow.rules import Rules
@@ -145,11 +146,10 @@ def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: T
     named = {name: value for name, value in file.counters.items() if name != SAVE_COUNTER}
     exact = [value for name, value in named.items() if name.rpartition("/")[2] == "global_step"]
     chosen = exact if exact else list(named.values())
-    if len(chosen) == 1:
-        count = int(chosen[0].array().item())
-    elif found is not None and found.steps is not None:
+    count = count_of(chosen[0]) if len(chosen) == 1 else None
+    if count is None and found is not None:
         count = found.steps
-    else:
+    if count is None:
         raise CheckpointMismatchError(
             f"{file.path} has no count of steps for global_step. Nothing was loaded."
         )

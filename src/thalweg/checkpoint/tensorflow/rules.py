@@ -31,6 +31,7 @@ AXES = {
     "conv3d": (4, 3, 0, 1, 2),
 }
 LEFT_OUT = "-"
+_LONGEST = 2000  # characters of a name
 _WILD = re.compile(r"\*\*|\*")
 
 Axes = tuple[int, ...]
@@ -235,6 +236,8 @@ def _returned(name: str, value: Any) -> Place | None:
 
 def _matched(pattern: str, name: str, separator: str) -> list[str] | None:
     """What the wildcards of a pattern stand for in a name; None if it does not fit."""
+    if len(name) > _LONGEST:
+        return None
     one = f"([^{re.escape(separator)}]+)"
     parts = [re.escape(part) for part in _WILD.split(pattern)]
     kinds = [one if wild == "*" else "(.+)" for wild in _WILD.findall(pattern)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import V1, Family, titled
 from thalweg.checkpoint.tensorflow.mixed import mixed_precision
+from thalweg.checkpoint.tensorflow.numbers import INTEGERS
 from thalweg.checkpoint.tensorflow.powers import split_powers, with_powers
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 AVERAGE = "ExponentialMovingAverage"
 _KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
-_INTEGERS = ("I64", "I32")
+_DEEPEST = 100  # scopes that are left off
 
 
 def sorted_names(
@@ -85,7 +86,7 @@ def _split(part: str) -> tuple[str, int]:
 
 
 def _is_counter(name: str, value: Stored) -> bool:
-    return _last(name) == "global_step" and value.dtype in _INTEGERS and not value.shape
+    return _last(name) == "global_step" and value.dtype in INTEGERS and not value.shape
 
 
 def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
@@ -106,7 +107,7 @@ def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, s
 
 def _below_scopes(name: str) -> list[str]:
     """The name, and what is left of it without scopes, from the outside."""
-    parts = name.split("/")
+    parts = name.split("/", _DEEPEST)
     return ["/".join(parts[start:]) for start in range(len(parts))] if name else []
 
 
