@@ -20,7 +20,8 @@ def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> Stored:
     for each in shape:
         size *= each
     highest = 2 if dtype == "BOOL" else 256
-    return Stored(dtype, shape, memoryview(bytes((start + i) % highest for i in range(size))))
+    pattern = bytes((start + i) % highest for i in range(256))
+    return Stored(dtype, shape, memoryview((pattern * (size // 256 + 1))[:size]))
 
 
 def a_few() -> dict[str, Stored]:

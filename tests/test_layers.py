@@ -36,6 +36,7 @@ LAYERS = (
     ("integrations",),
     ("tf",),
     ("catalogue",),
+    ("checkpoint",),
     ("race", "bench"),
     ("cli", "__main__"),
 )

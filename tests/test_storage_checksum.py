@@ -89,7 +89,7 @@ def test_masks_are_those_of_tensorflow() -> None:
 def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum_compiled, "_instruction", lambda: None)
     monkeypatch.setattr(checksum_compiled, "by_slices", lambda table: BY_SLICES)
-    monkeypatch.setattr(checksum, "_fast", checksum._fast.__wrapped__)
+    monkeypatch.setattr(checksum, "_made", [])
     data = random.Random(0).randbytes(10_000)
     assert crc32c(data) == checksum._by_table(memoryview(data), 0)
 
@@ -101,3 +101,11 @@ def test_the_function_for_arm_is_good_llvm() -> None:
     module = binding.parse_assembly(text)
     module.verify()
     assert text.count('call i32 @"llvm.aarch64.crc32cx"') == 8
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 4096, 99_999])
+def test_sums_of_parts_are_combined(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    for cut in {0, 1, size // 3, size}:
+        first, second = data[:cut], data[cut:]
+        assert checksum.combined(crc32c(first), crc32c(second), len(second)) == crc32c(data)

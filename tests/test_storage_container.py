@@ -218,7 +218,7 @@ def test_what_is_no_file_is_refused(function: Any, tmp_path: Path) -> None:
 
 
 def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
-    tensors = {"a": stored("F32", (1000, 700)), "b": stored("U8", (5,))}
+    tensors = {"a": stored("F32", (3000, 700)), "b": stored("U8", (5,))}
     seen: list[tuple[int, int]] = []
 
     def note(done: int, total: int) -> None:
@@ -228,8 +228,8 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
     size = (tmp_path / "a").stat().st_size
     for function, total in (
         (None, size),
-        (container.read, 2_800_005),
-        (container.verify, 2_800_005),
+        (container.read, 8_400_005),
+        (container.verify, 8_400_005),
     ):
         if function is not None:
             seen.clear()

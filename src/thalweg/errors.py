@@ -56,6 +56,10 @@ class CheckpointMismatchError(ThalwegError, ValueError):
     """Names, shapes or dtypes of saved state differ from those it is loaded into."""
 
 
+class NotConsumedError(CheckpointMismatchError, AssertionError):
+    """It was asserted that a checkpoint was restored as a whole, and it was not."""
+
+
 class CheckpointWriteError(ThalwegError, OSError):
     """A file could not be written; `errno` says why, and what was there before is intact."""
 

@@ -7,7 +7,18 @@ what they try. An attack is a module with `TRIED`, in words, and `attack(long, s
 import importlib
 from typing import Any
 
-ATTACKS = ("layouts", "changes", "interruptions", "caches", "states", "keras_files")
+ATTACKS = (
+    "layouts",
+    "changes",
+    "interruptions",
+    "caches",
+    "states",
+    "files",
+    "commits",
+    "kills",
+    "bundles",
+    "keras_files",
+)
 
 
 def load(name: str) -> Any:

@@ -14,6 +14,8 @@ from thalweg.engines.cpu import store
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.engines.cpu.plan import DensePlan
 from thalweg.engines.cpu.watched import Watched
+from thalweg.storage import disk, header
+from thalweg.storage.bundle import index
 
 
 def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
@@ -56,6 +58,17 @@ def _split() -> None:
     outcome.consume = consume
 
 
+def _in_place(
+    path: Any, parts: Any, total: int, progress: Any = None, *, room: int = 0, head: Any = None
+) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.seek(room)
+        for part in parts:
+            file.write(part)
+        file.seek(0)
+        file.write(head())
+
+
 DEFECTS: dict[str, Callable[[], None]] = {
     "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
     "elements may overlap": _instead(layout, "overlapping", _no),
@@ -69,4 +82,9 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sections are split": _split,
     "states are loaded as they come": _instead(loading, "differences", lambda *_: []),
     "machine code is not sealed": _instead(store, "_read", _unsealed),
+    "entries are believed": _instead(index, "_check", lambda *_: None),
+    "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
+    "checksums are not compared": _instead(header, "check_sum", lambda *_: None),
+    "headers and manifests are not compared": _instead(header, "_differences", lambda *_: ()),
+    "files are written in place": _instead(disk, "replace", _in_place),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attack import ATTACKS, interruptions, load
+from attack import ATTACKS, interruptions, load, syscalls
 from attack.server import Server
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -43,6 +43,8 @@ NOTICED = {
     "states": ("states are loaded as they come",),
     "caches": ("machine code is not sealed",),
     "keras_files": ("what lies beyond the end is not looked for",),
+    "bundles": ("entries are believed", "tensors may share bytes"),
+    "files": ("checksums are not compared", "headers and manifests are not compared"),
 }
 
 
@@ -60,6 +62,21 @@ def test_the_attack_notices_a_missing_check(name: str) -> None:
 def test_the_attack_notices_writes_that_can_be_split() -> None:
     found, _ = interruptions.told("keras", "signal", 40, SEED, 120, "sections are split")
     assert set(found) & set(interruptions.WRONG)
+
+
+@pytest.mark.slow
+def test_kills_notice_files_that_are_written_in_place() -> None:
+    command = [sys.executable, "-m", "attack.kills", "40", str(SEED), "files are written in place"]
+    done = subprocess.run(command, cwd=RUN.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "unreadable" in done.stderr
+
+
+@pytest.mark.skipif(bool(syscalls.unavailable()), reason=syscalls.unavailable() or "strace")
+def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> None:
+    with syscalls.Place(in_place=True) as place:
+        outcomes = syscalls.cases(place, lambda call: call.name == "write")
+        assert any("a broken file" in outcome for _, outcome in outcomes)
 
 
 def noticed(server: Server, good: tuple[str, ...], defect: str) -> bool:

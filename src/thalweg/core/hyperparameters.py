@@ -16,7 +16,7 @@ import torch
 
 from thalweg.engines import current
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.running import eagerly, executing_eagerly, is_symbolic, resolve
+from thalweg.running import SymbolicVariable, eagerly, executing_eagerly, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
@@ -353,15 +353,33 @@ class Hyperparameters:
         finally:
             self._known = before
 
-    def create(self, scope: str) -> None:
-        """Make scalar variables `scope/name` of plain numbers, in alphabetical order."""
-        if self.created:
-            return
-        for name in sorted(self._values):
-            value = self._values[name]
-            if is_number(value):
-                self._values[name] = HyperVariable(value, f"{scope}/{name}", trainable=False)
-        self.created = True
+    def create(
+        self, scope: str, begun: Callable[[str, Any], Any] = lambda _, value: value
+    ) -> dict[str, Variable]:
+        """Make scalar variables `scope/name` of plain numbers, in alphabetical order.
+
+        Args:
+            scope: What their names begin with.
+            begun: Gives the value that a variable begins with, for a name and the number.
+
+        Returns:
+            Those that were made, by name.
+        """
+        made: dict[str, Variable] = {}
+        if not self.created:
+            for name in sorted(self._values):
+                value = self._values[name]
+                if is_number(value):
+                    start = begun(name, value)
+                    made[name] = HyperVariable(start, f"{scope}/{name}", trainable=False)
+            self._values.update(made)
+            self.created = True
+        return made
+
+    def variables(self) -> dict[str, Any]:
+        """The values that are variables, of the optimizer's own or given as such."""
+        own = (Variable, torch.nn.Parameter, SymbolicVariable)
+        return {name: each for name, each in self._values.items() if isinstance(each, own)}
 
     def now(self, name: str) -> Any:
         """The value; of a callable what it returns. A schedule is given as it is."""

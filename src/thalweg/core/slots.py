@@ -98,6 +98,17 @@ class SlotStore:
             self._names.append(name)
         return slot
 
+    def forget(self, var: Any, name: str) -> None:
+        """Let go of a slot, if there is one."""
+        key = id(handle_of(var))
+        own = self._settled().get(key, {})
+        if own.pop(name, None) is None:
+            return
+        if not own:
+            del self._slots[key], self._owners[key]
+        if not any(name in each for each in self._slots.values()):
+            self._names.remove(name)
+
     def make(
         self,
         variables: Sequence[Tensor],

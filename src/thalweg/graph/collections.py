@@ -28,7 +28,9 @@ class GraphKeys:
     INIT_OP = "init_op"
     LOCAL_INIT_OP = "local_init_op"
     READY_OP = "ready_op"
+    READY_FOR_LOCAL_INIT_OP = "ready_for_local_init_op"
     SAVERS = "savers"
+    SAVEABLE_OBJECTS = "saveable_objects"
     QUEUE_RUNNERS = "queue_runners"
 
 

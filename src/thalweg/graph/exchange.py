@@ -84,6 +84,12 @@ def _fed_tensor(graph: Nodes, key: Any) -> SymbolicTensor:
     return element
 
 
+def copied(value: torch.Tensor) -> torch.Tensor:
+    """A copy of a value as a plain tensor in the CPU's memory."""
+    found = value.detach()
+    return found.clone() if found.device.type == "cpu" else found.cpu()
+
+
 def exported(value: Any) -> Any:
     """A copy of a value as sessions return it: a NumPy array or scalar.
 

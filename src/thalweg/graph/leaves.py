@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.core.section import Call
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices, with_values
@@ -41,21 +44,34 @@ class Leaves:
             InvalidArgumentError: The variable's static shape is another.
             InvalidTypeError: The value is not numeric.
         """
-        tensor = to_tensor(value, variable.dtype).detach()
-        if variable.shape is not None and not variable.shape.accepts(tensor.shape):
-            raise InvalidArgumentError(
-                f"Cannot give '{variable.name}' of shape {tuple(variable.shape)} a value of shape "
-                f"{tuple(tensor.shape)}."
-            )
+        tensor = _fitting(variable, value)
         leaf = self._leaves.get(variable)
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
-        name, trainable = variable.name, variable.trainable
-        made: Any = SessionVariable(tensor, name, trainable, variable.constraint)
-        made._handle = variable
-        self._leaves[variable] = made
-        self._memory = {leaf.untyped_storage().data_ptr() for leaf in self._leaves.values()} - {0}
+        self._leaves[variable] = _made(variable, tensor)
+        self._memory = _addresses(self._leaves.values())
+
+    def loading(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
+        """The calls, in C alone, that give variables these values; all that may fail is done now.
+
+        As in `put`, a leaf of the same shape and dtype is written in place.
+
+        Raises:
+            InvalidArgumentError: A variable's static shape is another.
+        """
+        leaves = dict(self._leaves)
+        calls: list[Call] = []
+        for variable, value in values.items():
+            tensor = _fitting(variable, value)
+            leaf = leaves.get(variable)
+            tensor = tensor.to(variable.op.device if leaf is None else leaf.device)
+            if leaf is not None and _is_alike(leaf, tensor):
+                calls.append(partial(leaf.detach().copy_, tensor))
+            else:
+                leaves[variable] = _made(variable, tensor)
+        own = {"_leaves": leaves, "_memory": _addresses(leaves.values())}
+        return [*calls, partial(vars(self).update, own)]
 
     def clear(self, reason: str = "") -> None:
         """Forget all values; the reason is told to those who look for one."""
@@ -74,3 +90,29 @@ class Leaves:
 
     def _shares(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._memory
+
+
+def _fitting(variable: GraphVariable, value: Any) -> torch.Tensor:
+    tensor = to_tensor(value, variable.dtype).detach()
+    if variable.shape is not None and not variable.shape.accepts(tensor.shape):
+        raise InvalidArgumentError(
+            f"Cannot give '{variable.name}' of shape {tuple(variable.shape)} a value of shape "
+            f"{tuple(tensor.shape)}."
+        )
+    return tensor
+
+
+def _made(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
+    made: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
+    made._handle = variable
+    return made
+
+
+def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `copy_` can write the value."""
+    same = leaf.shape == value.shape and leaf.dtype == value.dtype
+    return same and not leaf.is_inference()
+
+
+def _addresses(leaves: Iterable[torch.Tensor]) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves} - {0}

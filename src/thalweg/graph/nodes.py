@@ -252,6 +252,10 @@ class Nodes(Scopes, Collections, ABC):
         """Refuse new operations from now on."""
         self._finalized = True
 
+    def _unsafe_unfinalize(self) -> None:
+        """Allow new operations again, as `MonitoredSession` does when it ends."""
+        self._finalized = False
+
     @property
     def finalized(self) -> bool:
         """Whether new operations are refused."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import FailedPreconditionError
+from thalweg.core import section
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.exchange import converted_feeds, exported, fetched_element
+from thalweg.graph.exchange import converted_feeds, copied, exported, fetched_element
 from thalweg.graph.frame import Frame
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.leaves import Leaves
@@ -193,6 +194,38 @@ class Session:
         with self._exclusively():
             self._leaves.put(variable, value)
 
+    @untraced
+    def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
+        """Copies of the values of variables, in the CPU's memory, all of one moment.
+
+        No update of any thread comes between two of them.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or a variable is not initialized.
+            InvalidArgumentError: A variable is of another graph.
+        """
+        self._check_open()
+        plan = self._plan(tuple(variables), frozenset())
+        return self._execute(plan, {}, len(variables), copied)
+
+    @untraced
+    def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
+        """Give variables values outside of a run: all of them, or none if that fails.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or an operation that is declared as
+                pure calls this.
+            InvalidArgumentError: A variable is of another graph, or a value does not fit it.
+        """
+        for variable in values:
+            if variable.graph is not self.graph:
+                raise InvalidArgumentError(
+                    f"'{variable.name}' is not an element of the session's graph."
+                )
+        with self._exclusively(), torch.inference_mode(False), torch.no_grad():
+            self._check_open()
+            section.run(self._leaves.loading(values))
+
     def resource(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make()` returned when this session was first asked for `key`.
 
@@ -215,6 +248,14 @@ class Session:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
+        held = self._held()
+        if held == SHARED:
+            raise FailedPreconditionError(
+                "An operation that is declared as pure gives a variable a value."
+            )
+        if held is not None:
+            yield
+            return
         self._lock.acquire(EXCLUSIVE)
         try:
             yield

@@ -197,19 +197,24 @@ def create(
         )  # fmt: skip
         variable: Any = op.outputs[0]
         start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
-        variable.initializer = add(
-            graph, f"{op.name}/Assign", functools.partial(_initialize, variable), (start,),
-            kind="update", type="Assign", absolute=True,
-        )  # fmt: skip
+        begin_with(variable, start)
     op.device = start.device
     variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
-    variable.initial_value = start
     variable.trainable, variable.constraint = bool(trainable), constraint
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
     graph.add_to_collections(keys, variable)
     return variable
+
+
+def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
+    """Let a variable begin with a value; what was built before to initialize it stays as it is."""
+    variable.initializer = add(
+        variable.graph, f"{variable.op.name}/Assign", functools.partial(_initialize, variable),
+        (start,), kind="update", type="Assign", absolute=True,
+    )  # fmt: skip
+    variable.initial_value = start
 
 
 def _constant(value: Any, dtype: Any) -> torch.Tensor:

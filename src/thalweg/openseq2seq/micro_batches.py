@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.state import Entry
+from thalweg.core.state import Entry, Loading, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.tracing import untraced
 
@@ -83,9 +84,15 @@ class MicroBatchStep:
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
         """
+        with self._loading(state_dict) as found:
+            restore(found)
+
+    @contextmanager
+    def _loading(self, state_dict: Mapping[str, Any], var_list: Any = None) -> Generator[Loading]:
         with self.step._lock.to_load():
             count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
-            self.step._load(state_dict, [count])
+            with self.step._loading(state_dict, var_list, [count]) as found:
+                yield found
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 _POLYNOMIAL = 0x82F63B78  # 0x1EDC6F41, its bits in reverse
 _MASK = 0xA282EAD8  # of tensorflow/core/lib/hash/crc32c.h
 _FEW = 4096  # bytes for which it is not worth to wake LLVM
 
 Buffer = bytes | bytearray | memoryview
+Function = Callable[[memoryview, int], int]
+
+_made: list[Function] = []  # the fast function, once it is needed
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
@@ -24,7 +27,20 @@ def crc32c(data: Buffer, value: int = 0) -> int:
         True
     """
     view = flat(data)
-    return (_by_table if len(view) <= _FEW else _fast())(view, value)
+    if not _made and len(view) <= _FEW:
+        return _by_table(view, value)
+    return _fast()(view, value) if view else value
+
+
+def combined(first: int, second: int, size: int) -> int:
+    """The checksum of two parts of which each has been summed alone.
+
+    Args:
+        first: The checksum of the first part.
+        second: The checksum of the second part.
+        size: How many bytes the second part has.
+    """
+    return _product(first, _shift(size)) ^ second
 
 
 def masked(value: int) -> int:
@@ -62,8 +78,32 @@ def _by_table(view: memoryview, value: int) -> int:
     return value ^ 0xFFFFFFFF
 
 
-@cache
-def _fast() -> Callable[[memoryview, int], int]:
-    from thalweg.storage import checksum_compiled
+def _fast() -> Function:
+    if not _made:
+        from thalweg.storage import checksum_compiled
 
-    return checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())
+        _made.append(checksum_compiled.by_instruction() or checksum_compiled.by_slices(table()))
+    return _made[0]
+
+
+# Checksums are polynomials over two values, the coefficient of 1 in the highest bit. `size` zeros
+# behind a text multiply its polynomial by x^(8 size).
+
+
+def _product(one: int, other: int) -> int:
+    found = 0
+    for place in range(31, -1, -1):
+        if one >> place & 1:
+            found ^= other
+        other = (other >> 1) ^ (_POLYNOMIAL if other & 1 else 0)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _shift(size: int) -> int:
+    found, power = 1 << 31, 1 << 23  # 1, and x^8
+    while size:
+        if size & 1:
+            found = _product(found, power)
+        power, size = _product(power, power), size >> 1
+    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from thalweg.errors import DataLossError, ThalwegError
-from thalweg.storage import disk, header
+from thalweg.storage import disk, header, payload
 from thalweg.storage.checksum import crc32c
 from thalweg.storage.draft import Draft
 from thalweg.storage.header import Described, Description
@@ -111,7 +112,7 @@ def read(
             name: each for name, each in described.tensors.items() if names is None or name in names
         }
         rooms = {name: _room(each.bytes) for name, each in wanted.items()}
-        _read_all(given, file, wanted, rooms.__getitem__, progress)
+        _check_all(given, file, wanted, rooms, progress)
     tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
     return Contents(described.document, tensors)
 
@@ -135,8 +136,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
     given = os.fsdecode(path)
     with disk.opened(path) as file:
         described = _described(given, file)
-        piece = memoryview(bytearray(_PIECE))
-        _read_all(given, file, described.tensors, lambda _: piece, progress)
+        _check_all(given, file, described.tensors, {}, progress)
         return described
 
 
@@ -174,31 +174,13 @@ def _room(size: int) -> memoryview:
     return whole[begin : begin + size].data
 
 
-def _read_all(
+def _check_all(
     path: str,
     file: BinaryIO,
     wanted: Mapping[str, Described],
-    room: Callable[[str], memoryview],
+    rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    """Read tensors into their rooms, in the order of the file; a room may be a piece only."""
-    done, total = 0, sum(each.bytes for each in wanted.values())
-    for name, each in sorted(wanted.items(), key=lambda item: item[1].begin):
-        file.seek(each.begin)
-        value, memory = 0, room(name)
-        is_whole = memory.nbytes >= each.bytes
-        for begin in range(0, each.bytes, _PIECE):
-            size = min(_PIECE, each.bytes - begin)
-            start = begin if is_whole else 0
-            part = memory[start : start + size]
-            if _fill(file, part) < size:
-                raise DataLossError(f"{path}: {name[:200]!r}: The file ends within it.")
-            value = crc32c(part, value)
-            done += size
-            if progress is not None:
-                progress(done, total)
-        header.check_sum(path, repr(name[:200]), each.checksum, value)
-
-
-def _fill(file: BinaryIO, part: memoryview) -> int:
-    return file.readinto(part) or 0  # pyright: ignore[reportAttributeAccessIssue]
+    with closing(payload.sums(path, file, wanted, rooms, progress)) as found:
+        for name, value in found:
+            header.check_sum(path, repr(name[:200]), wanted[name].checksum, value)

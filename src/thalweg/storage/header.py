@@ -35,6 +35,7 @@ FIRST = b'{"__metadata__":{"format":"thalweg",'
 _DIMENSIONS = 64
 _LARGEST = 2**63
 _SHOWN = 10  # differences in a message
+_ZEROS = b"0" * 8
 _HIGHEST = 0xFFFFFFFF
 # safetensors has no complex numbers, or not in all versions: they stand as pairs of these.
 _PAIRS = {"C64": "F32", "C128": "F64"}
@@ -93,7 +94,7 @@ def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
     if begin is None:
         raise DataLossError(f"{path}: This is no checkpoint of Thalweg, or its header is damaged.")
     stored = int(begin[2], 16)
-    actual = crc32c(_unsealed(text), crc32c(length))
+    actual = crc32c(_with(text, _ZEROS), crc32c(length))
     check_sum(path, "header", stored, actual)
     if int(begin[1]) != VERSION:
         raise UnsupportedCheckpointError(
@@ -116,17 +117,14 @@ def check_sum(path: str, name: str, stored: int, actual: int) -> None:
 
 
 def sealed(length: bytes, text: bytes) -> bytes:
-    """Both with their checksum in its place."""
-    begin = BEGIN.match(text)
-    if begin is None:
-        raise DataLossError("The header has no place for its checksum.")
-    checksum = f"{crc32c(text, crc32c(length)):08x}".encode()
-    return length + text[: begin.start(2)] + checksum + text[begin.end(2) :]
+    """Length and header, with their checksum in its place."""
+    actual = crc32c(_with(text, _ZEROS), crc32c(length))
+    return length + _with(text, f"{actual:08x}".encode())
 
 
-def _unsealed(text: bytes) -> bytes:
+def _with(text: bytes, checksum: bytes) -> bytes:
     begin = BEGIN.match(text)
-    return b"" if begin is None else text[: begin.start(2)] + b"0" * 8 + text[begin.end(2) :]
+    return text if begin is None else text[: begin.start(2)] + checksum + text[begin.end(2) :]
 
 
 def _header(path: str, text: bytes) -> dict[str, Any]:

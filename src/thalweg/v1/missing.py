@@ -12,7 +12,11 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "call a torch.nn layer on the symbolic tensor"
-_KEPT = "fetch the values with Session.run, keep them with torch.save, and put them back with load"
+_NO_SUMMARIES = (
+    "there are no summary operations: fetch the values, and give them to"
+    " torch.utils.tensorboard.SummaryWriter"
+)
+_BUILT_ANEW = "build the graph anew: it is Python"
 _READER = "use torch.utils.data, and feed the batches"
 _IGNORED = "Session ignores it: leave it out"
 
@@ -90,30 +94,20 @@ INSTEAD = {
     "to_int32": "use cast(x, int32)",
     "transpose": "use torch.permute",
     "while_loop": "use a loop over torch's functions, or over Session.run",
-    "train.Checkpoint": _KEPT,
-    "train.CheckpointManager": _KEPT,
-    "train.CheckpointSaverHook": _KEPT,
     "train.Example": _READER,
-    "train.LoggingTensorHook": "print what Session.run returns",
-    "train.MonitoredSession": "use Session, and call your hooks between two runs",
-    "train.MonitoredTrainingSession": "use Session, and call your hooks between two runs",
-    "train.Saver": _KEPT,
-    "train.Scaffold": "run the initializers yourself",
+    "train.ProfilerHook": "use torch.profiler",
     "train.Server": "use torch.distributed",
-    "train.SingularMonitoredSession": "use Session, and call your hooks between two runs",
-    "train.StopAtStepHook": "count the steps in a loop",
-    "train.Supervisor": "use Session, and torch.save what it fetches",
+    "train.SummarySaverHook": _NO_SUMMARIES,
+    "train.Supervisor": "use MonitoredTrainingSession",
+    "train.WorkerSessionCreator": "workers are threads in the session of the chief",
     "train.batch": _READER,
-    "train.checkpoint_exists": "use pathlib.Path.exists",
-    "train.init_from_checkpoint": _KEPT,
-    "train.import_meta_graph": "build the graph anew: it is Python",
-    "train.latest_checkpoint": "keep the path yourself",
-    "train.load_checkpoint": _KEPT,
-    "train.load_variable": _KEPT,
+    "train.export_meta_graph": _BUILT_ANEW,
+    "train.import_meta_graph": _BUILT_ANEW,
     "train.match_filenames_once": _READER,
     "train.replica_device_setter": "use torch.distributed",
     "train.shuffle_batch": _READER,
     "train.string_input_producer": _READER,
+    "train.warm_start": "use init_from_checkpoint",
     "train.write_graph": "nothing reads it: leave it out",
     "contrib.cudnn_rnn": "call torch.nn.LSTM or torch.nn.GRU on the symbolic tensor",
     "contrib.data": _READER,

@@ -6,21 +6,22 @@ looked for, values are converted, and then all is written at once.
 
 from thalweg.core.state.copies import Copied, published, staged
 from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, room_for, shown
-from thalweg.core.state.loading import differences, load, mismatch, restore, snapshot
+from thalweg.core.state.loading import Loading, differences, fitting, mismatch, restore, snapshot
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
 __all__ = [
     "Copied",
     "Entry",
     "Item",
+    "Loading",
     "Number",
     "as_now",
     "differences",
     "distinct",
+    "fitting",
     "flaw",
     "kept",
     "keys_of",
-    "load",
     "mismatch",
     "positioned",
     "positioned_keys_of",

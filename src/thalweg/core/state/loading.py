@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,38 +69,58 @@ def mismatch(
     return CheckpointMismatchError(f"{what}{': ' * bool(what)}{'; '.join(listed)}. {outcome}")
 
 
-def restore(pairs: Iterable[tuple[Item, Any]], then: Iterable[Call] = (), what: str = "") -> None:
-    """Set values that have no differences, all of them or none.
+@dataclass(frozen=True)
+class Loading:
+    """A state in which no difference was found, before it is set.
 
-    Args:
+    Attributes:
         pairs: Entries, and what they are set to.
         then: Further calls, after these, of the same kind as `Item.calls`.
-        what: As in `mismatch`.
+        what: Whose state it is, as in `mismatch`.
+    """
+
+    pairs: Sequence[tuple[Item, Any]] = ()
+    then: Sequence[Call] = ()
+    what: str = ""
+
+    def calls(self) -> list[Call]:
+        """What sets it, in C alone; all conversions are made now."""
+        calls: list[Call] = []
+        for entry, value in self.pairs:
+            try:
+                calls += entry.calls(value)
+            except Exception as error:
+                found = [f"{entry.name!r} cannot be read: {error}"]
+                raise mismatch(found, self.what) from error
+        return [*calls, *self.then]
+
+
+def restore(*loadings: Loading) -> None:
+    """Set all of several states, or none.
 
     Raises:
         CheckpointMismatchError: A value cannot be converted.
     """
     with torch.inference_mode(False), torch.no_grad():
-        calls: list[Call] = []
-        for entry, value in pairs:
-            try:
-                calls += entry.calls(value)
-            except Exception as error:
-                raise mismatch([f"{entry.name!r} cannot be read: {error}"], what) from error
-        calls += then
+        calls = [call for each in loadings for call in each.calls()]
         with DisableTorchFunction():  # `with torch.device(...)` would call Python back
             section.run(calls)
 
 
-def load(
+def fitting(
     entries: Sequence[Item], given: Mapping[str, Any], what: str, then: Iterable[Call] = ()
-) -> None:
-    """Check a state against all entries, and set them.
+) -> Loading:
+    """A state that has all entries and nothing else.
+
+    Args:
+        entries: What there is.
+        given: The state.
+        what, then: See `Loading`.
 
     Raises:
-        CheckpointMismatchError: Lists up to ten differences. Nothing has changed.
+        CheckpointMismatchError: Lists up to ten differences.
     """
     found = differences(entries, given)
     if found:
         raise mismatch(found, what)
-    restore([(entry, given[entry.name]) for entry in entries], then, what)
+    return Loading([(entry, given[entry.name]) for entry in entries], list(then), what)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.core.hyperparameters import Hyperparameters, as_hyper
+from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_number
+from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.schedules import LearningRateSchedule, serialize
@@ -22,7 +23,7 @@ _TORCH = {
 }
 
 
-class Hypers:
+class Hypers(TrackableSlots):
     """The part of `Optimizer` that keeps hyperparameters."""
 
     _name: str
@@ -34,6 +35,12 @@ class Hypers:
 
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule."""
+        if name in vars(self).get("_deferred_dependencies", ()):
+            # What is set now counts, not what was restored before and waits.
+            if is_number(value):
+                self._create_hypers()
+            else:
+                self._release(name)
         self._hyper.set(name, value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
@@ -45,7 +52,9 @@ class Hypers:
         return torch.tensor(scalars.as_scalar(value, compute_dtype(dtype)), dtype=dtype)
 
     def _create_hypers(self) -> None:
-        self._hyper.create(self._name)
+        if not self._hyper.created:
+            for name, made in self._hyper.create(self._name, self._begun).items():
+                self._handle_deferred_dependencies(name=name, trackable=made)
 
     def _serialize_hyperparameter(self, name: str) -> Any:
         """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule."""

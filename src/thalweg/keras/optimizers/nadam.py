@@ -104,11 +104,14 @@ class Nadam(BuiltIn):
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}
 
+    def _own_children(self) -> dict[str, Any]:
+        return {**super()._own_children(), **self._extra_weights()}
+
     def _make_extra(self, name: str, dtype: torch.dtype) -> None:
         self._make_cache(dtype)
 
     def _make_cache(self, dtype: torch.dtype) -> None:
-        self._cache = self._own(torch.ones((), dtype=dtype), f"{self._name}/momentum_cache")
+        self._cache = self._own(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
 
     def get_config(self) -> dict[str, Any]:

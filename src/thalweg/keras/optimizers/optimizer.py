@@ -103,6 +103,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._maybe_initialize_trackable()
 
     def __init__(
         self,
@@ -213,6 +214,15 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         self._create_hypers()
         self._create_slots(list(var_list))
         self._restore(var_list)
+
+    def _make_awaited(self, variables: list[Tensor]) -> None:
+        self._create_all_weights(variables)
+
+    def _make_whole(self) -> None:
+        super()._make_whole()
+        if self._deferred_dependencies and executing_eagerly():
+            _ = self.iterations
+            self._create_hypers()
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
         """Hook: create slots with `add_slot`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Number
+from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
@@ -26,7 +28,7 @@ _SECTIONS = ("hyperparameters", "weights", "slots")
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class StateDict(state.Copied):
+class StateDict(TrackableSlots, state.Copied):
     """The part of `Optimizer` that saves and loads.
 
     Attributes:
@@ -78,6 +80,7 @@ class StateDict(state.Copied):
         """
         self._check_eager("get_weights()")
         with self._lock:
+            self._settle()
             owners = self._slots.owners()
             slots = {
                 name: {key: slot.detach().clone() for key, slot in self._slots.all_of(var).items()}
@@ -112,11 +115,19 @@ class StateDict(state.Copied):
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        with self._loading(state_dict, var_list) as found:
+            state.restore(found)
+
+    @contextmanager
+    def _loading(
+        self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
+    ) -> Generator[state.Loading]:
+        """What `load_state_dict` sets; the lock is held meanwhile."""
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager("set_weights(values)", var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
-            self._load(state_dict, var_list)
+            yield self._fitting(state_dict, var_list)
             self._lock.loaded()
 
     def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
@@ -127,13 +138,15 @@ class StateDict(state.Copied):
                 f" {instead} inside `with session:`."
             )
 
-    def _load(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> None:
+    def _fitting(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> state.Loading:
         made, slots = state.staged(self), given["slots"]
+        made._forget_awaited()
         made._pending = {}
         owners = made._slots.owners()
         if var_list is not None:
             variables = distinct(var_list)
-            made._create_all_weights(variables)
+            if variables:
+                made._create_all_weights(variables)
             owners = distinct([*made._slots.owners(), *variables])
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():
@@ -154,7 +167,7 @@ class StateDict(state.Copied):
         pairs = [
             (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
         ]
-        state.restore(pairs, [state.published(self, made)])
+        return state.Loading(pairs, [state.published(self, made)])
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""
@@ -220,7 +233,7 @@ class StateDict(state.Copied):
                     NumericsWarning,
                 )
         pops = [partial(self._pending.pop, title) for title in found]
-        state.restore([(each, known[each.name]) for each in entries], pops)
+        state.restore(state.Loading([(each, known[each.name]) for each in entries], pops))
 
 
 def _check_form(given: Any, class_name: str) -> None:

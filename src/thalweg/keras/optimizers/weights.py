@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, flaw, restore
+from thalweg.core.state import Entry, Loading, flaw, restore
+from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.graph import (
@@ -59,13 +61,15 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
         ) from None
 
 
-class Weights:
+class Weights(TrackableSlots):
     """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
     _lock: Guard
+    _hyper: Hyperparameters
 
     def __init__(self) -> None:
+        self._maybe_initialize_trackable()
         self._iterations: Any = None
         self._counts_for: Tensor | None = None  # `iterations`, if it was given
         self._slots = SlotStore()
@@ -76,15 +80,19 @@ class Weights:
     def iterations(self) -> Tensor:
         """Variable. The number of training steps this optimizer has run."""
         if self._iterations is None:
-            self._iterations = self._own(np.int64(0), f"{self._name}/iter")
+            self._iterations = self._own(np.int64(0), "iter")
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations)
 
     def _own(self, initial_value: Any, name: str) -> Any:
         """A variable of the optimizer that is not trained; one of the graph that is being built."""
+        title = f"{self._name}/{name}"
         if executing_eagerly():
-            return Variable(initial_value, name, trainable=False)
-        return make_variable(initial_value, name)
+            made: Any = Variable(self._begun(name, initial_value), title, trainable=False)
+        else:
+            made = make_variable(initial_value, title)
+        self._handle_deferred_dependencies(name=name, trackable=made)
+        return made
 
     @iterations.setter
     def iterations(self, variable: Any) -> None:
@@ -97,6 +105,7 @@ class Weights:
             raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
         if not is_symbolic(variable) and variable < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {variable.item()}.")
+        self._handle_deferred_dependencies(name="iter", trackable=variable)
         self._iterations = self._counts_for = variable
         self._weights.insert(0, variable)
 
@@ -132,7 +141,7 @@ class Weights:
             slot: Any = make_variable(value, title, like=var)
         else:
             slot = over(value.to(var.device), title)
-        self._weights.append(self._slots.put(var, slot_name, slot))
+        self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
         return slot
 
     def _add_slots(
@@ -144,8 +153,11 @@ class Weights:
             return []
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
-        self._weights.extend(made)
+        self._take_slots(name, missing, made)
         return made
+
+    def _keep_slot(self, slot: Any) -> None:
+        self._weights.append(slot)
 
     def _slot_title(self, var: Tensor, slot_name: str) -> str:
         return f"{self._name}/{name_of(var).split(':')[0]}/{slot_name}"
@@ -158,6 +170,9 @@ class Weights:
         """
         found = self._slots.get(var, slot_name)
         if found is None:
+            self._settle(var, slot_name)
+            found = self._slots.get(var, slot_name)
+        if found is None:
             there = ", ".join(self._slots.all_of(var))
             rest = f" It has {there}." if there else " It has none before its first step."
             raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{rest}")
@@ -166,6 +181,7 @@ class Weights:
 
     def get_slot_names(self) -> list[str]:
         """Names of the slots, in order of creation; [] before the first step."""
+        self._settle()
         return self._slots.names()
 
     def add_weight(
@@ -192,15 +208,18 @@ class Weights:
             trainable = False
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
         if executing_eagerly():
-            weight: Any = Variable(value, name=name, trainable=trainable is not False)
+            start = self._begun(name, value)
+            weight: Any = Variable(start, name=name, trainable=trainable is not False)
         else:
             weight = make_variable(value, name, trainable=trainable is not False)
+        self._track_trackable(weight, name, overwrite=True)
         self._added.append(weight)
         return resolve(weight)
 
     @property
     def weights(self) -> list[Tensor]:
         """The optimizer's variables in order of creation, `iterations` first."""
+        self._settle()
         self._slots.handed_out(self._weights)
         return list(self._weights)
 
@@ -211,6 +230,7 @@ class Weights:
     @untraced
     def get_weights(self) -> list[Any]:
         """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
+        self._settle()
         if any(map(is_symbolic, self._weights)):
             return _session().run(self._weights)
         with self._lock:
@@ -224,6 +244,7 @@ class Weights:
             ValueError: The list has another length, an array has another shape, a value is not
                 a number that its weight can hold, or iterations is negative. Nothing is set then.
         """
+        self._settle()
         weights = self._adapted_weights(list(weights))
         if len(weights) != len(self._weights):
             hint = (
@@ -246,8 +267,22 @@ class Weights:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
         with self._lock.to_load():
-            restore(zip(entries, values, strict=True))
+            restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """`iter`, the hyperparameters that are variables, and whatever else is tracked."""
+        return {**self._own_children(), **super()._trackable_children(save_type, **kwargs)}
+
+    def _lookup_dependency(self, name: str) -> Any:
+        """The child of this name, or None if there is none (yet)."""
+        found = super()._lookup_dependency(name)
+        return self._own_children().get(name) if found is None else found
+
+    def _own_children(self) -> dict[str, Any]:
+        """The variables that are no slots, by their names in checkpoints."""
+        own = {} if self._iterations is None else {"iter": self._iterations}
+        return {**own, **self._hyper.variables()}
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         """Hook: lists of other lengths that an optimizer also accepts."""

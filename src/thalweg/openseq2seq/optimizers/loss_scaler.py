@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.core.state import Entry, load, snapshot
+from thalweg.core.state import Entry, fitting, restore, snapshot
 from thalweg.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -153,7 +153,7 @@ class LossScaler:
             CheckpointMismatchError: Names, shapes or dtypes differ, as with another algorithm.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
-        load(self.entries(), tensors_of(state_dict), type(self).__name__)
+        restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
         """The variables of the state as entries, by names with `scope` before them.

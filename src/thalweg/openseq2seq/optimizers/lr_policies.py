@@ -23,11 +23,13 @@ from thalweg.scalars import ScalarType, as_scalar, is_floating, scalar_type
 from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow
+from thalweg.v1.train.followed import sourced
 from thalweg.variable import as_dtype, dtype_name
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
+@sourced
 def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
     """The learning rate itself, at every step.
 
@@ -41,6 +43,7 @@ def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
     return learning_rate
 
 
+@sourced
 def piecewise_constant(
     global_step: Any,
     learning_rate: float,
@@ -82,6 +85,7 @@ def piecewise_constant(
     return train.piecewise_constant(global_step, boundaries, values)
 
 
+@sourced
 def exp_decay(
     global_step: Any,
     learning_rate: float,
@@ -120,6 +124,7 @@ def exp_decay(
     return _decayed("exp_decay", global_step, learning_rate, decay, begin_decay_at, lowest=min_lr)
 
 
+@sourced
 def poly_decay(
     global_step: Any,
     learning_rate: float,
@@ -165,6 +170,7 @@ def poly_decay(
     return _decayed("poly_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
+@sourced
 def cosine_decay(
     global_step: Any,
     learning_rate: float,
@@ -197,6 +203,7 @@ def cosine_decay(
     return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
+@sourced
 def transformer_policy(
     global_step: Any,
     learning_rate: float,
@@ -241,6 +248,7 @@ def transformer_policy(
     return _followed("transformer_policy", global_step, at, kind)
 
 
+@sourced
 def inv_poly_decay(
     global_step: Any,
     learning_rate: float,

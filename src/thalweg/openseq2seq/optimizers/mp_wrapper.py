@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
+from thalweg.core.state import Loading, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -90,6 +92,12 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
         self._masters = Masters(scope)
         self._loss_scale = checked_scale(loss_scale, as_shipped)
+
+    def _checkpointed(self) -> Any:
+        raise InvalidTypeError(
+            f"{type(self).__name__} keeps slots beside float32 masters, to which no attribute of a"
+            " checkpoint leads. Save the training by its state_dict(), or by train.Saver."
+        )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -303,9 +311,15 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: The state is variables of a graph, which sessions keep.
         """
+        with self._loading(state_dict, var_list) as found:
+            restore(found)
+
+    def _loading(
+        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+    ) -> AbstractContextManager[Loading]:
         check_inner(self._opt)
         variables = self._trained() if var_list is None else list(var_list)
-        self._remembering(variables).load_state_dict(state_dict)
+        return self._remembering(variables).loading(state_dict)
 
     def _remembering(self, variables: list[Any]) -> Training:
         return Training(self._opt, variables, self._masters, self.loss_scaler)

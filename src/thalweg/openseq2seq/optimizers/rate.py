@@ -11,6 +11,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
+from thalweg.v1.train.followed import Followed
 from thalweg.variable import to_tensor
 
 _DECAY = "weight_decay"
@@ -25,17 +26,21 @@ class LiveRate:
 
     Attributes:
         value: The learning rate.
+        source: What tells how it is computed: a `Followed`, or else the policy.
     """
 
     def __init__(self, policy: Callable[[Any], Any], global_step: Any) -> None:
         self._policy = policy
         self._step = global_step
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self.source: Any = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
         self.value = self._evaluated().clone()
 
     def _evaluated(self) -> Tensor:
-        self._given = called(self._policy(self._step))
+        found = self._policy(self._step)
+        self.source = found if isinstance(found, Followed) else self._policy
+        self._given = called(found)
         return _floating(self._given)
 
     def times(self, factor: Any) -> Tensor:

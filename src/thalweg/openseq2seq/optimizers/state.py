@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -86,24 +87,32 @@ class Training:
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: The state is variables of a graph.
         """
+        with self.loading(given) as found:
+            state.restore(found)
+
+    @contextmanager
+    def loading(self, given: Mapping[str, Any]) -> Generator[state.Loading]:
+        """What `load_state_dict` sets; the optimizer's lock is held meanwhile."""
         self._refuse_symbols()
         tensors = tensors_of(given)
         with self.optimizer._locked().to_load(), torch.inference_mode(False), torch.no_grad():
-            keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
-            if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
-                state.load(others, tensors, _WHAT)  # it was saved before the first step
-                self.optimizer._locked().loaded()
-                return
-            # What there is decides: a variable may have another shape or dtype than its slots.
-            keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
-            twins: list[Any] = [state.staged(keeper) for keeper in keepers]
-            made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
-            made._complete()
-            entries = made._entries(keys)
-            before = made._entries(state.positioned_keys_of(self.variables))
-            now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
-            state.load([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
+            yield self._fitting(tensors)
             self.optimizer._locked().loaded()
+
+    def _fitting(self, tensors: Mapping[str, Any]) -> state.Loading:
+        keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
+        if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
+            return state.fitting(others, tensors, _WHAT)  # it was saved before the first step
+        # What there is decides: a variable may have another shape or dtype than its slots.
+        keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
+        twins: list[Any] = [state.staged(keeper) for keeper in keepers]
+        twins[0]._forget_awaited()
+        made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
+        made._complete()
+        entries = made._entries(keys)
+        before = made._entries(state.positioned_keys_of(self.variables))
+        now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
+        return state.fitting([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
 
     def _entries(self, keys: Sequence[str]) -> list[Entry]:
         """What there is of masters, slots, sums, and variables of no variable."""

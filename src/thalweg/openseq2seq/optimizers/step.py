@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
-from thalweg.core.state import Entry
+from thalweg.core.state import Entry, Loading, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.locks import Guard
@@ -232,15 +233,22 @@ class TrainingStep:
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: Neither `var_list` was given nor a step taken.
         """
-        self._load(state_dict)
+        with self._loading(state_dict) as found:
+            restore(found)
 
-    def _load(self, state_dict: Mapping[str, Any], others: Sequence[Entry] = ()) -> None:
-        """`load_state_dict`; `others` are part of the state, too."""
+    @contextmanager
+    def _loading(
+        self, state_dict: Mapping[str, Any], var_list: Any = None, others: Sequence[Entry] = ()
+    ) -> Generator[Loading]:
+        """What `load_state_dict` sets, and `others`, which are part of the state, too; locks are
+        held meanwhile.
+        """
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
             check_inner(self._inner)
-            self._remembering(self._variables, others).load_state_dict(state_dict)
+            with self._remembering(self._variables, others).loading(state_dict) as found:
+                yield found
             self._lock.loaded()
 
     def _remembering(self, variables: Sequence[Any], others: Sequence[Entry] = ()) -> Training:

@@ -123,6 +123,12 @@ class Folder:
             raise Flaw(f"{name} is no regular file")
         return File(found, name)
 
+    def suffixes(self) -> list[str]:
+        """What the names of all files that begin with the prefix have behind it, in order."""
+        here = self._path or "." if self._descriptor is None else self._descriptor
+        names = sorted(os.listdir(here))
+        return [name[len(self._base) :] for name in names if name.startswith(self._base)]
+
     def _open(self, name: str, title: str) -> int:
         if self._descriptor is None:
             if os.path.islink(title):

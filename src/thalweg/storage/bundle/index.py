@@ -20,7 +20,7 @@ from thalweg.storage.stored import ITEM_BYTES
 LIMIT = 1 << 26  # bytes of an index: a million tensors
 SHARDS = 10_000
 _VERSION = 1  # of readers
-_LARGEST = 1 << 63
+LARGEST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _parts(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Part]:
 def _check_shape(entry: Entry) -> None:
     if not entry.dtype:
         raise Flaw("it has no dtype")
-    if prod(length for length in entry.shape if length) * _width(entry) >= _LARGEST:
+    if prod(length for length in entry.shape if length) * _width(entry) >= LARGEST:
         raise Flaw(f"its shape is {entry.shape}, beyond all memory")
 
 
@@ -187,7 +187,7 @@ def _check(entry: Entry, shards: int) -> None:
     """See that an entry can be true, whatever the files hold."""
     if not 0 <= entry.shard < shards:
         raise Flaw(f"it lies in file {entry.shard} of {shards}")
-    if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= _LARGEST:
+    if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
         raise Flaw(f"it has {entry.size} bytes from {entry.offset} on")
     count, width = prod(entry.shape), _width(entry)
     if entry.dtype in NAMES and entry.size != count * width:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage.bundle.flaw import Flaw
 from thalweg.storage.bundle.messages import Slice
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, its shape
 
@@ -94,13 +98,35 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
 
     covered = np.zeros(shape, np.bool_)
     for begins, lengths in boxes:
-        part = covered[region(begins, lengths)]
+        part = covered[_region(begins, lengths)]
         if part.any():
             raise Flaw("its slices lie upon each other")
         part[...] = True
 
 
-def region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
+def joined(
+    parts: Iterable[tuple[tuple[int, ...], tuple[int, ...], np.ndarray[Any, Any]]],
+    shape: tuple[int, ...],
+    width: int,
+) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor from those of its slices.
+
+    Args:
+        parts: For each slice where it begins, its shape, and its bytes; each is asked for when the
+            one before has been copied.
+        shape: That of the tensor.
+        width: Bytes of an element.
+    """
+    import numpy as np
+
+    element = np.dtype(f"V{width}")
+    whole = np.empty(shape, element)
+    for begins, lengths, data in parts:
+        whole[_region(begins, lengths)] = data.view(element).reshape(lengths)
+    return whole.reshape(-1).view(np.uint8)
+
+
+def _region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
     """What an array of the whole is indexed with to have a slice."""
     return tuple(slice(b, b + n) for b, n in zip(begins, lengths, strict=True))
 

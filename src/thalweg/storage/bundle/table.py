@@ -30,9 +30,9 @@ _WHOLE = 16  # one key of so many is whole
 _BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
-def is_table(footer: bytes) -> bool:
-    """Whether a file with these last bytes is a table."""
-    return len(footer) == FOOTER and footer.endswith(_MAGIC)
+def is_table(read: Read, size: int) -> bool:
+    """Whether a file ends as a table does; arguments as for `entries`."""
+    return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 
 def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -45,10 +45,10 @@ def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
     Raises:
         Flaw: The table is damaged or compressed.
     """
-    body = size - FOOTER
-    footer = read(body, FOOTER) if body >= 0 else b""
-    if not is_table(footer):
+    if not is_table(read, size):
         raise Flaw("the file does not end as a table does; it is damaged or something else")
+    body = size - FOOTER
+    footer = read(body, FOOTER)
     with within("end of the file"):
         *remarks, at = _handle(footer, 0, _HANDLES)
         *listing, _ = _handle(footer, at, _HANDLES)
@@ -64,7 +64,7 @@ def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
                     raise Flaw(f"key {quoted(key)} comes after {quoted(before)}")
                 before = key
                 yield key, value
-            if before is None or before > limit:
+            if before is not None and before > limit:
                 raise Flaw(f"its keys go beyond {quoted(limit)}")
         before = limit
 

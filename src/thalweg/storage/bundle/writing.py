@@ -9,11 +9,11 @@ from math import prod
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
 from thalweg.storage import disk
 from thalweg.storage.bundle import object_graph
+from thalweg.storage.bundle.contents import Path, Progress
 from thalweg.storage.bundle.dtypes import NUMBERS, STRING
 from thalweg.storage.bundle.flaw import quoted
 from thalweg.storage.bundle.messages import RANK, Entry, Header
 from thalweg.storage.bundle.object_graph import ObjectGraph
-from thalweg.storage.bundle.reading import Path, Progress
 from thalweg.storage.bundle.strings import encoded_strings
 from thalweg.storage.bundle.table import encoded_table
 from thalweg.storage.checksum import crc32c, masked
@@ -72,7 +72,7 @@ def write(
 
 
 def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:
-    """Names in the order in which TensorFlow writes their data: that of the objects, or of names."""
+    """Names in the order in which TensorFlow writes data: that of the objects, or their own."""
     nodes = () if graph is None else graph.nodes
     named = (value.key.encode() for node in nodes for value in node.attributes)
     first = [key for key in dict.fromkeys(named) if key in items]

@@ -17,6 +17,7 @@ from thalweg.storage.source import Part, Source
 from thalweg.storage.stored import Stored
 
 RATIO = 1032  # how many bytes a stored one may stand for: the best that deflate can do
+_MOST = 2**60  # elements, and those that there would be if no extent were 0
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
@@ -63,6 +64,8 @@ class Dataset:
             self._filters = filters.pipeline(bodies[headers.FILTERS])
         self.shape = (0,) if shape is None else shape
         self._count = math.prod(self.shape)
+        if math.prod(extent or 1 for extent in self.shape) >= _MOST:
+            raise source.damaged(begin, f"{name!r} has the shape {self.shape}")
 
     def _unsafe(self, body: Part, text: str) -> UnsafeCheckpointError:
         return self._source.unsafe(body.offset, f"{self.name!r}: {text}")
@@ -145,7 +148,7 @@ class Dataset:
             raise source.damaged(begin, text)
         whole = math.prod(chunk) * width
         stored = sum(int.from_bytes(key.data[:4], "little") for key, _ in found)
-        if max(size, len(found) * whole) > RATIO * stored:
+        if stored > source.size or max(size, len(found) * whole) > RATIO * stored:
             raise self._hollow(size, stored)
         made = np.empty(shape, f"V{width}")
         starts = itertools.product(*(range(count) for count in counts))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from thalweg.storage.hdf5 import lookup3
 from thalweg.storage.source import Part, Source
 
-_DEEPEST = 8
+_DEEPEST, _ROWS = 8, 64  # levels of a tree; rows of a table, whose blocks double
 
 
 def objects(source: Source, heap: int, tree: int, kind: int) -> Iterator[Part]:
@@ -85,7 +85,7 @@ class _Heap:
         if filters:
             raise source.unsupported(address, "links in compressed heaps are not read")
         lookup3.check(head, "a heap")
-        if not (columns and self._first and direct and bits <= 64):
+        if not (columns and self._first and direct) or bits > 64 or rows > _ROWS:
             raise source.damaged(address, "a heap without room")
         self._columns, self._direct, self._offset = columns, direct, (bits + 7) // 8
         self._length = min(((direct.bit_length() - 1) + 7) // 8, _bytes_for(largest))

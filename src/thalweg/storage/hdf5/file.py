@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thalweg.storage.hdf5 import headers
 from thalweg.storage.hdf5.attributes import Attribute, attributes
 from thalweg.storage.hdf5.datasets import Dataset
-from thalweg.storage.hdf5.headers import LAYOUT, LINK_INFO, SYMBOL_TABLE, Message, messages
+from thalweg.storage.hdf5.headers import Message, messages
 from thalweg.storage.hdf5.heaps import GlobalHeap
 from thalweg.storage.hdf5.links import links
 from thalweg.storage.hdf5.lookup3 import check
@@ -17,12 +18,12 @@ _LONGEST, _DEEPEST = 1024, 64  # of a path: its letters, its names
 
 
 class Group:
-    """A group: what it is named with.
+    """A group of groups and datasets.
 
     Args:
         source: The file.
         name: Its path; "" for the first.
-        messages: Those of its header.
+        found: The messages of its header.
         heap: Where texts of any length lie.
 
     Attributes:
@@ -64,10 +65,12 @@ class Group:
 def _object(source: Source, name: str, address: int, heap: GlobalHeap) -> Group | Dataset:
     found = messages(source, address)
     kinds = {kind for kind, _ in found}
-    if LAYOUT in kinds:
+    if headers.LAYOUT in kinds:
         return Dataset(source, name, found, attributes(found, heap))
-    if kinds & {SYMBOL_TABLE, LINK_INFO}:
+    if kinds & {headers.SYMBOL_TABLE, headers.LINK_INFO}:
         return Group(source, name, found, heap)
+    if headers.DATATYPE in kinds:
+        raise source.unsupported(address, f"{name!r} is a named type, which is not read")
     raise source.damaged(address, f"{name!r} is neither a group nor a dataset")
 
 

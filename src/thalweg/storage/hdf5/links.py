@@ -27,8 +27,9 @@ def links(source: Source, messages: list[Message]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for name, address, offset in _links(source, messages):
-        if name in found:
-            raise source.damaged(offset, f"the name {name!r} is there twice")
+        if name in found or "/" in name:
+            text = "is there twice" if name in found else "has a path in it"
+            raise source.damaged(offset, f"the name {name!r} {text}")
         found[name] = address
     return found
 

@@ -27,8 +27,9 @@ class KerasFile:
         class_name: The name of the optimizer's class, "Adam"; None if the file does not say it.
         config: The optimizer's configuration; None if the file does not have it.
         optimizer: The optimizer's arrays by name, in its order. Keras 3 numbers them:
-            "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate, then
-            come the slots. A `.h5` file has names as "Adam/dense/kernel/m".
+            "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate (unless
+            that is a schedule, or Keras is older than 3), then come the slots. A `.h5` file has
+            names as "Adam/dense/kernel/m".
         variables: The model's variables by path, "dense/kernel"; in the model's order where the
             file says it (`.keras` and `.h5`), else in alphabetical order.
     """
@@ -59,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> KerasFile:
         group = file.root(source)
         if legacy.is_legacy(group):
             return _made("h5", *legacy.read(source, group))
-        return _made("weights.h5", (None, None), *keras3.weights(source, group, []))
+        return _made("weights.h5", (None, None), *keras3.weights(source, group, {}))
 
 
 def _made(kind: str, described: Described, optimizer: Arrays, variables: Arrays) -> KerasFile:

@@ -55,20 +55,23 @@ def _checked(title: str, name: Any) -> str:
     return name
 
 
-def layers_of(described: dict[str, Any]) -> list[str]:
-    """The groups in which Keras 3 saves a model's layers, in the model's order.
+def layers_of(described: dict[str, Any]) -> dict[str, str]:
+    """The names of a model's layers by the groups in which Keras 3 saves them, in its order.
 
     A group is named as the layer's class, with a number if it is not the first one.
     """
     config = described.get("config")
     layers = config.get("layers") if isinstance(config, dict) else None
-    found: list[str] = []
+    found: dict[str, str] = {}
     counts: dict[str, int] = {}
     for layer in layers if isinstance(layers, list) else []:
         if isinstance(layer, dict) and isinstance(layer.get("class_name"), str):
-            name = _snake(layer["class_name"])
-            count = counts[name] = counts.get(name, -1) + 1
-            found.append(f"{name}_{count}" if count else name)
+            kind = _snake(layer["class_name"])
+            count = counts[kind] = counts.get(kind, -1) + 1
+            group = f"{kind}_{count}" if count else kind
+            inner = layer.get("config")
+            name = inner.get("name") if isinstance(inner, dict) else None
+            found[group] = name if isinstance(name, str) and name else group
     return found
 
 

@@ -7,6 +7,8 @@ of a layer or an optimizer, numbered: "layers/dense_1/vars/0".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from thalweg.storage.hdf5 import file
 from thalweg.storage.hdf5.datasets import Dataset
 from thalweg.storage.hdf5.file import Group
@@ -18,15 +20,16 @@ from thalweg.storage.source import Source
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 _OPTIMIZER = "optimizer"
+_METRICS = "metrics"  # sums that Keras 2.12 to 2.15 saved, too, and that are not the model's
 _LARGEST = 100_000_000  # bytes of a description
 
 
 def archive(source: Source) -> tuple[Described, Arrays, Arrays]:
     """The optimizer's class and configuration, its arrays and the model's, of a `.keras` file."""
     members = zipped.members(source)
-    for name in (CONFIG, WEIGHTS):
+    for name in (WEIGHTS, CONFIG):
         if name not in members:
-            raise _without(source, name, [each for each in members if each.startswith("model.")])
+            raise _without(source, name, members)
     if members[CONFIG].size > _LARGEST:
         raise source.damaged(members[CONFIG].begin, f"{CONFIG!r} has more than 100 MB")
     text = zipped.content(source, members[CONFIG])
@@ -38,26 +41,25 @@ def archive(source: Source) -> tuple[Described, Arrays, Arrays]:
     return found, *weights(inner, file.root(inner), layers_of(described))
 
 
-def _without(source: Source, name: str, others: list[str]) -> Exception:
-    if others:
-        return source.unsupported(
-            0, f"weights in {others[0]!r} are not read; Keras' are in {name!r}"
-        )
+def _without(source: Source, name: str, members: Iterable[str]) -> Exception:
+    others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
+    if name == WEIGHTS and others:
+        return source.unsupported(0, f"weights in {others[0]!r} are not read, only in {name!r}")
     return source.damaged(0, f"the archive has no {name!r}")
 
 
-def weights(source: Source, root: Group, order: list[str]) -> tuple[Arrays, Arrays]:
+def weights(source: Source, root: Group, layers: dict[str, str]) -> tuple[Arrays, Arrays]:
     """The optimizer's arrays and the model's.
 
     Args:
         source: The file.
         root: Its first group.
-        order: The groups of the model's layers, in the model's order, as far as it is known.
+        layers: The names of the model's layers by their groups, in its order, if it is known.
 
     Raises:
         UnsupportedCheckpointError: The file is none of Keras'.
     """
-    places = {f"{LAYERS}/{name}": number for number, name in enumerate(order)}
+    places = {f"{LAYERS}/{group}": number for number, group in enumerate(layers)}
 
     def place(path: str) -> tuple[int, object]:
         return places.get("/".join(path.split("/")[:2]), len(places)), by_number(path)
@@ -70,7 +72,7 @@ def weights(source: Source, root: Group, order: list[str]) -> tuple[Arrays, Arra
             if dataset.name != f"{path}/{number}":
                 raise source.damaged(0, f"{path}/{number} is missing")
             optimizer[dataset.name] = array(dataset)
-    return optimizer, {name: array(each) for name, each in named(root, ordered).items()}
+    return optimizer, {name: array(each) for name, each in named(root, ordered, layers).items()}
 
 
 def _owners(source: Source, root: Group) -> dict[str, list[Dataset]]:
@@ -78,6 +80,8 @@ def _owners(source: Source, root: Group) -> dict[str, list[Dataset]]:
     found: dict[str, list[Dataset]] = {}
     for dataset in sorted(root.datasets(), key=lambda each: by_number(each.name)):
         path = dataset.name.rpartition("/")[0]
+        if path.split("/")[0] == _METRICS:
+            continue
         if path.rpartition("/")[2] != VARIABLES:
             text = f"an HDF5 file, but not one of Keras: {dataset.name!r} is in no group 'vars'"
             raise source.unsupported(0, text)

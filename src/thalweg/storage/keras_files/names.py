@@ -43,7 +43,9 @@ def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
 
 
-def named(root: Group, owners: dict[str, list[Dataset]]) -> dict[str, Dataset]:
+def named(
+    root: Group, owners: dict[str, list[Dataset]], layers: dict[str, str]
+) -> dict[str, Dataset]:
     """Variables by path, "dense/kernel": the layers' names in the model, and what a layer has.
 
     If that would give two variables one name, all have their path in the file.
@@ -51,10 +53,11 @@ def named(root: Group, owners: dict[str, list[Dataset]]) -> dict[str, Dataset]:
     Args:
         root: The file's first group.
         owners: The numbered variables of each group that is called "vars".
+        layers: The names of the model's layers by their groups, as far as they are known.
     """
     found: dict[str, Dataset] = {}
     for path, datasets in owners.items():
-        title = _title(root, path)
+        title = _title(root, path, layers)
         kind = re.sub(r"_\d+$", "", path.split("/")[-2]) if "/" in path else ""
         for dataset, own in zip(datasets, _own(kind, datasets), strict=True):
             found["/".join((*title, own))] = dataset
@@ -74,13 +77,14 @@ def _own(kind: str, datasets: list[Dataset]) -> list[str]:
     return list(names) if names and is_plain else numbers
 
 
-def _title(root: Group, path: str) -> list[str]:
+def _title(root: Group, path: str, layers: dict[str, str]) -> list[str]:
     title: list[str] = []
     group: Any = root
-    for part in path.split("/")[:-1]:
+    for place, part in enumerate(path.split("/")[:-1]):
         group = group.members[part]
+        known = layers.get(part, part) if place == 1 and path.startswith(f"{LAYERS}/") else part
         if part != LAYERS:
-            title.append(_given(group) or part)
+            title.append(_given(group) or known)
     return title
 
 

@@ -5,6 +5,34 @@ from thalweg.v1.train.adadelta import AdadeltaOptimizer
 from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
 from thalweg.v1.train.adam import AdamOptimizer
+from thalweg.v1.train.basic_session_run_hooks import (
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    StopAtStepHook,
+)
+from thalweg.v1.train.checkpoint import Checkpoint
+from thalweg.v1.train.checkpoint_management import (
+    checkpoint_exists,
+    generate_checkpoint_state_proto,
+    get_checkpoint_mtimes,
+    get_checkpoint_state,
+    latest_checkpoint,
+    remove_checkpoint,
+    update_checkpoint_state,
+)
+from thalweg.v1.train.checkpoint_manager import CheckpointManager
+from thalweg.v1.train.checkpoint_reader import CheckpointReader as NewCheckpointReader
+from thalweg.v1.train.checkpoint_saver_hook import CheckpointSaverHook, CheckpointSaverListener
+from thalweg.v1.train.checkpoint_utils import (
+    init_from_checkpoint,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+)
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.decay import (
     cosine_decay,
@@ -28,13 +56,26 @@ from thalweg.v1.train.global_step import (
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
 from thalweg.v1.train.momentum import MomentumOptimizer
+from thalweg.v1.train.monitored_session import MonitoredSession, SingularMonitoredSession
+from thalweg.v1.train.monitored_training_session import MonitoredTrainingSession
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
 from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner, start_queue_runners
 from thalweg.v1.train.rmsprop import RMSPropOptimizer
-from thalweg.v1.train.session_run_hook import SessionRunHook
+from thalweg.v1.train.saver import Saver, SaverDef
+from thalweg.v1.train.scaffold import Scaffold
+from thalweg.v1.train.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.session_manager import SessionManager
+from thalweg.v1.train.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.step_counter_hook import StepCounterHook
+from thalweg.v1.train.step_timer import SecondOrStepTimer
 from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
 
 __all__ = [
@@ -42,35 +83,72 @@ __all__ = [
     "AdagradDAOptimizer",
     "AdagradOptimizer",
     "AdamOptimizer",
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "ChiefSessionCreator",
     "Coordinator",
     "ExponentialMovingAverage",
+    "FeedFnHook",
+    "FinalOpsHook",
     "FtrlOptimizer",
+    "GlobalStepWaiterHook",
     "GradientDescentOptimizer",
+    "LoggingTensorHook",
     "MomentumOptimizer",
+    "MonitoredSession",
+    "MonitoredTrainingSession",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "NewCheckpointReader",
     "Optimizer",
     "ProximalAdagradOptimizer",
     "ProximalGradientDescentOptimizer",
     "QueueRunner",
     "RMSPropOptimizer",
+    "Saver",
+    "SaverDef",
+    "Scaffold",
+    "SecondOrStepTimer",
+    "SessionCreator",
+    "SessionManager",
+    "SessionRunArgs",
+    "SessionRunContext",
     "SessionRunHook",
+    "SessionRunValues",
+    "SingularMonitoredSession",
+    "StepCounterHook",
+    "StopAtStepHook",
     "SyncReplicasOptimizer",
     "add_queue_runner",
     "assert_global_step",
+    "checkpoint_exists",
     "cosine_decay",
     "cosine_decay_restarts",
     "create_global_step",
     "exponential_decay",
+    "generate_checkpoint_state_proto",
+    "get_checkpoint_mtimes",
+    "get_checkpoint_state",
     "get_global_step",
     "get_or_create_global_step",
     "global_step",
+    "init_from_checkpoint",
     "inverse_time_decay",
+    "latest_checkpoint",
     "linear_cosine_decay",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
     "natural_exp_decay",
     "noisy_linear_cosine_decay",
     "piecewise_constant",
     "piecewise_constant_decay",
     "polynomial_decay",
+    "remove_checkpoint",
     "start_queue_runners",
+    "update_checkpoint_state",
 ]
 
 __getattr__ = attribute_of("train")

@@ -18,10 +18,11 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.scalars import as_scalar, scalar_type
 from thalweg.schedules.formulas import natural_base
-from thalweg.v1.train.followed import Followed
+from thalweg.v1.train.followed import Followed, sourced
 from thalweg.variable import dtype_name
 
 
+@sourced
 def exponential_decay(
     learning_rate: Any,
     global_step: Any,
@@ -52,6 +53,7 @@ def exponential_decay(
     return _decayed(schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay")
 
 
+@sourced
 def natural_exp_decay(
     learning_rate: Any,
     global_step: Any,
@@ -70,6 +72,7 @@ def natural_exp_decay(
     return _decayed(_natural, global_step, inputs, name or "NaturalExpDecay")
 
 
+@sourced
 def inverse_time_decay(
     learning_rate: Any,
     global_step: Any,
@@ -88,6 +91,7 @@ def inverse_time_decay(
     return _decayed(schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay")
 
 
+@sourced
 def polynomial_decay(
     learning_rate: Any,
     global_step: Any,
@@ -115,6 +119,7 @@ def polynomial_decay(
     return _decayed(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
 
 
+@sourced
 def cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -136,6 +141,7 @@ def cosine_decay(
     return _decayed(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
 
 
+@sourced
 def cosine_decay_restarts(
     learning_rate: Any,
     global_step: Any,
@@ -161,6 +167,7 @@ def cosine_decay_restarts(
     return _decayed(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
 
 
+@sourced
 def linear_cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -186,6 +193,7 @@ def linear_cosine_decay(
     return _decayed(schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay")
 
 
+@sourced
 def noisy_linear_cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -214,6 +222,7 @@ def noisy_linear_cosine_decay(
     )
 
 
+@sourced
 def piecewise_constant(
     x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
 ) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidTypeError
+
+P = ParamSpec("P")
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
@@ -31,6 +35,10 @@ class Followed:
     Args:
         rate: Gives the learning rate now.
         name: Its name in messages.
+
+    Attributes:
+        source: The function that made it and its arguments by name, by which a file describes it;
+            None where there is none, as after arithmetic.
     """
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
@@ -38,6 +46,7 @@ class Followed:
     def __init__(self, rate: Callable[[], Any], name: str) -> None:
         self._rate = rate
         self.__name__ = name
+        self.source: tuple[Callable[..., Any], dict[str, Any]] | None = None
 
     def __call__(self) -> Any:
         """The learning rate now."""
@@ -83,6 +92,20 @@ class Followed:
 
     def __repr__(self) -> str:
         return f"<learning rate '{self.__name__}', computed when it is called>"
+
+
+def sourced(function: Callable[P, Any]) -> Callable[P, Any]:
+    """A function that returns a learning rate, so that a `Followed` tells where it is from."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Any:
+        rate = function(*args, **kwargs)
+        if isinstance(rate, Followed) and rate.source is None:
+            rate.source = (made, dict(signature.bind(*args, **kwargs).arguments))
+        return rate
+
+    return made
 
 
 def _now(value: Any) -> Any:

@@ -528,6 +528,7 @@ class Optimizer(StateDict):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._maybe_initialize_trackable()
         self._under_way = None
         self._lock = Guard(self, Optimizer._forget_step)
 

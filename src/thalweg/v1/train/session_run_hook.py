@@ -1,16 +1,93 @@
-"""`SessionRunHook`: what is called around the life of a session."""
+"""`SessionRunHook`: what is called around the life of a session, and what it is given."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class SessionRunArgs(NamedTuple):
+    """What is to be run.
+
+    Attributes:
+        fetches: As in `Session.run`.
+        feed_dict: Likewise, or None.
+        options: Ignored.
+    """
+
+    fetches: Any
+    feed_dict: Any = None
+    options: Any = None
+
+
+class SessionRunValues(NamedTuple):
+    """What a run has given.
+
+    Attributes:
+        results: What the hook asked for, or None.
+        options: As given to the run.
+        run_metadata: Likewise.
+    """
+
+    results: Any
+    options: Any = None
+    run_metadata: Any = None
+
+
+class SessionRunContext:
+    """One run of a `MonitoredSession`, as hooks see it.
+
+    Args:
+        original_args: What was asked for, without what hooks add.
+        session: The session in which it runs, where hooks may run more.
+    """
+
+    def __init__(self, original_args: SessionRunArgs, session: Any) -> None:
+        self._original_args = original_args
+        self._session = session
+        self._stop_requested = False
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """What was asked for, without what hooks add."""
+        return self._original_args
+
+    @property
+    def session(self) -> Any:
+        """The session in which it runs."""
+        return self._session
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook has requested a stop."""
+        return self._stop_requested
+
+    def request_stop(self) -> None:
+        """Let `should_stop` of the `MonitoredSession` be true after this run."""
+        self._stop_requested = True
 
 
 class SessionRunHook:
     """Base class of hooks; override what is needed.
 
-    Nothing calls the hooks here: a training loop calls `begin` when the graph is built,
-    `after_create_session` when the session is there, `before_run` and `after_run` around each run
-    and `end` before the session is closed.
+    A `MonitoredSession` calls `begin` when the graph is built, `after_create_session` when the
+    session is there, `before_run` and `after_run` around each run and `end` before the session is
+    closed, unless that is because of an error.
+
+    Example:
+        >>> from thalweg import v1
+        >>> class Watch(SessionRunHook):
+        ...     def before_run(self, run_context):
+        ...         return SessionRunArgs({"w": w})
+        ...     def after_run(self, run_context, run_values):
+        ...         print("before the step:", run_values.results["w"])
+        >>> with v1.Graph().as_default():
+        ...     w = v1.Variable(1.0, name="w")
+        ...     step = w.assign_add(1.0)
+        ...     with v1.train.MonitoredTrainingSession(hooks=[Watch()]) as session:
+        ...         for _ in range(2):
+        ...             value = session.run(step)
+        before the step: 1.0
+        before the step: 2.0
 
     Reference: tf.train.SessionRunHook
     """
@@ -26,11 +103,15 @@ class SessionRunHook:
             coord: The `Coordinator` of its threads, or None.
         """
 
-    def before_run(self, run_context: Any) -> Any:
-        """A run comes; what is returned are fetches to add to it, or None."""
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """A run comes.
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        """A run is done; `run_values` is what `before_run` asked for."""
+        Returns:
+            What to run besides, and to feed; or None.
+        """
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """A run is done; `run_values.results` is what `before_run` asked for."""
 
     def end(self, session: Any) -> None:
         """The session is about to be closed."""

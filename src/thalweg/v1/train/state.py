@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.slots import SlotStore
+from thalweg.core.trackable import TrackableSlots
 from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
@@ -33,16 +34,19 @@ def scoped(var: Any, title: str) -> str:
     return f"{scope}/{title}" if scope else title
 
 
-class State:
+class State(TrackableSlots):
     """The part of `Optimizer` that keeps state.
 
     In graph mode the state is variables of the graph, a set for each graph. While a session runs,
     `get_slot` and `_get_non_slot_variable` give that session's values of them.
     """
 
+    PER_GRAPH = True
+
     _name: str
 
     def __init__(self) -> None:
+        self._maybe_initialize_trackable()
         self._slots = SlotStore()
         self._non_slots: dict[tuple[str, Any], Any] = {}
         self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
@@ -55,15 +59,20 @@ class State:
             name: One of `get_slot_names()`.
         """
         found = self._slots.get(var, name)
+        if found is None:
+            self._settle(var, name)
+            found = self._slots.get(var, name)
         self._slots.handed_out([found])
         return found
 
     def get_slot_names(self) -> list[str]:
         """The names of the slots made so far, sorted; [] before the first step."""
+        self._settle()
         return sorted(self._slots.names())
 
     def variables(self) -> list[Any]:
         """The optimizer's own variables in the present graph, or in eager mode, sorted by name."""
+        self._settle()
         graph = None if executing_eagerly() else get_default_graph()
         own = [slot for _, _, slot in self._slots.items()] + list(self._non_slots.values())
         found = [var for var in own if getattr(var, "graph", None) is graph]
@@ -101,7 +110,8 @@ class State:
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             titles = [self._slot_title(var, op_name) for var in missing]
-            self._slots.make(missing, slot_name, value, titles, kind)
+            made = self._slots.make(missing, slot_name, value, titles, kind)
+            self._take_slots(slot_name, missing, made)
 
     def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made with the value `val` if there is none.
@@ -142,7 +152,7 @@ class State:
                 slot: Any = make_variable(value, title)
         else:
             slot = over(value.clone(), title)
-        self._slots.put(var, slot_name, slot)
+        self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: Any, op_name: str) -> str:
         """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
@@ -167,10 +177,12 @@ class State:
             if is_function(initial_value):
                 initial_value = initial_value()
             if graph is None:
-                made: Any = Variable(initial_value, name=name, trainable=False)
+                value = self._begun(name, initial_value)
+                made: Any = Variable(value, name=name, trainable=False)
             else:
                 with graph.as_default():
                     made = make_variable(initial_value, graph.scope + name)
+            self._handle_deferred_dependencies(name=name, trackable=made)
             self._non_slots[name, graph] = made
         return resolve(self._non_slots[name, graph])
 
@@ -184,3 +196,18 @@ class State:
     def _non_slot_variables(self) -> list[Any]:
         """All variables of no variable, of every graph."""
         return list(self._non_slots.values())
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """The variables of no variable, of the present graph, and whatever else is tracked."""
+        graph = None if executing_eagerly() else get_default_graph()
+        own = {name: var for (name, key), var in self._non_slots.items() if key is graph}
+        others = super()._trackable_children(save_type, **kwargs)
+        return {**dict(sorted(own.items())), **others}
+
+    def _lookup_dependency(self, name: str) -> Any:
+        """What is tracked by this name, or the present graph's variable of no variable."""
+        found = super()._lookup_dependency(name)
+        if found is not None:
+            return found
+        graph = None if executing_eagerly() else get_default_graph()
+        return self._get_non_slot_variable(name, graph=graph)

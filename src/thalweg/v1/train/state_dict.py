@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class StateDict(State, state.Copied):
         """
         self._check_has_state()
         with self._locked():
+            self._settle()
             variables = self._chosen_for_state(var_list)
             return state.snapshot(self._entries(variables, state.keys_of(variables)))
 
@@ -62,27 +64,39 @@ class StateDict(State, state.Copied):
                 variables of a graph, which sessions keep.
             InvalidArgumentError, InvalidTypeError: See `state_dict`.
         """
+        with self._loading(state_dict, var_list) as found:
+            state.restore(found)
+
+    @contextmanager
+    def _loading(
+        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+    ) -> Generator[state.Loading]:
+        """What `load_state_dict` sets; the lock is held meanwhile."""
         self._check_has_state()
         given = tensors_of(state_dict)
         with self._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
-            if not (given or self._slots.owners()):
-                self._locked().loaded()
-                return  # it was saved before the first step
-            if not variables:
-                raise FailedPreconditionError(
-                    f"{self._name} has no slots before its first step. Give the variables:"
-                    " load_state_dict(state_dict, var_list). Nothing was loaded."
-                )
-            # What there is decides: a variable may have another shape by now than its slots.
-            made = state.staged(self)
-            made._create_slots(variables)
-            entries = made._entries(variables, state.keys_of(variables))
-            before = made._entries(variables, state.positioned_keys_of(variables))
-            given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
-            what = f"The state of {self._name}"
-            state.load(entries, given, what, [state.published(self, made)])
+            if given or self._slots.owners():
+                yield self._fitting(given, variables)
+            else:  # it was saved before the first step
+                yield state.Loading()
             self._locked().loaded()
+
+    def _fitting(self, given: Mapping[str, Any], variables: list[Tensor]) -> state.Loading:
+        if not variables:
+            raise FailedPreconditionError(
+                f"{self._name} has no slots before its first step. Give the variables:"
+                " load_state_dict(state_dict, var_list). Nothing was loaded."
+            )
+        # What there is decides: a variable may have another shape by now than its slots.
+        made = state.staged(self)
+        made._forget_awaited()
+        made._create_slots(variables)
+        entries = made._entries(variables, state.keys_of(variables))
+        before = made._entries(variables, state.positioned_keys_of(variables))
+        given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
+        what = f"The state of {self._name}"
+        return state.fitting(entries, given, what, [state.published(self, made)])
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         raise NotImplementedError
@@ -91,8 +105,8 @@ class StateDict(State, state.Copied):
         own = [*self._slots.owners(), *self._non_slots.values()]
         if not executing_eagerly() or any(map(is_symbolic, own)):
             raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Run"
-                " variables() of the optimizer."
+                f"The state of {self._name} is variables of a graph: a session has its values, and"
+                " thalweg.v1.train.Saver saves and restores them."
             )
 
     def _chosen_for_state(self, var_list: Any) -> list[Tensor]:

@@ -58,6 +58,17 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
+    def _checkpointed(self) -> Any:
+        return self._opt._checkpointed()
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Those of the optimizer inside, in whose place none of this one are saved."""
+        return self._opt._trackable_children(save_type, **kwargs)
+
+    def _lookup_dependency(self, name: str) -> Any:
+        """A child of the optimizer inside."""
+        return self._opt._lookup_dependency(name)
+
     def _turn(self) -> Lock:
         return self._opt._turn()
 

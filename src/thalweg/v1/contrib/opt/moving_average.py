@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg.core.pairs import as_pairs, distinct
-from thalweg.graph import control_dependencies, group
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import control_dependencies, graph_variable_of, group
 from thalweg.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
+from thalweg.v1.train.saveables import all_saveable, by_name
+from thalweg.v1.train.saver import Saver
 from thalweg.v1.train.wrapping import WrappingOptimizer
 
 
@@ -25,8 +28,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
             leaves the order open; in eager mode there is only this order.
 
     Differs from:
-        TensorFlow, whose slots are reached through `opt` alone. There is no `swapping_saver`;
-        `average` gives what it would save in place of a variable.
+        TensorFlow, whose slots are reached through `opt` alone.
 
     Example:
         >>> from thalweg import Variable
@@ -51,10 +53,47 @@ class MovingAverageOptimizer(WrappingOptimizer):
         super().__init__(opt, False, None)
         self._ema = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
+        self._counterparts: dict[Any, Any] = {}  # of graphs: averages by variables, and back
 
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
         return self._ema.average(var)
+
+    def swapping_saver(
+        self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
+    ) -> Saver:
+        """A saver that saves averages under the names of their variables, and these under theirs.
+
+        What reads the variables of its checkpoints, such as a plain `Saver` of a graph without an
+        optimizer, so gets the averages. This saver restores both to where they belong.
+
+        Args:
+            var_list: As in `Saver`. Of each variable with an average that is in it, the average
+                must be in it, too, and the other way round.
+            name: As in `Saver`.
+            kwargs: Further arguments of `Saver`.
+
+        Raises:
+            RuntimeError: There are no averages in a graph yet.
+            ValueError: A variable without its average is to be saved, or the other way round.
+        """
+        if not self._counterparts:
+            raise FailedPreconditionError(
+                "Must call apply_gradients or minimize before creating the swapping_saver, in graph"
+                " mode."
+            )
+        chosen = by_name(all_saveable() if var_list is None else var_list)
+        names = {variable: key for key, variable in chosen.items()}
+        swapped: dict[str, Any] = {}
+        for key, variable in chosen.items():
+            other = self._counterparts.get(variable, variable)
+            if other not in names:
+                raise InvalidArgumentError(
+                    f"Variable to swap {other.op.name} is not part of variables to save. This"
+                    " breaks MovingAverageOptimizer."
+                )
+            swapped[key] = other
+        return Saver(swapped, name=name, **kwargs)
 
     @untraced
     def apply_gradients(
@@ -74,4 +113,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
                 return None
         with control_dependencies([step] if self._sequential_update else []):
             averages = self._ema.apply(variables)
+        for var in map(graph_variable_of, variables):
+            average = self._ema.average(var)
+            self._counterparts |= {var: average, average: var}
         return group(step, averages, name="train_with_avg")

@@ -1,0 +1,67 @@
+"""Saving beside the training: the copy is made at once, and a thread writes it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from thalweg.checkpoint.named import Variables
+from thalweg.checkpoint.saving import Path, Progress, Snapshot, snapshot
+
+
+class Saving:
+    """A file that is being written.
+
+    Made by `save_async`.
+    """
+
+    def __init__(self, taken: Snapshot, path: Path, progress: Progress | None) -> None:
+        self.path = path
+        self._error: BaseException | None = None
+        # No daemon: the interpreter waits for the file at its end.
+        self._thread = threading.Thread(
+            target=self._write, args=(taken, progress), name=f"saving {path}"
+        )
+        self._thread.start()
+
+    def _write(self, taken: Snapshot, progress: Progress | None) -> None:
+        try:
+            taken.write(self.path, progress)
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> bool:
+        """Whether the file is there, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the file is there.
+
+        Raises:
+            CheckpointWriteError: It cannot be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def save_async(
+    path: Path,
+    *,
+    optimizer: Any = None,
+    variables: Variables | None = None,
+    module: torch.nn.Module | None = None,
+    extra: Any = None,
+    progress: Progress | None = None,
+) -> Saving:
+    """As `save`, but only until all is copied; a thread writes the copy.
+
+    Arguments and errors are those of `save`; what comes of writing is raised by `wait`.
+
+    Returns:
+        The file under way: `wait()` for it before the program ends or the file is read.
+    """
+    taken = snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
+    return Saving(taken, path, progress)

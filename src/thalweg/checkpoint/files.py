@@ -1,0 +1,172 @@
+"""What files of tensors hold, of whatever kind: listed, verified, compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.errors import DataLossError, MissingFileError
+from thalweg.storage import bundle, container, keras_files
+from thalweg.storage.stored import Stored
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A tensor of a file.
+
+    Attributes:
+        name: Its name.
+        dtype: As safetensors calls it, "F32"; another name of what is read as no tensor.
+        shape: Its shape.
+        bytes: How many bytes it has.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a file holds.
+
+    Attributes:
+        path: The file; of TensorFlow's checkpoints what their names begin with.
+        kind: "thalweg", "tensorflow", or "keras".
+        tensors: The tensors, in the order of the file.
+        document: What our file says besides; {} of others.
+    """
+
+    path: str
+    kind: str
+    tensors: tuple[Listed, ...]
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(each.bytes for each in self.tensors)
+
+
+def listing(path: Path) -> Listing:
+    """What a file holds; of ours and of TensorFlow's no tensor is read.
+
+    Raises:
+        MissingFileError: There is no such file.
+        DataLossError: It is of no kind that is known here, or is damaged.
+        ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
+    """
+    title, kind = os.fspath(path), kind_of(path)
+    if kind == "thalweg":
+        found = container.describe(path)
+        tensors = [
+            Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
+        ]
+        return Listing(title, kind, tuple(tensors), found.document)
+    if kind == "tensorflow":
+        entries = bundle.describe(path)
+        return Listing(
+            title, kind, tuple(Listed(e.name, e.dtype, e.shape, e.bytes) for e in entries)
+        )
+    return Listing(title, kind, _listed(_of_keras(path)))
+
+
+def verified(path: Path, progress: Progress | None = None) -> Listing:
+    """What a file holds, after all of it was read and compared with its checksums.
+
+    Raises:
+        ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
+    """
+    kind = kind_of(path)
+    if kind == "thalweg":
+        container.verify(path, progress)
+    elif kind == "tensorflow":
+        bundle.read(path, progress=progress)
+    return listing(path)
+
+
+def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:
+    """Where the tensors of two files differ, in words; their bits are compared.
+
+    Args:
+        one, other: Files of any kind.
+        progress: As in `container.read`, for each file.
+    """
+    a, b = contents(one, progress), contents(other, progress)
+    found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
+    found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
+    for name in a:
+        if name in b:
+            found += _difference(name, a[name], b[name])
+    return found
+
+
+def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+    """All tensors of a file, verified."""
+    kind = kind_of(path)
+    if kind == "thalweg":
+        return container.read(path, progress=progress).tensors
+    if kind == "tensorflow":
+        return bundle.read(path, progress=progress).tensors
+    return _of_keras(path)
+
+
+def kind_of(path: Path) -> str:
+    """The kind of a file, told by its first bytes: "thalweg", "tensorflow" or "keras".
+
+    Raises:
+        MissingFileError: There is no such file.
+        DataLossError: It is of none of these kinds.
+    """
+    for kind, is_of in (
+        ("thalweg", container.is_container),
+        ("tensorflow", bundle.is_bundle),
+        ("keras", keras_files.is_keras_file),
+    ):
+        if is_of(path):
+            return kind
+    title = os.fspath(path)
+    if not (os.path.exists(title) or os.path.exists(f"{title}.index")):
+        raise MissingFileError(f"{title} does not exist, nor does {title}.index.")
+    raise DataLossError(
+        f"{title} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged."
+        " A checkpoint of TensorFlow is named without '.index' and '.data-...'."
+    )
+
+
+def _of_keras(path: Path) -> dict[str, Stored]:
+    found = keras_files.read(path)
+    return {**found.variables, **found.optimizer}
+
+
+def _listed(tensors: Mapping[str, Stored]) -> tuple[Listed, ...]:
+    return tuple(
+        Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
+    )
+
+
+def _difference(name: str, one: Stored, other: Stored) -> list[str]:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return [f"{name!r} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"]
+    if one.data == other.data:
+        return []
+    try:
+        a, b = one.tensor().double(), other.tensor().double()
+    except (RuntimeError, TypeError):
+        return [f"{name!r} has other bits: {_hash(one)} and {_hash(other)}"]
+    count = int((a != b).sum())
+    if not count:
+        return [f"{name!r} has other bits of equal values"]
+    most = float((a - b).abs().nan_to_num(float("inf")).max())
+    return [f"{name!r} differs in {count} of {a.numel()} elements, by {most:.3g} at most"]
+
+
+def _hash(value: Stored) -> str:
+    return hashlib.blake2b(value.data, digest_size=4).hexdigest()

@@ -1,0 +1,258 @@
+"""`CheckpointManager`: a folder of checkpoints, of which some are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from thalweg.checkpoint.asynchronous import Saving
+from thalweg.checkpoint.named import Variables
+from thalweg.checkpoint.plain import Reader
+from thalweg.checkpoint.saving import Restored, restore, snapshot
+from thalweg.errors import (
+    InvalidArgumentError,
+    MissingFileError,
+    PerformanceWarning,
+    ThalwegError,
+    warn,
+)
+from thalweg.storage import container
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint of a folder.
+
+    Attributes:
+        step: Its number.
+        path: Its file.
+        time: When it was taken, in seconds since 1970.
+        metrics: What it was saved with.
+    """
+
+    step: int
+    path: Path
+    time: float
+    metrics: Mapping[str, float]
+
+
+def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
+    """The checkpoint of a folder with the highest step; None if there is none.
+
+    Args:
+        directory: A folder that a `CheckpointManager` writes to.
+        name: What the names of the files begin with.
+    """
+    numbers = _files(Path(directory), name)
+    return numbers[max(numbers)] if numbers else None
+
+
+class CheckpointManager:
+    """Numbered checkpoints in a folder, of which the last ones, some old ones and the best stay.
+
+    What is kept is decided anew from the files that are there, so a training that is started again
+    goes on as if it had not stopped.
+
+    Args:
+        directory: The folder; made if it is not there.
+        keep: How many of the last ones stay; None keeps all.
+        keep_every: Optional. Seconds: of the others one stays in each such span of time.
+        best: Optional. The name of a metric: the checkpoint with its best value stays.
+        mode: Whether the best value is the lowest, "min", or the highest, "max".
+        name: What the names of the files begin with: "checkpoint-12.safetensors".
+        asynchronous: Whether a thread writes, while the training goes on.
+        clock: Gives the time in seconds since 1970.
+
+    Raises:
+        InvalidArgumentError: A number is below 1, or `mode` is neither.
+
+    Example:
+        >>> import tempfile, thalweg
+        >>> from thalweg.keras.optimizers import SGD
+        >>> manager = CheckpointManager(tempfile.mkdtemp(), keep=2, best="loss")
+        >>> w, opt = thalweg.Variable([4.0], name="w"), SGD(0.25)
+        >>> for step, loss in enumerate([0.1, 0.4, 0.3, 0.2]):
+        ...     _ = opt.apply_gradients([([1.0], w)])
+        ...     _ = manager.save(step, optimizer=opt, variables=[w], metrics={"loss": loss})
+        >>> [each.step for each in manager.checkpoints()]
+        [0, 2, 3]
+        >>> _ = manager.restore(0, optimizer=opt, variables=[w])
+        >>> w.item()
+        3.75
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int | None = 5,
+        keep_every: float | None = None,
+        best: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        name: str = "checkpoint",
+        asynchronous: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
+        if keep_every is not None and not keep_every > 0:
+            raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
+        if mode not in ("min", "max"):
+            raise InvalidArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
+        if not name or os.sep in name:
+            raise InvalidArgumentError(f"name must be the name of a file, not {name!r}.")
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._keep, self._keep_every = keep, keep_every
+        self._best, self._mode = best, mode
+        self._name, self._clock = name, clock
+        self._asynchronous = asynchronous
+        self._saving: Saving | None = None
+
+    def save(
+        self,
+        step: int,
+        *,
+        optimizer: Any = None,
+        variables: Variables | None = None,
+        module: torch.nn.Module | None = None,
+        extra: Any = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Path:
+        """Save a training under a number, and remove what need not stay; see `save`.
+
+        Args:
+            step: The number, 0 or more.
+            metrics: Optional. Numbers by name, the one called `best` among them.
+
+        Returns:
+            The file. Where a thread writes it, it is there after `wait`, or the next `save`, which
+            also raises what came of it.
+
+        Raises:
+            InvalidArgumentError: `step` is below 0, or `best` is not among the metrics.
+        """
+        if step < 0:
+            raise InvalidArgumentError(f"step must be 0 or more, not {step}.")
+        given = dict(metrics or {})
+        if self._best is not None and self._best not in given:
+            raise InvalidArgumentError(
+                f"metrics must have {self._best!r}, by which the best is kept; given: {given}."
+            )
+        taken = snapshot(
+            optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
+        )
+        taken.document.update(step=step, time=self._clock())
+        path = self.directory / f"{self._name}-{step}{SUFFIX}"
+        self.wait()
+        if self._asynchronous:
+            self._saving = Saving(taken, path, None)
+        else:
+            taken.write(path)
+            self._remove()
+        return path
+
+    def wait(self) -> None:
+        """Return when all files are there.
+
+        Raises:
+            CheckpointWriteError: One cannot be written.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+            self._remove()
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        optimizer: Any = None,
+        variables: Variables | None = None,
+        module: torch.nn.Module | None = None,
+    ) -> Restored:
+        """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
+
+        Raises:
+            MissingFileError: There is none, or none of this number.
+        """
+        self.wait()
+        numbers = _files(self.directory, self._name)
+        if not numbers or (step is not None and step not in numbers):
+            what = "no checkpoint" if step is None else f"no checkpoint {step}"
+            raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
+        path = numbers[max(numbers) if step is None else step]
+        return restore(path, optimizer=optimizer, variables=variables, module=module)
+
+    def latest(self) -> Path | None:
+        """The file with the highest number; None if there is none."""
+        self.wait()
+        return latest(self.directory, self._name)
+
+    def best(self) -> Path | None:
+        """The file whose metric is best; None if there is none.
+
+        Raises:
+            InvalidArgumentError: The manager was told of no metric.
+        """
+        if self._best is None:
+            raise InvalidArgumentError("There is no best one without a metric: give best=.")
+        self.wait()
+        found = self._winner(self.checkpoints())
+        return None if found is None else found.path
+
+    def checkpoints(self) -> list[Kept]:
+        """Those that are there, by number. A damaged file is none of them, and warns."""
+        found: list[Kept] = []
+        for step, path in sorted(_files(self.directory, self._name).items()):
+            try:
+                document = container.describe(path).document
+                told = Reader({})(document.get("metrics", {}))
+                metrics = {name: float(each) for name, each in told.items()}
+                found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
+            except (ThalwegError, TypeError, ValueError, AttributeError) as error:
+                warn(f"{path} is left alone: {error}", PerformanceWarning)
+        return found
+
+    def _winner(self, there: list[Kept]) -> Kept | None:
+        sign = 1 if self._mode == "min" else -1
+        values = [(sign * each.metrics.get(self._best or "", math.nan), each) for each in there]
+        comparable = [pair for pair in values if not math.isnan(pair[0])]
+        return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
+
+    def _remove(self) -> None:
+        there = self.checkpoints()
+        if self._keep is None or len(there) <= self._keep:
+            return
+        winner = self._winner(there) if self._best is not None else None
+        stays = {each.step for each in there[-self._keep :]}
+        stays |= {winner.step} if winner is not None else set()
+        last = -math.inf
+        for each in there:
+            if self._keep_every is not None and each.time - last >= self._keep_every:
+                last = each.time
+                stays.add(each.step)
+        for each in there:
+            if each.step not in stays:
+                with contextlib.suppress(FileNotFoundError):
+                    each.path.unlink()
+
+
+def _files(directory: Path, name: str) -> dict[int, Path]:
+    """The checkpoints of a folder by number."""
+    pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
+    if not directory.is_dir():
+        return {}
+    found = {path: pattern.fullmatch(path.name) for path in directory.iterdir()}
+    return {int(match[1]): path for path, match in found.items() if match is not None}

@@ -1,0 +1,149 @@
+"""The variables of a training by the names of a file, and the state of their optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.pairs import distinct, flatten
+from thalweg.core.state import Entry, Loading, fitting, keys_of
+from thalweg.core.state import distinct as distinct_names
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.openseq2seq.micro_batches import MicroBatchStep
+from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
+from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.variable import name_of
+
+Variables = Mapping[str, Tensor] | Iterable[Tensor]
+
+
+def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[str, Tensor]:
+    """The tensors by name: those given, and the parameters and buffers of a module.
+
+    Raises:
+        InvalidTypeError: What is given is neither.
+        InvalidArgumentError: Two tensors have the same name.
+    """
+    found: dict[str, Tensor] = {}
+    if module is not None:
+        if not isinstance(module, torch.nn.Module):
+            kind = type(module).__name__
+            raise InvalidTypeError(f"module must be a torch.nn.Module, not {kind}.")
+        found |= module.state_dict(keep_vars=True)
+    given = {} if variables is None else _by_name(variables)
+    twice = sorted(found.keys() & given.keys())
+    if twice:
+        raise InvalidArgumentError(f"{twice[0]!r} is the name of a variable and in the module.")
+    found |= given
+    for name, each in found.items():
+        if not isinstance(each, Tensor):
+            raise InvalidTypeError(f"{name!r} is a {type(each).__name__}, not a tensor.")
+    return found
+
+
+def _by_name(variables: Variables) -> dict[str, Tensor]:
+    if isinstance(variables, Mapping):
+        return {str(name): each for name, each in variables.items()}
+    tensors = distinct(flatten(variables))
+    return dict(zip(keys_of(tensors), tensors, strict=True))
+
+
+def guard_of(optimizer: Any) -> Any:
+    """The lock that holds the optimizer's steps back."""
+    return optimizer._locked() if hasattr(optimizer, "_locked") else optimizer._lock
+
+
+def check_kind(optimizer: Any) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        InvalidTypeError: It is none of the library.
+    """
+    if not isinstance(optimizer, KerasOptimizer | V1Optimizer | TrainingStep | MicroBatchStep):
+        raise InvalidTypeError(
+            "optimizer must be one of thalweg.keras or thalweg.v1, or a step of optimize_loss, not"
+            f" a {type(optimizer).__name__}."
+        )
+
+
+def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """`state_dict` of an optimizer, with the slots of these variables by these names."""
+    if isinstance(optimizer, KerasOptimizer):
+        state = optimizer.state_dict()
+        known = _renaming(_titles(optimizer._slots.owners()), tensors)
+        slots = {known.get(title, title): own for title, own in state["slots"].items()}
+        return {**state, "slots": slots}
+    variables = _owners(optimizer)
+    known = _renaming(dict(zip(keys_of(variables), variables, strict=True)), tensors)
+    if isinstance(optimizer, V1Optimizer):
+        return _flat_renamed(optimizer.state_dict(variables), known)
+    return _flat_renamed(optimizer.state_dict(), known)
+
+
+@contextmanager
+def loading(
+    optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Generator[Loading]:
+    """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
+    if not tensors:
+        with optimizer._loading(state) as found:
+            yield found
+        return
+    if isinstance(optimizer, KerasOptimizer):
+        variables = [tensors[name] for name in state["slots"] if name in tensors]
+        known = _titles(distinct([*optimizer._slots.owners(), *variables]))
+        names = {name: title for title, name in _renaming(known, tensors).items()}
+        slots = {names.get(name, name): own for name, own in state["slots"].items()}
+        with optimizer._loading({**state, "slots": slots}, variables) as found:
+            yield found
+        return
+    owners = {name.rpartition("/")[0] for name in state}
+    variables = [each for name, each in tensors.items() if name in owners]
+    if not isinstance(optimizer, V1Optimizer):
+        variables = _owners(optimizer)
+    known = dict(zip(keys_of(variables), variables, strict=True))
+    names = {name: title for title, name in _renaming(known, tensors).items()}
+    with optimizer._loading(_flat_renamed(state, names), variables or None) as found:
+        yield found
+
+
+def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
+    """What sets the variables themselves.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes or dtypes differ.
+    """
+    entries = [Entry(name, each) for name, each in tensors.items()]
+    return fitting(entries, given, "The variables")
+
+
+def _owners(optimizer: Any) -> list[Tensor]:
+    if isinstance(optimizer, V1Optimizer):
+        return optimizer._slots.owners()
+    return optimizer._known()
+
+
+def _titles(variables: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The variables by what Keras' state calls them."""
+    names = distinct_names([name_of(var) for var in variables])
+    return dict(zip(names, variables, strict=True))
+
+
+def _renaming(known: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The optimizer's names of variables, and the given ones."""
+    names = {id(each): name for name, each in reversed(list(tensors.items()))}
+    return {title: names[id(var)] for title, var in known.items() if id(var) in names}
+
+
+def _flat_renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A state by "variable/slot", with other names of variables."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        owner, slash, slot = name.rpartition("/")
+        found[f"{names.get(owner, owner)}{slash}{slot}"] = value
+    return found

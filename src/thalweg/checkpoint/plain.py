@@ -1,0 +1,143 @@
+"""Values as plain JSON and named tensors, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.state import flaw, kept
+from thalweg.errors import InvalidConfigError, InvalidTypeError, NotFoundError
+
+# What is no JSON is a dict of one such key.
+TENSOR = "$tensor"  # the name of a tensor
+SCALAR = "$scalar"  # [dtype, number]: a NumPy scalar
+FLOAT = "$float"  # "nan", "inf" or "-inf"
+TUPLE = "$tuple"
+DICT = "$dict"  # [[key, value], ...]: where a key is no string, or begins with "$"
+
+Special = Callable[[Any, str], Any]
+
+
+class Writer:
+    """Makes plain JSON of values, and gathers their tensors by name.
+
+    Args:
+        special: Optional. Called first, with a value and its name; NotImplemented leaves it to
+            this class.
+        copies: Whether tensors are copied; they may change afterwards then.
+
+    Attributes:
+        tensors: The tensors so far.
+    """
+
+    def __init__(self, special: Special | None = None, copies: bool = True) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._special = special
+        self._copies = copies
+
+    def __call__(self, value: Any, name: str) -> Any:
+        """The value in JSON; its tensors are called `name`, or begin with it and "/".
+
+        Raises:
+            InvalidTypeError: It holds what is neither number, text, tensor, array nor a container
+                of those.
+        """
+        found = NotImplemented if self._special is None else self._special(value, name)
+        if found is not NotImplemented:
+            return found
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {FLOAT: repr(value)}
+        if isinstance(value, np.generic):
+            return {SCALAR: [value.dtype.name, self(value.item(), name)]}
+        if isinstance(value, Tensor | np.ndarray):
+            return {TENSOR: self._add(value, name)}
+        if isinstance(value, Mapping):
+            return self._mapping(value, name)
+        if isinstance(value, list | tuple):
+            items = [self(each, f"{name}/{index}") for index, each in enumerate(value)]
+            return {TUPLE: items} if isinstance(value, tuple) else items
+        raise InvalidTypeError(
+            f"{name!r} is a {type(value).__name__}, which no file holds: numbers, text, None,"
+            " tensors, arrays, and lists, tuples and dicts of those can be saved."
+        )
+
+    def _mapping(self, value: Mapping[Any, Any], name: str) -> Any:
+        items = {key: self(each, f"{name}/{key}") for key, each in value.items()}
+        if all(type(key) is str and not key.startswith("$") for key in items):
+            return items
+        return {DICT: [[self(key, name), each] for key, each in items.items()]}
+
+    def _add(self, value: Any, name: str) -> str:
+        tensor = torch.from_numpy(np.asarray(value)) if isinstance(value, np.ndarray) else value
+        problem = flaw(tensor)
+        if problem is not None:
+            raise InvalidTypeError(f"{name!r} is {problem}, which cannot be saved.")
+        title, count = name, 0
+        while title in self.tensors:
+            count += 1
+            title = f"{name}#{count}"
+        self.tensors[title] = kept(tensor) if self._copies else tensor.detach()
+        return title
+
+
+class Reader:
+    """Makes values of plain JSON and named tensors.
+
+    Args:
+        tensors: The tensors by name.
+        special: Optional. Called first, with the mark of a dict, such as "$schedule", and what it
+            holds; NotImplemented leaves it to this class.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], special: Special | None = None) -> None:
+        self._tensors = tensors
+        self._special = special
+
+    def __call__(self, plain: Any) -> Any:
+        """The value.
+
+        Raises:
+            InvalidConfigError: It is nothing that `Writer` makes.
+            NotFoundError: A tensor is not there.
+        """
+        if isinstance(plain, list):
+            return [self(each) for each in plain]
+        if not isinstance(plain, dict):
+            return plain
+        mark = next(iter(plain), "")
+        if not mark.startswith("$"):
+            return {key: self(each) for key, each in plain.items()}
+        try:
+            return self._marked(mark, plain[mark])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            if isinstance(error, InvalidConfigError | NotFoundError):
+                raise
+            raise InvalidConfigError(f"{mark} of {str(plain[mark])[:80]} is nothing.") from error
+
+    def _marked(self, mark: str, content: Any) -> Any:
+        found = NotImplemented if self._special is None else self._special(mark, content)
+        if found is not NotImplemented:
+            return found
+        if mark == TENSOR:
+            if content not in self._tensors:
+                raise NotFoundError(f"Key {content} not found in checkpoint")
+            return self._tensors[content]
+        if mark == SCALAR:
+            dtype, number = content
+            if np.dtype(dtype).kind not in "biuf":
+                raise InvalidConfigError(f"{dtype} is the type of no number.")
+            return np.dtype(dtype).type(self(number))
+        if mark == FLOAT:
+            return float(content)
+        if mark == TUPLE:
+            return tuple(self(each) for each in content)
+        if mark == DICT:
+            return {self(key): self(each) for key, each in content}
+        raise InvalidConfigError(f"{mark} is unknown here.")

@@ -1,0 +1,246 @@
+"""`save` and `restore`: a whole training in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint import described
+from thalweg.checkpoint.named import (
+    Variables,
+    check_kind,
+    guard_of,
+    loading,
+    named,
+    state_of,
+    values,
+)
+from thalweg.checkpoint.plain import Reader, Writer
+from thalweg.core import state
+from thalweg.errors import CheckpointMismatchError, InvalidConfigError
+from thalweg.storage import container
+from thalweg.storage.stored import of_tensor
+from thalweg.tracing import untraced
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+KIND = "training"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Copies of a training at one moment, to be written whenever.
+
+    Attributes:
+        document: What is no tensor, as JSON.
+        tensors: The tensors by their names in a file.
+    """
+
+    document: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def write(self, path: Path, progress: Progress | None = None) -> None:
+        """Write it; see `save`."""
+        stored = {name: of_tensor(each) for name, each in self.tensors.items()}
+        container.write(path, stored, self.document, progress)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `restore` gives.
+
+    Attributes:
+        optimizer: The optimizer, given or new; None if the file has none.
+        extra: What was saved as `extra`, or None.
+        metrics: What a `CheckpointManager` was told of it.
+    """
+
+    optimizer: Any = None
+    extra: Any = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@untraced
+def snapshot(
+    *,
+    optimizer: Any = None,
+    variables: Variables | None = None,
+    module: torch.nn.Module | None = None,
+    extra: Any = None,
+    metrics: Mapping[str, float] | None = None,
+) -> Snapshot:
+    """What `save` writes, as copies, taken between two steps.
+
+    Arguments and errors are those of `save`.
+    """
+    tensors = named(variables, module)
+    with _held(optimizer):
+        return _taken(optimizer, tensors, extra, metrics, copies=True)
+
+
+def _held(optimizer: Any) -> AbstractContextManager[Any]:
+    """What holds the steps of other threads back."""
+    if optimizer is None:
+        return nullcontext()
+    check_kind(optimizer)
+    return guard_of(optimizer)
+
+
+def _taken(
+    optimizer: Any,
+    tensors: dict[str, Tensor],
+    extra: Any,
+    metrics: Mapping[str, float] | None,
+    copies: bool,
+) -> Snapshot:
+    own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
+    document: dict[str, Any] = {"kind": KIND}
+    if optimizer is not None:
+        document["optimizer"] = described.described(optimizer)
+        document["state"] = own(state_of(optimizer, tensors), "optimizer")
+    document["variables"] = given(tensors, "variables")
+    document["extra"] = given(extra, "extra")
+    numbers = {name: float(each) for name, each in (metrics or {}).items()}
+    document["metrics"] = given(numbers, "metrics")
+    return Snapshot(document, {**own.tensors, **given.tensors})
+
+
+@untraced
+def save(
+    path: Path,
+    *,
+    optimizer: Any = None,
+    variables: Variables | None = None,
+    module: torch.nn.Module | None = None,
+    extra: Any = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a training to a file, from which `restore` goes on with the same bits.
+
+    The file is there whole or not at all: it is written beside its place, synced, and renamed. It
+    is a safetensors file, with a checksum of every tensor, and nothing in it is executed.
+
+    Args:
+        path: The file. What is there is replaced once the new one is complete.
+        optimizer: Optional. One of `thalweg.keras` or `thalweg.v1`, or a step of `optimize_loss`:
+            its state, its class, and its arguments with schedules, clipping and policies. Functions
+            and rules of your own are only named.
+        variables: Optional. Tensors by name, or tensors that have names.
+        module: Optional. Its parameters and buffers are saved by their names in it.
+        extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
+        progress: Optional. Called with the bytes written and the bytes in all.
+
+    Raises:
+        CheckpointWriteError: The file cannot be written. What was there before is intact.
+        FailedPreconditionError: The optimizer's state is variables of a graph: use
+            `thalweg.v1.train.Saver`.
+        InvalidTypeError: Something is of a type that no file holds.
+
+    Example:
+        >>> import tempfile, thalweg
+        >>> from thalweg.keras.optimizers import SGD
+        >>> folder = tempfile.mkdtemp()
+        >>> w, opt = thalweg.Variable([1.0, 2.0], name="w"), SGD(0.5, clipnorm=5.0)
+        >>> _ = opt.apply_gradients([([1.0, -1.0], w)])
+        >>> save(f"{folder}/run", optimizer=opt, variables=[w], extra={"epoch": 3})
+        >>> again = thalweg.Variable([0.0, 0.0], name="w")
+        >>> found = restore(f"{folder}/run", variables=[again])
+        >>> again.numpy(), found.optimizer.clipnorm, found.extra
+        (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
+    """
+    tensors = named(variables, module)
+    with torch.no_grad(), _held(optimizer):
+        _taken(optimizer, tensors, extra, None, copies=False).write(path, progress)
+
+
+@untraced
+def restore(
+    path: Path,
+    *,
+    optimizer: Any = None,
+    variables: Variables | None = None,
+    module: torch.nn.Module | None = None,
+    check_arguments: bool = True,
+    progress: Progress | None = None,
+) -> Restored:
+    """Set a training to what `save` wrote; all of it or nothing.
+
+    Args:
+        path: The file.
+        optimizer: Optional. The optimizer that is to go on; without one, and with one in the file,
+            a new one is made as the file describes it.
+        variables, module: The variables, as `save` was given them: each must be in the file, in its
+            shape and dtype, and there must be no others. Without them the file's are left alone.
+        check_arguments: Whether the optimizer that is given must have been made with the arguments
+            of the one that was saved. Hyperparameters of Keras' optimizers are part of the state,
+            and are set.
+        progress: Optional. Called with the bytes read and the bytes in all.
+
+    Returns:
+        The optimizer, and what was saved as `extra`.
+
+    Raises:
+        MissingFileError: There is no such file.
+        DataLossError: The file is damaged; names the tensor.
+        CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
+        NotFoundError: No optimizer is given, and the one that was saved has arguments that only
+            you can make again; names them.
+        InvalidConfigError: The file describes nothing that is known here.
+        FailedPreconditionError: The optimizer's state is variables of a graph.
+
+    Nothing has changed then.
+    """
+    tensors = named(variables, module)
+    if optimizer is not None:
+        check_kind(optimizer)
+    contents = container.read(path, progress=progress)
+    document = _checked(contents.document, path)
+    reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
+    with ExitStack() as held:
+        loadings = []
+        if variables is not None or module is not None:
+            loadings.append(values(tensors, reader(document["variables"])))
+        if "optimizer" in document:
+            optimizer = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
+            given = reader(document["state"])
+            loadings.append(held.enter_context(loading(optimizer, given, tensors)))
+        elif optimizer is not None:
+            raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
+        restored = Restored(optimizer, reader(document["extra"]), reader(document["metrics"]))
+        state.restore(*loadings)
+    return restored
+
+
+def _optimizer(
+    description: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+) -> Any:
+    if given is None:
+        return described.made(description, tensors)
+    found = described.differences(description, described.described(given))
+    if found and (check or description["class"] != described.described(given)["class"]):
+        raise state.mismatch(found)
+    return given
+
+
+def _checked(document: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise InvalidConfigError(f"{path} is no checkpoint of a training. See `thalweg inspect`.")
+    wanted = {"variables": dict, "optimizer": dict, "state": dict, "metrics": dict}
+    for name, kind in wanted.items():
+        if not isinstance(document.get(name, {}), kind):
+            raise InvalidConfigError(f"{path}: {name!r} is no {kind.__name__}.")
+    if "optimizer" in document:
+        description = document["optimizer"]
+        if not isinstance(description.get("class"), str) or not isinstance(
+            description.get("arguments"), dict
+        ):
+            raise InvalidConfigError(f"{path}: the optimizer has no class or no arguments.")
+        if "state" not in document:
+            raise InvalidConfigError(f"{path}: the optimizer has no state.")
+    return {"variables": {}, "extra": None, "metrics": {}, **document}

@@ -1,0 +1,204 @@
+"""`thalweg inspect`, `verify` and `diff`: what is in a checkpoint, of ours or of TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from thalweg.checkpoint.files import Listing
+
+Progress = Callable[[int, int], None]
+LARGE = 1 << 30  # bytes from which on progress is shown
+DIFFER = 1
+
+
+@click.command(name="inspect", short_help="List what a checkpoint holds.")
+@click.argument("path")
+@click.option("--tree", is_flag=True, help="Show the names as a tree.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def inspect_(path: str, tree: bool, as_json: bool) -> None:
+    """List the tensors of the checkpoint PATH, without reading them.
+
+    PATH is a file of thalweg or Keras, or what the files of TensorFlow's checkpoint begin with:
+    run7/model.ckpt-5.
+
+    \b
+    Examples:
+      thalweg inspect run7/checkpoint-12.safetensors
+      thalweg inspect --tree model.ckpt-5
+      thalweg inspect --json weights.h5
+    """
+    from thalweg.checkpoint.files import listing
+
+    found = listing(path)
+    if as_json:
+        click.echo(json.dumps(_as_json(found), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for line in _summary(found):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(_tree(found) if tree else _table(found))
+
+
+@click.command(short_help="Read a checkpoint and compare it with its checksums.")
+@click.argument("paths", nargs=-1, required=True)
+def verify(paths: tuple[str, ...]) -> None:
+    """Read each checkpoint of PATHS, and compare every tensor with its checksum.
+
+    The exit status is 1 if one is damaged.
+
+    \b
+    Examples:
+      thalweg verify run7/checkpoint-12.safetensors
+      thalweg verify run7/*.safetensors
+    """
+    from thalweg.checkpoint.files import verified
+    from thalweg.errors import ThalwegError
+
+    failed = False
+    for path in paths:
+        try:
+            with _watched(path) as progress:
+                found = verified(path, progress)
+        except ThalwegError as error:
+            if len(paths) == 1:
+                raise
+            click.echo(f"{error}", err=True)
+            failed = True
+        else:
+            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, verified")
+    sys.exit(int(failed))
+
+
+@click.command(short_help="Compare two checkpoints.")
+@click.argument("one")
+@click.argument("other")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def diff(one: str, other: str, as_json: bool) -> None:
+    """Compare the tensors of ONE and OTHER, to the bit; the kinds of the files may differ.
+
+    The exit status is 1 if they differ.
+
+    \b
+    Examples:
+      thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
+      thalweg diff model.ckpt-5 converted.safetensors
+    """
+    from thalweg.checkpoint.files import differences
+
+    with _watched(one) as progress:
+        found = differences(one, other, progress)
+    if as_json:
+        click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
+    elif not found:
+        click.echo("All tensors are equal, to the bit.")
+    for line in [] if as_json else found:
+        click.echo(line)
+    sys.exit(DIFFER if found else 0)
+
+
+@contextmanager
+def _watched(path: str) -> Iterator[Progress | None]:
+    """A callback that shows a bar, on a terminal and for large files."""
+    from rich.console import Console
+
+    from thalweg.checkpoint.files import listing
+
+    console = Console(stderr=True)
+    if not console.is_terminal or listing(path).bytes < LARGE:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+    )  # fmt: skip
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(path, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _as_json(found: Listing) -> dict[str, Any]:
+    tensors = [
+        {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "bytes": each.bytes}
+        for each in found.tensors
+    ]
+    return {
+        "path": found.path,
+        "kind": found.kind,
+        "bytes": found.bytes,
+        "optimizer": found.document.get("optimizer"),
+        "step": found.document.get("step"),
+        "metrics": found.document.get("metrics", {}),
+        "tensors": tensors,
+    }
+
+
+def _summary(found: Listing) -> Iterator[str]:
+    kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
+    count = len(found.tensors)
+    yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_size(found.bytes)}"
+    optimizer = found.document.get("optimizer")
+    if isinstance(optimizer, dict):
+        plain = {
+            name: value
+            for name, value in optimizer.get("arguments", {}).items()
+            if isinstance(value, int | float | str | bool)
+        }
+        numbers = ", ".join(f"{name}={value}" for name, value in plain.items())
+        yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
+    if found.document.get("step") is not None:
+        yield f"step: {found.document['step']}"
+    for name, value in found.document.get("metrics", {}).items():
+        yield f"{name}: {value}"
+
+
+def _table(found: Listing) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tensor", overflow="fold")
+    table.add_column("dtype")
+    table.add_column("shape")
+    table.add_column("size", justify="right")
+    for each in found.tensors:
+        shape = " x ".join(map(str, each.shape)) or "()"
+        table.add_row(Text(each.name), each.dtype, shape, _size(each.bytes))
+    return table
+
+
+def _tree(found: Listing) -> Any:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(Text(found.path))
+    branches: dict[tuple[str, ...], Tree] = {(): root}
+    for each in found.tensors:
+        parts = tuple(each.name.split("/"))
+        for depth in range(1, len(parts)):
+            if parts[:depth] not in branches:
+                above = branches[parts[: depth - 1]]
+                branches[parts[:depth]] = above.add(Text(parts[depth - 1]))
+        shape = " x ".join(map(str, each.shape)) or "()"
+        branches[parts[:-1]].add(Text(f"{parts[-1]}  {each.dtype} {shape}"))
+    return root
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"

@@ -1,0 +1,73 @@
+"""What reading a checkpoint gives, whatever its format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from thalweg.errors import UnsupportedCheckpointError
+from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
+from thalweg.storage.bundle.flaw import Flaw, quoted
+from thalweg.storage.bundle.object_graph import ObjectGraph
+from thalweg.storage.stored import Stored
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+_LISTED = 10  # names that an error lists
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """What a checkpoint of TensorFlow holds.
+
+    Attributes:
+        tensors: Tensors by name. Slices are put together.
+        strings: Tensors of strings, row by row, without their shapes.
+        graph: The objects of an object checkpoint; None if it is one of `tf.train.Saver`.
+    """
+
+    tensors: dict[str, Stored]
+    strings: dict[str, list[bytes]]
+    graph: ObjectGraph | None
+
+
+@dataclass(frozen=True)
+class EntryDescription:
+    """A tensor as the index describes it.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype: "F32", or TensorFlow's own name of what is read as no tensor: "string".
+        shape: Its shape.
+        bytes: How many bytes it has in the files of data.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
+    """See that all tensors are of dtypes that are read.
+
+    Args:
+        wanted: Names, with the numbers of their dtypes.
+
+    Raises:
+        Flaw: Some are not.
+    """
+    others = [
+        f"{quoted(name)} ({name_of(dtype)})"
+        for name, dtype in wanted
+        if dtype not in NAMES and dtype != STRING
+    ]
+    if others:
+        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        raise Flaw(
+            f"{', '.join(others[:_LISTED])}{more}: tensors of such dtypes are not read;"
+            " give the names of those that you want",
+            UnsupportedCheckpointError,
+        )

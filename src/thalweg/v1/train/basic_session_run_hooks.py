@@ -1,0 +1,281 @@
+"""Hooks that watch values, stop a training, or feed it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
+from thalweg.graph import get_default_graph
+from thalweg.v1.train.global_step import get_global_step
+from thalweg.v1.train.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.step_timer import SecondOrStepTimer
+
+_LOG = logging.getLogger(__name__)
+_PAUSE = 0.5  # seconds between two looks at the global step
+_TOLD_EVERY = 1000  # steps
+
+
+class NanLossDuringTrainingError(ThalwegError, RuntimeError):
+    """The loss has become NaN."""
+
+    def __str__(self) -> str:
+        return "NaN loss during training."
+
+
+def global_step_for(hook: SessionRunHook) -> Any:
+    """The default graph's variable that counts steps.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    found = get_global_step()
+    if found is None:
+        title = type(hook).__name__
+        raise FailedPreconditionError(f"Global step should be created to use {title}.")
+    return found
+
+
+class LoggingTensorHook(SessionRunHook):
+    """Logs values, at level INFO of the logger "thalweg", from time to time or at the end.
+
+    Args:
+        tensors: What to log: tensors or their names, in a list, or in a dict by how they are to be
+            called.
+        every_n_iter: Optional. After how many runs; the first one is logged.
+        every_n_secs: Optional. After how many seconds.
+        at_end: Whether they are logged at the end, too.
+        formatter: Optional. Makes the text of a dict of values.
+
+    Raises:
+        ValueError: Both intervals are given, or nothing, or `every_n_iter` is not positive.
+
+    Reference: tf.train.LoggingTensorHook
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any] | Sequence[Any],
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[dict[Any, Any]], str] | None = None,
+    ) -> None:
+        given = [each for each in (every_n_iter, every_n_secs) if each is not None]
+        if len(given) > 1 or not (given or at_end):
+            raise InvalidArgumentError(
+                "either at_end and/or exactly one of every_n_iter and every_n_secs must be"
+                " provided."
+            )
+        if every_n_iter is not None and every_n_iter <= 0:
+            raise InvalidArgumentError(f"invalid every_n_iter={every_n_iter}.")
+        is_named = isinstance(tensors, Mapping)
+        self._tensors = dict(sorted(tensors.items())) if is_named else {x: x for x in tensors}
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if given else None
+        self._at_end = at_end
+        self._formatter = formatter
+        self._current: dict[Any, Any] = {}
+        self._count = 0
+        self._is_due = False
+
+    def begin(self) -> None:
+        """Find the tensors in the default graph."""
+        self._count = 0
+        if self._timer is not None:
+            self._timer.reset()
+        graph = get_default_graph()
+        self._current = {tag: graph.as_graph_element(x) for tag, x in self._tensors.items()}
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Ask for the values if it is time."""
+        timer = self._timer
+        self._is_due = timer is not None and timer.should_trigger_for_step(self._count)
+        return SessionRunArgs(self._current) if self._is_due else None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Log the values."""
+        if self._is_due:
+            self._log(run_values.results)
+        self._count += 1
+
+    def end(self, session: Any) -> None:
+        """Log the values, if that was asked for."""
+        if self._at_end:
+            self._log(session.run(self._current))
+
+    def _log(self, values: dict[Any, Any]) -> None:
+        seconds = None
+        if self._timer is not None:
+            seconds, _ = self._timer.update_last_triggered_step(self._count)
+        with np.printoptions(suppress=True):
+            if self._formatter is not None:
+                _LOG.info("%s", self._formatter(values))
+                return
+            text = ", ".join(f"{_title(tag)} = {value}" for tag, value in values.items())
+            _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
+
+
+class StopAtStepHook(SessionRunHook):
+    """Requests a stop at a global step.
+
+    Args:
+        num_steps: After how many steps from where the session begins; or
+        last_step: at which step.
+
+    Raises:
+        ValueError: None is given, or both are.
+
+    Reference: tf.train.StopAtStepHook
+    """
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
+        if num_steps is None and last_step is None:
+            raise InvalidArgumentError("One of num_steps or last_step must be specified.")
+        if num_steps is not None and last_step is not None:
+            raise InvalidArgumentError("Only one of num_steps or last_step can be specified.")
+        self._num_steps = num_steps or 0
+        self._last_step = last_step
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Find the global step; RuntimeError if there is none."""
+        self._step = global_step_for(self)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Count from the present step, also if that was restored."""
+        if self._last_step is None:
+            self._last_step = int(session.run(self._step)) + self._num_steps
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Ask for the step before the run."""
+        return SessionRunArgs(self._step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Request a stop if the step has been reached."""
+        last = self._last_step or 0
+        # The run may or may not have raised the step; only if it may have is it asked again.
+        if run_values.results + 1 >= last and run_context.session.run(self._step) >= last:
+            run_context.request_stop()
+
+
+class NanTensorHook(SessionRunHook):
+    """Ends a training whose loss has become NaN.
+
+    Args:
+        loss_tensor: The loss, a scalar.
+        fail_on_nan_loss: Whether that is an error; otherwise a stop is requested.
+
+    Reference: tf.train.NanTensorHook
+    """
+
+    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+        self._loss_tensor = loss_tensor
+        self._fail_on_nan_loss = fail_on_nan_loss
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Ask for the loss."""
+        return SessionRunArgs(self._loss_tensor)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Look at the loss.
+
+        Raises:
+            NanLossDuringTrainingError: It is NaN, and that is an error.
+        """
+        if not torch.as_tensor(run_values.results).isnan().any():
+            return
+        if self._fail_on_nan_loss:
+            _LOG.error("Model diverged with loss = NaN.")
+            raise NanLossDuringTrainingError
+        _LOG.warning("Model diverged with loss = NaN.")
+        run_context.request_stop()
+
+
+class FinalOpsHook(SessionRunHook):
+    """Runs something at the end.
+
+    Args:
+        final_ops: What to run, as in `Session.run`.
+        final_ops_feed_dict: Optional. What to feed.
+
+    Reference: tf.train.FinalOpsHook
+    """
+
+    def __init__(self, final_ops: Any, final_ops_feed_dict: Any = None) -> None:
+        self._final_ops = final_ops
+        self._final_ops_feed_dict = final_ops_feed_dict
+        self._final_ops_values: Any = None
+
+    @property
+    def final_ops_values(self) -> Any:
+        """The values that the run at the end has given; None before."""
+        return self._final_ops_values
+
+    def end(self, session: Any) -> None:
+        """Run it."""
+        if self._final_ops is not None:
+            self._final_ops_values = session.run(self._final_ops, self._final_ops_feed_dict)
+
+
+class GlobalStepWaiterHook(SessionRunHook):
+    """Waits in the first run until the global step, which other threads raise, is high enough.
+
+    Args:
+        wait_until_step: The step.
+
+    Reference: tf.train.GlobalStepWaiterHook
+    """
+
+    def __init__(self, wait_until_step: int) -> None:
+        self._wait_until_step = wait_until_step
+        self._has_started = False
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Find the global step; RuntimeError if there is none."""
+        self._has_started = False
+        self._step = global_step_for(self)
+
+    def before_run(self, run_context: SessionRunContext) -> None:
+        """Wait."""
+        if self._has_started or self._wait_until_step <= 0:
+            return
+        _LOG.info("Waiting for global step %d before starting training.", self._wait_until_step)
+        told = 0
+        while (step := int(run_context.session.run(self._step))) < self._wait_until_step:
+            if step - told > _TOLD_EVERY:
+                _LOG.info("Current global step is %d.", step)
+                told = step
+            time.sleep(_PAUSE)
+        self._has_started = True
+
+
+class FeedFnHook(SessionRunHook):
+    """Feeds each run with what a function returns.
+
+    Args:
+        feed_fn: A function without arguments; it returns a dict as `Session.run` takes it.
+
+    Reference: tf.train.FeedFnHook
+    """
+
+    def __init__(self, feed_fn: Callable[[], Any]) -> None:
+        self.feed_fn = feed_fn
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Feed the run."""
+        return SessionRunArgs(fetches=None, feed_dict=self.feed_fn())
+
+
+def _title(tag: Any) -> str:
+    return tag if isinstance(tag, str) else getattr(tag, "name", str(tag))

@@ -1,0 +1,283 @@
+"""`Checkpoint`: objects in files, and back, by the names that lead to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.core.state import flaw, kept
+from thalweg.core.trackable import Trackable
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import GraphVariable, executing_eagerly, get_default_graph
+from thalweg.graph.nodes import session_for
+from thalweg.locks import Lock
+from thalweg.storage.bundle import ObjectGraph
+from thalweg.tracing import untraced
+from thalweg.v1.train.checkpoint_management import update_checkpoint_state
+from thalweg.v1.train.objects import files
+from thalweg.v1.train.objects.members import (
+    Member,
+    check_trackable,
+    child_of,
+    children_of,
+    described,
+    graphs_of,
+    held_by,
+    is_variable,
+    keepers,
+    members_of,
+)
+from thalweg.v1.train.objects.restoration import Restoration
+from thalweg.v1.train.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
+from thalweg.variable import Variable
+
+Path = str | os.PathLike[str]
+
+_COUNTER = "save_counter"
+
+
+class Checkpoint(Trackable):
+    """A group of objects that is saved and restored: variables, modules, optimizers.
+
+    A value is found again by the names that lead to it from here, as "optimizer/iter", and a slot
+    by its variable, its optimizer and its own name; names of variables do not matter. `save`
+    writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, in a format of this library, every
+    tensor with a checksum. `restore` reads these, and what TensorFlow's Checkpoint wrote.
+
+    What there is when `restore` is called takes its values at once, all of them or none. A value
+    whose object does not exist yet waits, and is checked and taken when that is made: a slot by the
+    first step that needs it, or when somebody asks for slots; an attribute of a Checkpoint when it
+    is set. If it does not fit, that step is refused before it changes anything.
+
+    In graph mode `restore` finds the variables, and the status it returns gives a session their
+    values, by `run_restore_ops` or `initialize_or_restore`; `save` takes those of a session.
+    Variables that an optimizer makes later begin with what was restored for them, in every session
+    that initializes them. Each graph, like eager mode, has its own variables of an optimizer.
+
+    Args:
+        root: Optional. An object whose children are saved as if they were set here.
+        **objects: Objects by name, as attributes. Those that are set later are saved, too, unless
+            their names begin with "_".
+
+    Raises:
+        InvalidTypeError: Something is nothing that can be saved, as a number.
+
+    Differs from:
+        TensorFlow: lists and dicts are no wrappers, so what is added to them after a restore is
+        not restored; Python numbers are refused in them, too. In graph mode `save_counter` is a
+        variable of eager mode, which no session has to initialize.
+
+    Example:
+        >>> import tempfile
+        >>> from thalweg import Variable
+        >>> from thalweg.keras.optimizers import SGD
+        >>> w, opt = Variable([1.0, 2.0], name="w"), SGD(0.25, momentum=0.5)
+        >>> _ = opt.minimize(lambda: (w * w).sum(), [w])
+        >>> path = Checkpoint(model=[w], optimizer=opt).save(tempfile.mkdtemp() + "/ckpt")
+        >>> again, other = Variable([0.0, 0.0]), SGD(0.5, momentum=0.5)
+        >>> status = Checkpoint(model=[again], optimizer=other).restore(path)
+        >>> again.numpy(), float(other.learning_rate)
+        (array([0.5, 1. ], dtype=float32), 0.25)
+        >>> status.waiting
+        ['optimizer/iter', 'model/0/.OPTIMIZER_SLOT/optimizer/momentum']
+
+    Reference: tf.train.Checkpoint
+    """
+
+    def __init__(self, root: Any = None, **objects: Any) -> None:
+        self._maybe_initialize_trackable()
+        self._lock = Lock()
+        self._root = root
+        if root is not None:
+            check_trackable(root, "root")
+            if is_variable(held_by(root, None)):
+                raise InvalidTypeError("root is a variable: give it by name, as w=w.")
+        for name, value in objects.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            check_trackable(value, name)
+            self._track_trackable(value, name, overwrite=name in self._tracked)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._tracked.pop(name, None)
+
+    def _checkpointed(self) -> Any:
+        return self if self._root is None else held_by(self._root, None)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        own = super()._trackable_children(save_type, **kwargs)
+        return own if self._root is None else {**children_of(self._root), **own}
+
+    def _lookup_dependency(self, name: str) -> Any:
+        found = super()._lookup_dependency(name)
+        if found is None and self._root is not None:
+            return child_of(self._root, name)
+        return found
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often `save` has saved, by which it numbers its files; saved and restored, too."""
+        self._maybe_create_save_counter()
+        return self._tracked[_COUNTER]
+
+    def _maybe_create_save_counter(self) -> None:
+        with self._lock:
+            if _COUNTER not in self._tracked:
+                value = self._begun(_COUNTER, np.int64(0))
+                self._track_trackable(Variable(value, _COUNTER, trainable=False), _COUNTER)
+
+    @untraced
+    def save(self, file_prefix: Path, session: Any = None, options: Any = None) -> str:
+        """Save everything under the next number, and name it in the folder's file `checkpoint`.
+
+        Args:
+            file_prefix: What the path begins with: "run7/ckpt" for "run7/ckpt-1.safetensors".
+            session: In graph mode the session whose values are saved, by default the default one.
+            options: Accepted for compatibility.
+
+        Returns:
+            The path without ".safetensors", for `restore`.
+
+        Raises:
+            As `write`. The number is not used up then.
+        """
+        with self._lock:
+            counter = self.save_counter
+            counter.assign_add(1)
+            try:
+                path = self.write(f"{os.fspath(file_prefix)}-{int(counter)}", session)
+            except BaseException:
+                counter.assign_sub(1)
+                raise
+            update_checkpoint_state(os.path.dirname(path) or ".", path, [path])
+            return path
+
+    @untraced
+    def write(self, file_prefix: Path, session: Any = None, options: Any = None) -> str:
+        """Save everything under a path that you choose.
+
+        Everything is of one moment: no step of an optimizer comes between, in whatever thread.
+
+        Args:
+            file_prefix: The path without ".safetensors".
+            session: As in `save`.
+            options: Accepted for compatibility.
+
+        Returns:
+            The path without ".safetensors".
+
+        Raises:
+            InvalidTypeError: Something is nothing that can be saved; names it.
+            InvalidArgumentError: There are variables of a graph, and no session.
+            FailedPreconditionError: A variable of the graph is not initialized.
+            CheckpointWriteError: It could not be written; what was there is intact.
+        """
+        path = os.fspath(file_prefix)
+        files.write(path, *self._contents(session))
+        return path
+
+    @untraced
+    def restore(
+        self, save_path: Path | None, options: Any = None
+    ) -> CheckpointLoadStatus | InitializationOnlyStatus:
+        """Restore what `save` saved; see the class.
+
+        Args:
+            save_path: What `save` returned, or the path of a checkpoint of TensorFlow's without
+                ".index". None restores nothing, so that `latest_checkpoint` may find nothing.
+            options: Accepted for compatibility.
+
+        Returns:
+            What has been restored and what waits.
+
+        Raises:
+            MissingFileError: There is no such checkpoint.
+            DataLossError: It is damaged.
+            CheckpointMismatchError: Shapes or dtypes of what there is differ.
+            UnsupportedCheckpointError: It says nothing of objects.
+
+        Nothing has changed then.
+        """
+        status = self.read(save_path)
+        self._maybe_create_save_counter()
+        return status
+
+    @untraced
+    def read(
+        self, save_path: Path | None, options: Any = None
+    ) -> CheckpointLoadStatus | InitializationOnlyStatus:
+        """Restore what `write` saved; as `restore`, without `save_counter`."""
+        if save_path is None:
+            return InitializationOnlyStatus(lambda: self._members(self._graph()))
+        path = os.fspath(save_path).removesuffix(files.ENDING)
+        graph, values = files.read(path)
+        building = self._graph()
+        with _within(building):
+            restoration = Restoration(path, graph, values, building)
+            restoration.bind(0, self)
+        return CheckpointLoadStatus(restoration, lambda: self._members(building))
+
+    def _graph(self, session: Any = None) -> Any:
+        """The graph whose variables are meant, or None: that of the session, the one that is being
+        built, or the only one there are variables of.
+        """
+        if session is not None:
+            return session.graph
+        if not executing_eagerly():
+            return get_default_graph()
+        found = graphs_of(members_of(self))
+        if len(found) > 1:
+            raise InvalidArgumentError(
+                "The objects are of several graphs: call this in the `with` block of one of them."
+            )
+        return found[0] if found else None
+
+    def _members(self, graph: Any = None) -> Sequence[Member]:
+        with _within(graph):
+            return members_of(self, graph)
+
+    def _contents(self, session: Any = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
+        """What is saved now: what the objects are, and copies of values by the names of tensors."""
+        graph = self._graph(session)
+        with contextlib.ExitStack() as locks:
+            for keeper in keepers(self._members(graph)):
+                locks.enter_context(keeper._locked())
+                with _within(graph):
+                    keeper._make_whole()
+            members = self._members(graph)
+            described_now = described(members)
+            values = {each.key: _copy(each) for each in members if _is_eager(each)}
+        symbolic = [each for each in members if isinstance(each.held, GraphVariable)]
+        if symbolic:
+            chosen = session_for(session, "save a checkpoint")
+            found = chosen.snapshot([each.held for each in symbolic])
+            values |= {each.key: value for each, value in zip(symbolic, found, strict=True)}
+        return described_now, values
+
+
+@contextlib.contextmanager
+def _within(graph: Any) -> Iterator[None]:
+    """Have `graph` be the one that is being built, if it is not."""
+    is_now = not executing_eagerly() and get_default_graph() is graph
+    with contextlib.nullcontext() if graph is None or is_now else graph.as_default():
+        yield
+
+
+def _is_eager(member: Member) -> bool:
+    return isinstance(member.held, Tensor)
+
+
+def _copy(member: Member) -> Tensor:
+    problem = flaw(member.held)
+    if problem is not None:
+        raise InvalidTypeError(f"'{member.path}' is {problem}, which cannot be saved.")
+    return kept(member.held)

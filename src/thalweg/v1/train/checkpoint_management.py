@@ -1,0 +1,193 @@
+"""Which checkpoints there are: the file `checkpoint` in their folder, and their own files."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.storage.bundle import CheckpointState, read_state, write_state
+from thalweg.v1.train.checkpoint_reader import INDEX, SUFFIX, exists
+
+_LOG = logging.getLogger(__name__)
+STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
+
+Path = str | os.PathLike[str]
+
+
+def generate_checkpoint_state_proto(
+    save_dir: Path,
+    model_checkpoint_path: str,
+    all_model_checkpoint_paths: Iterable[str] | None = None,
+    all_model_checkpoint_timestamps: Sequence[float] | None = None,
+    last_preserved_timestamp: float | None = None,
+) -> CheckpointState:
+    """What the file `checkpoint` of a folder is to say.
+
+    Args:
+        save_dir: The folder.
+        model_checkpoint_path: The prefix of the newest checkpoint. Where neither it nor the folder
+            is absolute, the result has it as it is seen from the folder, as those that follow.
+        all_model_checkpoint_paths: Optional. The prefixes of all checkpoints that are kept, the
+            oldest first; the newest is added if it is not the last.
+        all_model_checkpoint_timestamps: Optional. When each was written, in seconds since 1970.
+        last_preserved_timestamp: Optional. When the last one was written that is kept for good.
+
+    Raises:
+        ValueError: There are not as many times as checkpoints.
+    """
+    paths = list(all_model_checkpoint_paths or ())
+    if not paths or paths[-1] != model_checkpoint_path:
+        paths.append(model_checkpoint_path)
+    times = list(all_model_checkpoint_timestamps or ())
+    if times and len(times) != len(paths):
+        raise InvalidArgumentError(
+            "Checkpoint timestamps, if provided, must match checkpoint paths (got paths"
+            f" {paths} and timestamps {times})"
+        )
+    folder = os.fspath(save_dir)
+    if not os.path.isabs(folder):
+        model_checkpoint_path = _relative(model_checkpoint_path, folder)
+        paths = [_relative(path, folder) for path in paths]
+    return CheckpointState(
+        model_checkpoint_path, tuple(paths), tuple(times), last_preserved_timestamp
+    )
+
+
+def update_checkpoint_state(
+    save_dir: Path,
+    model_checkpoint_path: str,
+    all_model_checkpoint_paths: Iterable[str] | None = None,
+    latest_filename: str | None = None,
+    all_model_checkpoint_timestamps: Sequence[float] | None = None,
+    last_preserved_timestamp: float | None = None,
+) -> None:
+    """Write the file `checkpoint` of a folder; see `generate_checkpoint_state_proto`.
+
+    A crash leaves the file that was there, or the new one. Paths in it are relative to the folder,
+    so that this may be moved.
+
+    Args:
+        save_dir, model_checkpoint_path, all_model_checkpoint_paths: See there.
+        latest_filename: Optional. Another name for the file.
+        all_model_checkpoint_timestamps, last_preserved_timestamp: See there.
+
+    Raises:
+        RuntimeError: A checkpoint is called as the file.
+        ValueError: See there.
+        UnsafeCheckpointError: A checkpoint is outside of the folder.
+        CheckpointWriteError: The file cannot be written.
+    """
+    state = generate_checkpoint_state_proto(
+        save_dir,
+        model_checkpoint_path,
+        all_model_checkpoint_paths,
+        all_model_checkpoint_timestamps,
+        last_preserved_timestamp,
+    )
+    folder, name = os.fspath(save_dir), STATE if latest_filename is None else latest_filename
+    newest, *every = (
+        os.path.join(folder, path)
+        for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
+    )
+    if newest == os.path.join(folder, name):
+        raise RuntimeError(
+            f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
+            " Please use a different save path."
+        )
+    times = state.all_model_checkpoint_timestamps, state.last_preserved_timestamp
+    write_state(folder, CheckpointState(newest, tuple(every), *times), name)
+
+
+def get_checkpoint_state(
+    checkpoint_dir: Path, latest_filename: str | None = None
+) -> CheckpointState | None:
+    """What the file `checkpoint` of a folder says, with paths that begin with the folder.
+
+    Returns:
+        None if there is no such file.
+
+    Raises:
+        ValueError: It names no checkpoint.
+        DataLossError: It is damaged.
+        UnsafeCheckpointError: It leads out of the folder.
+
+    Differs from:
+        TensorFlow, which takes a damaged file for none, and a training that goes on from there for
+        a new one.
+    """
+    folder = os.fspath(checkpoint_dir)
+    state = read_state(folder, STATE if latest_filename is None else latest_filename)
+    if state is not None and not state.model_checkpoint_path:
+        raise InvalidArgumentError(f"Invalid checkpoint state loaded from {folder}")
+    return state
+
+
+def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
+    """The prefix of the newest checkpoint in a folder, or None.
+
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: Optional. The name of the file that says which one it is.
+
+    Raises:
+        ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
+    """
+    state = get_checkpoint_state(checkpoint_dir, latest_filename)
+    if state is None:
+        return None
+    if not exists(state.model_checkpoint_path):
+        _LOG.error("Couldn't match files for checkpoint %s", state.model_checkpoint_path)
+        return None
+    return state.model_checkpoint_path
+
+
+def checkpoint_exists(checkpoint_prefix: Path) -> bool:
+    """Whether there is a checkpoint with that prefix, of ours or of TensorFlow's."""
+    return exists(os.fspath(checkpoint_prefix))
+
+
+def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
+    """When checkpoints were written, in seconds since 1970; those that are gone are left out."""
+    times: list[float] = []
+    for prefix in [os.fspath(each) for each in checkpoint_prefixes]:
+        for path in (prefix + SUFFIX, prefix + INDEX, prefix):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                times.append(os.stat(path).st_mtime)
+                break
+    return times
+
+
+def remove_checkpoint(
+    checkpoint_prefix: Path, checkpoint_format_version: int = 2, meta_graph_suffix: str = "meta"
+) -> None:
+    """Delete the files of a checkpoint, of ours or of TensorFlow's; none need be there.
+
+    Args:
+        checkpoint_prefix: The prefix.
+        checkpoint_format_version: 1 for TensorFlow's format before 0.12, one file that is called
+            as the prefix.
+        meta_graph_suffix: What the file with TensorFlow's graph has after the prefix.
+
+    Raises:
+        OSError: A file cannot be deleted.
+    """
+    prefix = os.fspath(checkpoint_prefix)
+    paths = [f"{re.sub(r'-[0-9?]+-of-[0-9]+$', '', prefix)}.{meta_graph_suffix}"]
+    if checkpoint_format_version == 1:
+        paths.append(prefix)
+    else:
+        # The index first: without it no checkpoint is there, and data are but files.
+        paths += [prefix + SUFFIX, prefix + INDEX]
+        paths += glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????")
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _relative(path: str, folder: str) -> str:
+    return path if os.path.isabs(path) else os.path.relpath(path, folder)

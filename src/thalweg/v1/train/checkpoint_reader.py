@@ -1,0 +1,128 @@
+"""What is in a checkpoint, in our format or in TensorFlow's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.errors import MissingFileError, NotFoundError, UnsupportedCheckpointError
+from thalweg.storage import bundle, container
+from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.v1.train.objects import files
+
+SUFFIX = ".safetensors"  # of our file, after the prefix
+INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
+
+
+class CheckpointReader:
+    """Names, shapes and dtypes of a checkpoint, read at once, and values, read when asked for.
+
+    Args:
+        filename: The checkpoint's prefix, such as "run7/model.ckpt-5": our file is called so with
+            ".safetensors" after it, TensorFlow's with ".index" and ".data-00000-of-00001".
+
+    Raises:
+        NotFoundError: There is no such checkpoint.
+        UnsupportedCheckpointError: It is in the format that TensorFlow had before 0.12.
+        OSError: It is damaged, or cannot be read.
+
+    Reference: tf.train.NewCheckpointReader
+    """
+
+    def __init__(self, filename: str | os.PathLike[str]) -> None:
+        self._prefix = os.fspath(filename)
+        self._is_ours = os.path.exists(self._prefix + SUFFIX)
+        if self._is_ours:
+            described = container.describe(self._prefix + SUFFIX)
+            self._document = described.document
+            found: Any = described.tensors.items()
+        elif os.path.exists(self._prefix + INDEX):
+            self._document = {}
+            found = [(each.name, each) for each in bundle.describe(self._prefix)]
+        elif os.path.isfile(self._prefix):
+            raise UnsupportedCheckpointError(
+                f"{self._prefix} is no checkpoint that is read here: one file without an index is"
+                " what TensorFlow wrote before 0.12. Restore it there, and save it with"
+                " write_version=2."
+            )
+        else:
+            raise MissingFileError(
+                "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
+                f" {self._prefix}"
+            )
+        self._entries = {name: (each.dtype, tuple(each.shape)) for name, each in found}
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shape of each tensor by its name."""
+        return {name: list(shape) for name, (_, shape) in self._entries.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, Any]:
+        """The torch dtype of each tensor by its name; "string" for what is no tensor."""
+        return {name: _dtype_of(dtype) for name, (dtype, _) in self._entries.items()}
+
+    def has_tensor(self, tensor_str: str) -> bool:
+        """Whether there is one of that name."""
+        return tensor_str in self._entries
+
+    def get_tensor(self, tensor_str: str) -> Any:
+        """The value of that name, as a NumPy array or scalar.
+
+        What NumPy has no dtype for is a torch tensor.
+
+        Raises:
+            NotFoundError: There is none.
+            OSError: It is damaged.
+        """
+        if tensor_str not in self._entries:
+            raise NotFoundError(f"Key {tensor_str} not found in checkpoint {self._prefix}")
+        dtype, shape = self._entries[tensor_str]
+        if dtype not in ITEM_BYTES:
+            texts = bundle.read(self._prefix, {tensor_str}).strings[tensor_str]
+            return np.array(texts, dtype=object).reshape(shape)[()]
+        stored = self._read({tensor_str})[tensor_str]
+        try:
+            return stored.array()[()]
+        except UnsupportedCheckpointError:
+            return stored.tensor()
+
+    def debug_string(self) -> bytes:
+        """A line for each tensor: its name, dtype and shape."""
+        lines = [
+            f"{name} ({dtype}) {list(shape)}" for name, (dtype, shape) in self._entries.items()
+        ]
+        return "\n".join(lines).encode()
+
+    def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
+        """The tensors of these names, which must be there; their checksums are verified."""
+        return {name: each.tensor() for name, each in self._read(names).items()}
+
+    def keys_by_name(self) -> dict[str, str]:
+        """The names of tensors by the names of their variables, where objects have been saved."""
+        if not self._is_ours:
+            graph = bundle.read(self._prefix, ()).graph
+        else:
+            known = self._document.get("object_graph")
+            graph = None if known is None else files.decoded(known, self._prefix)
+        values = [] if graph is None else [each for node in graph.nodes for each in node.attributes]
+        return {each.full_name: each.key for each in values}
+
+    def _read(self, names: Collection[str]) -> dict[str, Stored]:
+        if self._is_ours:
+            return container.read(self._prefix + SUFFIX, names).tensors
+        return bundle.read(self._prefix, names).tensors
+
+
+def _dtype_of(name: str) -> Any:
+    if name not in ITEM_BYTES:
+        return name
+    return Stored(name, (0,), memoryview(b"")).tensor().dtype
+
+
+def exists(prefix: str) -> bool:
+    """Whether there is a checkpoint with that prefix, or a file that may be one."""
+    paths = prefix + SUFFIX, prefix + INDEX, prefix
+    return any(os.path.isfile(path) for path in paths)

@@ -1,0 +1,155 @@
+"""`CheckpointSaverHook`: checkpoints in the course of a training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import GraphKeys
+from thalweg.storage import disk
+from thalweg.v1.train.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.step_timer import SecondOrStepTimer
+
+_LOG = logging.getLogger(__name__)
+
+
+class CheckpointSaverListener:
+    """What is called around each save of a `CheckpointSaverHook`; override what is needed.
+
+    Reference: tf.train.CheckpointSaverListener
+    """
+
+    def begin(self) -> None:
+        """The graph is built, but may still be added to."""
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        """A checkpoint is about to be written."""
+
+    def after_save(self, session: Any, global_step_value: int) -> Any:
+        """A checkpoint has been written; a result that is true requests a stop."""
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        """The session is about to be closed, after the last checkpoint."""
+
+
+class CheckpointSaverHook(SessionRunHook):
+    """Saves checkpoints: at the start, every so many steps or seconds, and at the end.
+
+    Args:
+        checkpoint_dir: The folder.
+        save_secs: The seconds; or
+        save_steps: the steps.
+        saver: Optional. The saver.
+        checkpoint_basename: The beginning of the names of the files.
+        scaffold: Optional. The scaffold that has the saver. Without either, the saver is the one of
+            the collection SAVERS.
+        listeners: Optional. What is called around each save.
+        save_graph_def: Ignored: no graph is written.
+
+    Raises:
+        ValueError: A saver and a scaffold are given, or both intervals, or none.
+
+    Reference: tf.train.CheckpointSaverHook
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        save_secs: float | None = None,
+        save_steps: int | None = None,
+        saver: Any = None,
+        checkpoint_basename: str = "model.ckpt",
+        scaffold: Any = None,
+        listeners: Sequence[CheckpointSaverListener] | None = None,
+        save_graph_def: bool = True,
+    ) -> None:
+        if saver is not None and scaffold is not None:
+            raise InvalidArgumentError("You cannot provide both saver and scaffold.")
+        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._saver = saver
+        self._scaffold = scaffold
+        self._folder = os.fspath(checkpoint_dir)
+        self._path = os.path.join(self._folder, checkpoint_basename)
+        self._listeners = list(listeners or ())
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Find the global step, and make the folder; RuntimeError if there is no step."""
+        self._step = global_step_for(self)
+        disk.make_folder(self._folder)
+        for listener in self._listeners:
+            listener.begin()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Save what the training begins with."""
+        step = int(session.run(self._step))
+        self._save(session, step)
+        self._timer.update_last_triggered_step(step)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Ask for the step before the run."""
+        return SessionRunArgs(self._step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Save if it is time."""
+        if not self._timer.should_trigger_for_step(int(run_values.results) + 1):
+            return
+        step = int(run_context.session.run(self._step))
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            if self._save(run_context.session, step):
+                run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        """Save the end, unless that has been done."""
+        step = int(session.run(self._step))
+        if step != self._timer.last_triggered_step():
+            self._save(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _save(self, session: Any, step: int) -> bool:
+        """Save; returns whether a listener requests a stop."""
+        saver = self._saver_for(session)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        _LOG.info("Saving checkpoints for %d into %s.", step, self._path)
+        saver.save(session, self._path, global_step=step)
+        answers = [listener.after_save(session, step) for listener in self._listeners]
+        return any(answers)
+
+    def _saver_for(self, session: Any) -> Any:
+        if self._saver is None and self._scaffold is not None:
+            return self._scaffold.saver
+        if self._saver is None:
+            self._saver = the_saver(session.graph)
+        if self._saver is None:
+            raise FailedPreconditionError(
+                f"No items in collection {GraphKeys.SAVERS}. Please add a saver to the collection"
+                " or provide a saver or scaffold."
+            )
+        return self._saver
+
+
+def the_saver(graph: Any) -> Any:
+    """The saver in a graph's collection SAVERS, or None.
+
+    Raises:
+        RuntimeError: There are several.
+    """
+    savers = graph.get_collection(GraphKeys.SAVERS)
+    if len(savers) > 1:
+        raise FailedPreconditionError(
+            f"More than one item in collection {GraphKeys.SAVERS}. Please indicate which one to"
+            " use by passing it to the constructor."
+        )
+    return savers[0] if savers else None

@@ -1,0 +1,203 @@
+"""What is in a checkpoint, and variables that begin with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import GraphKeys, GraphVariable, Output, get_default_graph, operation
+from thalweg.graph.variables import begin_with
+from thalweg.v1.train.checkpoint_management import latest_checkpoint
+from thalweg.v1.train.checkpoint_reader import CheckpointReader
+from thalweg.v1.train.saveables import as_variable
+from thalweg.variable import dtype_name
+
+Path = str | os.PathLike[str]
+
+
+def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
+    """A reader of a checkpoint.
+
+    Args:
+        ckpt_dir_or_file: Its prefix, or a folder, of which it is the newest one.
+
+    Raises:
+        ValueError: No checkpoint is known in the folder.
+        NotFoundError: There is no checkpoint with that prefix.
+        OSError: It is damaged, or cannot be read.
+    """
+    return CheckpointReader(_prefix_of(ckpt_dir_or_file))
+
+
+def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
+    """The names in a checkpoint, sorted, each with the shape of its tensor; see `load_checkpoint`.
+
+    Example:
+        >>> import tempfile
+        >>> from thalweg import v1
+        >>> folder = tempfile.mkdtemp()
+        >>> with v1.Graph().as_default(), v1.Session() as session:
+        ...     w = v1.Variable([[1.0, 2.0]], name="w")
+        ...     session.run(w.initializer)
+        ...     path = v1.train.Saver().save(session, f"{folder}/model.ckpt", global_step=7)
+        >>> list_variables(folder), load_variable(folder, "w")
+        ([('w', [1, 2])], array([[1., 2.]], dtype=float32))
+    """
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
+    """One value of a checkpoint, as `CheckpointReader.get_tensor` gives it.
+
+    Args:
+        ckpt_dir_or_file: As in `load_checkpoint`.
+        name: Its name; ":0" at the end may be there.
+
+    Raises:
+        NotFoundError: There is no value of that name.
+        ValueError, OSError: As in `load_checkpoint`.
+    """
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name.removesuffix(":0"))
+
+
+def init_from_checkpoint(ckpt_dir_or_file: Path, assignment_map: Mapping[str, Any]) -> None:
+    """Let variables of the default graph begin with the values they have in a checkpoint.
+
+    The operations that initialize variables, if they are made after this, read the values when
+    they run. The map may say:
+
+    * `{"name": variable}`, or the variable's name: it begins with the value of that name.
+    * `{"scope/": "other/"}`: each variable below `other` begins with the value below `scope` that
+      has the same name there. "/" stands for the outermost scope of either side.
+
+    A scope holds the variables that `get_variable` made, those that stand for parameters and
+    buffers of modules, and those that are trained.
+
+    Args:
+        ckpt_dir_or_file: As in `load_checkpoint`.
+        assignment_map: Names in the checkpoint, and what begins with them.
+
+    Raises:
+        ValueError: There is no checkpoint, a name is not in it, a variable is not in the graph, or
+            shapes differ. Nothing has changed.
+        TypeError: Dtypes differ.
+
+    Differs from:
+        TensorFlow, which knows no other variables by their names than those of `get_variable`.
+    """
+    prefix = _prefix_of(ckpt_dir_or_file)
+    reader = CheckpointReader(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    pairs: dict[GraphVariable, str] = {}
+    for name, target in sorted(assignment_map.items()):
+        variable = _found(target)
+        if variable is not None:
+            if name not in shapes:
+                raise InvalidArgumentError(
+                    f"Tensor {name} is not found in {prefix} checkpoint {sorted(shapes)}"
+                )
+            pairs[variable] = name
+        else:
+            pairs.update(_of_scope(name, target, prefix, shapes))
+    dtypes = reader.get_variable_to_dtype_map()
+    for variable, name in pairs.items():
+        _check_fits(variable, name, shapes[name], dtypes[name])
+    starts = [(variable, _start(variable, prefix, name)) for variable, name in pairs.items()]
+    for variable, start in starts:
+        with variable.graph.control_dependencies(None):
+            begin_with(variable, start)
+
+
+def _prefix_of(ckpt_dir_or_file: Path) -> str:
+    path = os.fspath(ckpt_dir_or_file)
+    if not os.path.isdir(path):
+        return path
+    found = latest_checkpoint(path)
+    if found is None:
+        raise InvalidArgumentError(
+            f"Couldn't find 'checkpoint' file or checkpoints in given directory {path}"
+        )
+    return found
+
+
+def _found(target: Any) -> GraphVariable | None:
+    """The variable that is meant; None for the name of a scope."""
+    if isinstance(target, str):
+        every = get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
+        known = {variable.op.name: variable for variable in every}
+        return (known | get_default_graph().variable_store).get(target)
+    variable = as_variable(target)
+    if variable is None:
+        raise InvalidTypeError(
+            "assignment_map maps names of a checkpoint to variables, their names, or scopes, not to"
+            f" {target!r}."
+        )
+    return variable
+
+
+def _of_scope(
+    scope: str, own: str, prefix: str, shapes: Mapping[str, Any]
+) -> dict[GraphVariable, str]:
+    """The variables below `own`, and their names in a checkpoint below `scope`."""
+    outer = own[: own.rindex("/")] if "/" in own else ""
+    if not scope.endswith("/") or not own.endswith("/"):
+        raise InvalidArgumentError(
+            f"Assignment map with scope only name {own} should map to scope only {scope}. Should be"
+            " 'scope/': 'other_scope/'. There is no variable of that name."
+        )
+    found: dict[GraphVariable, str] = {}
+    for name, variable in sorted(_scoped().items()):
+        if outer and not name.startswith(f"{outer}/"):
+            continue
+        inner = name[len(outer) + 1 :] if outer else name
+        full = inner if scope == "/" else scope + inner
+        if full not in shapes:
+            raise InvalidArgumentError(
+                f"Tensor {full} ({inner} in {scope}) is not found in {prefix} checkpoint"
+            )
+        found[variable] = full
+    return found
+
+
+def _scoped() -> dict[str, GraphVariable]:
+    """The variables of the default graph that scopes are searched for."""
+    graph = get_default_graph()
+    known = [variable for _, variable in graph.stand_ins.values()]
+    known += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+    return {variable.op.name: variable for variable in known} | graph.variable_store
+
+
+def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: Any) -> None:
+    if variable.shape is not None and not variable.shape.accepts(tuple(shape)):
+        raise InvalidArgumentError(
+            f"Shape of variable {variable.name} ({tuple(variable.shape)}) doesn't match with shape"
+            f" of tensor {name} ({tuple(shape)}) from checkpoint reader."
+        )
+    if variable.dtype not in (None, dtype):
+        raise InvalidTypeError(
+            f"Variable {variable.name} is {dtype_name(variable.dtype)}, tensor {name} of the"
+            f" checkpoint is {str(dtype).removeprefix('torch.')}."
+        )
+
+
+def _start(variable: GraphVariable, prefix: str, name: str) -> Any:
+    """A tensor that is read from the checkpoint in the run that initializes the variable."""
+    output = Output(variable.dtype, variable.shape, ())
+    with variable.graph.as_default(), variable.graph.control_dependencies(None):
+        return operation(
+            partial(_read, prefix, name, variable.op.device),
+            [],
+            "checkpoint_initializer",
+            kind="pure",
+            outputs=output,
+        )
+
+
+def _read(prefix: str, name: str, device: torch.device) -> Tensor:
+    return CheckpointReader(prefix).tensors({name})[name].to(device)

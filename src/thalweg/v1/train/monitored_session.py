@@ -1,0 +1,273 @@
+"""`MonitoredSession`: a session with hooks, which begins with the newest checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import GraphKeys, Session, get_default_graph
+from thalweg.v1.train.coordinator import Coordinator
+from thalweg.v1.train.queue_runner import start_queue_runners
+from thalweg.v1.train.scaffold import Scaffold
+from thalweg.v1.train.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+
+_CALLER = "caller"
+
+Path = str | os.PathLike[str]
+
+
+class StepContext:
+    """What a function that `run_step_fn` calls is given.
+
+    Args:
+        session: The session itself, whose runs call no hooks.
+        run_with_hooks: Runs with hooks.
+    """
+
+    def __init__(self, session: Session, run_with_hooks: Callable[..., Any]) -> None:
+        self._session = session
+        self._run_with_hooks = run_with_hooks
+
+    @property
+    def session(self) -> Session:
+        """The session itself, whose runs call no hooks."""
+        return self._session
+
+    def run_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """As `MonitoredSession.run`."""
+        return self._run_with_hooks(*args, **kwargs)
+
+    def request_stop(self) -> None:
+        """End the training.
+
+        Raises:
+            StopIteration: Always; it ends the `with` block of the session.
+        """
+        raise StopIteration("step_fn has requested the iterations to stop.")
+
+
+class MonitoredSession:
+    """A session that calls hooks: use it in a `with` block, and run until `should_stop()`.
+
+    Hooks begin, the default graph is completed by the scaffold and finalized, the session is made,
+    threads of queue runners are started, and hooks are told of the session. The block may end with
+    StopIteration, as Python's iterators do, which goes no further. At the end hooks are told,
+    unless there is an error, threads are joined, and the session is closed.
+
+    Args:
+        session_creator: Optional. Makes the session; by default a `ChiefSessionCreator`.
+        hooks: Optional. What is called, in this order.
+        stop_grace_period_secs: How long threads may go on at the end.
+
+    Differs from:
+        TensorFlow, where it makes a new session when a server is lost; here there is none to lose.
+
+    Reference: tf.train.MonitoredSession
+    """
+
+    StepContext = StepContext
+
+    def __init__(
+        self,
+        session_creator: SessionCreator | None = None,
+        hooks: Iterable[SessionRunHook] | None = None,
+        stop_grace_period_secs: float = 120,
+    ) -> None:
+        self._graph: Any = get_default_graph()
+        self._was_finalized = self._graph.finalized
+        self._hooks = list(hooks or ())
+        self._grace_period = stop_grace_period_secs
+        self._coordinator = Coordinator(clean_stop_exception_types=())
+        self._session: Session | None = None
+        self._stop_requested = False
+        try:
+            with self._graph.as_default():
+                self._open(session_creator or ChiefSessionCreator())
+        except BaseException:
+            if self._session is not None:
+                self._close_session()
+            self._reopen_graph()
+            raise
+
+    def _open(self, session_creator: SessionCreator) -> None:
+        for hook in self._hooks:
+            hook.begin()
+        self._session = session = session_creator.create_session()
+        if self._graph.get_collection(GraphKeys.QUEUE_RUNNERS):
+            start_queue_runners(sess=session, coord=self._coordinator)
+        for hook in self._hooks:
+            hook.after_create_session(session, self._coordinator)
+
+    @property
+    def graph(self) -> Any:
+        """The graph; None once the session is closed."""
+        return None if self._session is None else self._graph
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `Session.run`; what hooks ask for is run at the same time.
+
+        Raises:
+            RuntimeError: The session is closed, a stop has been requested, or two feed the same.
+        """
+        session = self._opened()
+        if self._stop_requested:
+            raise FailedPreconditionError("Run called even after should_stop requested.")
+        context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
+        wanted: dict[Any, Any] = {_CALLER: fetches}
+        feeds = self._asked(context, wanted, feed_dict)
+        results = session.run(wanted, feeds, options, run_metadata)
+        for hook in self._hooks:
+            values = SessionRunValues(results.get(hook), options, run_metadata)
+            hook.after_run(context, values)
+        if context.stop_requested:
+            self._stop_requested = True
+        return results[_CALLER]
+
+    def _asked(self, context: SessionRunContext, wanted: dict[Any, Any], given: Any) -> Any:
+        """Let hooks add to what is wanted; returns what is fed."""
+        feeds: dict[Any, Any] = {}
+        for hook in self._hooks:
+            request = hook.before_run(context)
+            if request is None:
+                continue
+            if request.fetches is not None:
+                wanted[hook] = request.fetches
+            _check_apart(feeds, request.feed_dict, "Same tensor is fed by two hooks.")
+            feeds.update(request.feed_dict or {})
+        _check_apart(feeds, given, "Same tensor is fed by a SessionRunHook and user.")
+        return {**feeds, **(given or {})}
+
+    def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
+        """Call a function that decides itself which of its runs call hooks.
+
+        Args:
+            step_fn: Takes one argument called `step_context`, a `StepContext`.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            ValueError: It takes other arguments.
+            StopIteration: It has requested a stop.
+        """
+        names = tuple(inspect.signature(step_fn).parameters)
+        if names not in (("step_context",), ("self", "step_context")):
+            raise InvalidArgumentError(
+                "`step_fn` may either have one `step_context` argument, or `self` and"
+                " `step_context` arguments if it's an instance method. Got"
+                f" {names} instead."
+            )
+        return step_fn(StepContext(self._opened(), self.run))
+
+    def should_stop(self) -> bool:
+        """Whether to run no more: a stop was requested, or the session is closed.
+
+        Raises:
+            BaseException: The error with which one of the session's threads has failed.
+        """
+        if self._session is None:
+            return True
+        self._coordinator.raise_requested_exception()
+        return self._stop_requested or self._coordinator.should_stop()
+
+    def close(self) -> None:
+        """Tell the hooks that it ends, and close the session.
+
+        Raises:
+            RuntimeError: It is closed already.
+        """
+        self._end(tells=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        is_good = kind is None or issubclass(kind, StopIteration)
+        self._end(tells=is_good)
+        return is_good
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            raise FailedPreconditionError("Session is already closed.")
+        return self._session
+
+    def _end(self, tells: bool) -> None:
+        session = self._opened()
+        try:
+            for hook in self._hooks if tells else ():
+                hook.end(session)
+        finally:
+            try:
+                self._close_session()
+            finally:
+                self._reopen_graph()
+
+    def _close_session(self) -> None:
+        session, self._session = self._opened(), None
+        self._coordinator.request_stop()
+        try:
+            self._coordinator.join(
+                stop_grace_period_secs=self._grace_period, ignore_live_threads=True
+            )
+        finally:
+            session.close()
+
+    def _reopen_graph(self) -> None:
+        if not self._was_finalized:
+            self._graph._unsafe_unfinalize()
+
+
+class SingularMonitoredSession(MonitoredSession):
+    """A `MonitoredSession` that takes the arguments of `ChiefSessionCreator`.
+
+    Args:
+        hooks: Optional. As in `MonitoredSession`.
+        scaffold, master, config, checkpoint_dir: As in `ChiefSessionCreator`.
+        stop_grace_period_secs: As in `MonitoredSession`.
+        checkpoint_filename_with_path: As in `ChiefSessionCreator`.
+
+    Reference: tf.train.SingularMonitoredSession
+    """
+
+    def __init__(
+        self,
+        hooks: Iterable[SessionRunHook] | None = None,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: Any = None,
+        checkpoint_dir: Path | None = None,
+        stop_grace_period_secs: float = 120,
+        checkpoint_filename_with_path: Path | None = None,
+    ) -> None:
+        creator = ChiefSessionCreator(
+            scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+        )
+        super().__init__(creator, hooks, stop_grace_period_secs)
+
+    def raw_session(self) -> Session:
+        """The session itself, whose runs call no hooks."""
+        return self._opened()
+
+
+def _check_apart(feeds: dict[Any, Any], others: Any, message: str) -> None:
+    """Refuse that one tensor is fed twice."""
+    both = [key for key in others or () if key in feeds]
+    if both:
+        raise FailedPreconditionError(f"{message} Conflict(s): {both}")

@@ -1,0 +1,109 @@
+"""`MonitoredTrainingSession`: a session with the hooks that trainings usually have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.v1.train.checkpoint_saver_hook import CheckpointSaverHook
+from thalweg.v1.train.monitored_session import MonitoredSession
+from thalweg.v1.train.scaffold import Scaffold
+from thalweg.v1.train.session_creator import ChiefSessionCreator
+from thalweg.v1.train.session_run_hook import SessionRunHook
+from thalweg.v1.train.step_counter_hook import StepCounterHook
+
+_DEFAULT: Any = object()  # an interval of which nothing is said
+_SECONDS = 600  # between two checkpoints
+
+Path = str | os.PathLike[str]
+
+
+def MonitoredTrainingSession(
+    master: str = "",
+    is_chief: bool = True,
+    checkpoint_dir: Path | None = None,
+    scaffold: Scaffold | None = None,
+    hooks: Sequence[SessionRunHook] | None = None,
+    chief_only_hooks: Sequence[SessionRunHook] | None = None,
+    save_checkpoint_secs: float | None = _DEFAULT,
+    save_summaries_steps: int | None = _DEFAULT,
+    save_summaries_secs: float | None = _DEFAULT,
+    config: Any = None,
+    stop_grace_period_secs: float = 120,
+    log_step_count_steps: int | None = 100,
+    max_wait_secs: float = 7200,
+    save_checkpoint_steps: int | None = _DEFAULT,
+    summary_dir: Path | None = None,
+    save_graph_def: bool = True,
+) -> MonitoredSession:
+    """A `MonitoredSession` for training, with the usual hooks.
+
+    Args:
+        master: Ignored, as is `config`.
+        is_chief: Only True.
+        checkpoint_dir: Optional. The folder of checkpoints: the newest is restored, and new ones
+            are saved. With `torch.distributed`, give it on rank 0 alone.
+        scaffold: Optional. What a session needs.
+        hooks: Optional. Hooks, called after the usual ones.
+        chief_only_hooks: Optional. Hooks, called before the usual ones.
+        save_checkpoint_secs: The seconds between two checkpoints; by default 600, unless steps are
+            given. 0 or None for no checkpoints.
+        save_summaries_steps: Ignored, as is `save_summaries_secs`: there are no summary operations.
+        stop_grace_period_secs: As in `MonitoredSession`.
+        log_step_count_steps: Where there is a folder, after how many steps the rate is logged.
+        max_wait_secs: Ignored.
+        save_checkpoint_steps: The steps between two checkpoints, in place of the seconds.
+        summary_dir: Ignored but for `log_step_count_steps`.
+        save_graph_def: Ignored.
+
+    Raises:
+        ValueError: It is no chief.
+        RuntimeError: There are checkpoints to be saved, and the graph has no global step.
+
+    Example:
+        >>> import tempfile
+        >>> from thalweg import v1
+        >>> folder = tempfile.mkdtemp()
+        >>> for last_step in (3, 5):
+        ...     with v1.Graph().as_default():
+        ...         w = v1.get_variable("w", initializer=1.0)
+        ...         step = v1.train.get_or_create_global_step()
+        ...         train_op = v1.train.GradientDescentOptimizer(0.25).minimize(w * w, step)
+        ...         hooks = [v1.train.StopAtStepHook(last_step=last_step)]
+        ...         with MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as session:
+        ...             while not session.should_stop():
+        ...                 print(*session.run([step, w, train_op])[:2])
+        0 1.0
+        1 0.5
+        2 0.25
+        3 0.125
+        4 0.0625
+
+    Reference: tf.train.MonitoredTrainingSession
+    """
+    if not is_chief:
+        raise InvalidArgumentError(
+            "is_chief=False: such a worker waits until the chief's variables, which they share on"
+            " a server, are initialized, and here each session has its own. Workers are threads in"
+            " the chief's session (SyncReplicasOptimizer), or processes with torch.distributed,"
+            " each a chief of its own, of which one has a checkpoint_dir."
+        )
+    if save_checkpoint_secs is _DEFAULT:
+        save_checkpoint_secs = _SECONDS if save_checkpoint_steps is _DEFAULT else None
+    if save_checkpoint_steps is _DEFAULT:
+        save_checkpoint_steps = None
+    scaffold = scaffold or Scaffold()
+    every = list(chief_only_hooks or ())
+    if (summary_dir or checkpoint_dir) and log_step_count_steps and log_step_count_steps > 0:
+        every.append(StepCounterHook(log_step_count_steps))
+    wants_checkpoints = (save_checkpoint_secs or 0) > 0 or (save_checkpoint_steps or 0) > 0
+    if checkpoint_dir and wants_checkpoints:
+        every.append(
+            CheckpointSaverHook(
+                checkpoint_dir, save_checkpoint_secs, save_checkpoint_steps, scaffold=scaffold
+            )
+        )
+    creator = ChiefSessionCreator(scaffold, checkpoint_dir=checkpoint_dir)
+    return MonitoredSession(creator, [*every, *(hooks or ())], stop_grace_period_secs)

@@ -1,0 +1,139 @@
+"""Files of object checkpoints: ours, and those of TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor
+
+from thalweg.errors import (
+    CheckpointMismatchError,
+    DataLossError,
+    MissingFileError,
+    UnsupportedCheckpointError,
+)
+from thalweg.storage import bundle, container, disk
+from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.stored import Stored, of_tensor
+from thalweg.v1.train.objects.members import VALUE
+
+ENDING = ".safetensors"  # of our files, after the prefix
+KIND = "tf.train.Checkpoint"
+
+
+def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint, all of it or nothing; its folder is made if it is not there.
+
+    Args:
+        prefix: The path of the file without its ending.
+        graph: What the objects are.
+        values: The values of their variables by the graph's keys; not changed meanwhile.
+    """
+    disk.make_folder(os.path.dirname(prefix) or ".")
+    stored = {key: of_tensor(value) for key, value in values.items()}
+    container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encoded(graph)})
+
+
+def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
+    """Read a checkpoint, all of it or nothing.
+
+    Args:
+        prefix: The path without ".safetensors", or without TensorFlow's ".index".
+
+    Returns:
+        What the objects are, and the values of variables, by their positions among the objects.
+
+    Raises:
+        MissingFileError: There is no such checkpoint.
+        DataLossError: It is damaged.
+        UnsupportedCheckpointError: It says nothing of objects.
+    """
+    graph, tensors = _read(prefix)
+    if graph is None:
+        raise UnsupportedCheckpointError(
+            f"{prefix}: it has tensors by name and says nothing of objects, as those of"
+            " train.Saver; restore it by train.Saver."
+        )
+    values: dict[int, Tensor] = {}
+    for place, node in enumerate(graph.nodes):
+        for each in node.attributes:
+            if each.name == VALUE and each.key in tensors:
+                values[place] = tensors[each.key].tensor()
+            elif each.name == VALUE:
+                raise CheckpointMismatchError(f"{prefix}: it has no {each.key!r}, as it says.")
+    return graph, values
+
+
+def _read(prefix: str) -> tuple[ObjectGraph | None, dict[str, Stored]]:
+    if os.path.lexists(prefix + ENDING):
+        found = container.read(prefix + ENDING)
+        graph = found.document.get("object_graph")
+        return (None if graph is None else decoded(graph, prefix)), found.tensors
+    if os.path.lexists(prefix + ".index"):
+        read = bundle.read(prefix)
+        return read.graph, read.tensors
+    raise MissingFileError(f"{prefix}: there is neither {prefix}{ENDING} nor {prefix}.index.")
+
+
+def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:
+    """A graph as JSON."""
+    return [
+        {
+            "children": dict(node.children),
+            "values": [[each.name, each.full_name, each.key] for each in node.attributes],
+            "slots": [[each.original, each.name, each.slot] for each in node.slots],
+        }
+        for node in graph.nodes
+    ]
+
+
+def decoded(nodes: Any, source: str) -> ObjectGraph:
+    """A graph from its JSON.
+
+    Args:
+        nodes: What `encoded` returned.
+        source: Where it is from, for messages.
+
+    Raises:
+        DataLossError: It is something else, or names an object that is not there.
+    """
+    if not isinstance(nodes, list) or not nodes:
+        raise _damaged(source, "is no list of objects")
+    every = cast("list[Any]", nodes)
+
+    def position(value: Any) -> int:
+        if type(value) is not int or not 0 <= value < len(every):
+            raise _damaged(source, f"names object {str(value)[:20]} of {len(every)}")
+        return value
+
+    return ObjectGraph(tuple(_node(each, position, source) for each in every))
+
+
+def _node(given: Any, position: Any, source: str) -> Node:
+    kinds = {"children": dict, "values": list, "slots": list}
+    if (
+        not isinstance(given, dict)
+        or {key: type(value) for key, value in cast("dict[str, Any]", given).items()} != kinds
+    ):
+        raise _damaged(source, "has what is no object")
+    children, values, slots = cast("tuple[Any, Any, Any]", (given[key] for key in kinds))
+    rows = [*(("sss", each) for each in values), *(("psp", each) for each in slots)]
+    for kind, row in rows:
+        if not isinstance(row, list) or len(cast("list[Any]", row)) != len(kind):
+            raise _damaged(source, "has a row of another length")
+        for letter, each in zip(kind, cast("list[Any]", row), strict=True):
+            if letter == "p":
+                position(each)
+            elif not isinstance(each, str):
+                raise _damaged(source, f"has {str(each)[:20]} as a name")
+    return Node(
+        {name: position(child) for name, child in children.items()},
+        tuple(Attribute(*row) for row in values),
+        tuple(SlotVariable(*row) for row in slots),
+    )
+
+
+def _damaged(source: str, what: str) -> DataLossError:
+    return DataLossError(f"{source}: its object graph {what}.")

@@ -1,0 +1,197 @@
+"""What a checkpoint of objects consists of: objects, their children by name, and variables."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.core.trackable import Trackable, TrackableSlots
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import GraphVariable, handle_of, is_symbolic
+from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.variable import name_of
+
+VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable
+SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+_DIGITS = 9  # of the place in a list
+_CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
+
+
+@dataclass
+class Member:
+    """An object that a root leads to.
+
+    Attributes:
+        path: The names on the shortest way to it, joined by "/".
+        held: The object; what stands for it, where it is another one.
+        is_variable: Whether it is a variable.
+        children: The positions of its children among all members, by name.
+        slots: For each slot that it keeps: the variable's position, the name, and its own position.
+    """
+
+    path: str
+    held: Any
+    is_variable: bool
+    children: dict[str, int] = field(default_factory=dict[str, int])
+    slots: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
+
+    @property
+    def key(self) -> str:
+        """The name of its value in a checkpoint."""
+        return self.path + SUFFIX
+
+
+def is_trackable(value: Any) -> bool:
+    """Whether a value can be part of a checkpoint."""
+    if isinstance(value, GraphVariable):
+        return True
+    return isinstance(value, (Tensor, *_CONTAINERS)) and not is_symbolic(value)
+
+
+def check_trackable(value: Any, path: str) -> None:
+    """Refuse what cannot be part of a checkpoint.
+
+    Raises:
+        InvalidTypeError: Says what can.
+    """
+    if not is_trackable(value):
+        kind = type(value).__name__
+        hint = " Make it a thalweg.Variable." if isinstance(value, bool | int | float) else ""
+        raise InvalidTypeError(
+            f"'{path}' is a {kind}, which no checkpoint holds: variables, tensors, modules,"
+            f" optimizers, other Checkpoints, and lists and dicts of them can be saved.{hint}"
+        )
+
+
+def children_of(owner: Any) -> dict[str, Any]:
+    """The children of an object by name; those of a module are its parts, parameters, and the
+    buffers that its `state_dict` has.
+    """
+    if isinstance(owner, Trackable):
+        return owner._trackable_children(save_type="checkpoint")
+    if isinstance(owner, torch.nn.Module):
+        left_out = owner._non_persistent_buffers_set
+        buffers = {name: each for name, each in owner._buffers.items() if name not in left_out}
+        found = {**owner._modules, **owner._parameters, **buffers}
+        return {name: each for name, each in found.items() if each is not None}
+    if isinstance(owner, dict):
+        return {_key(name): each for name, each in cast("dict[Any, Any]", owner).items()}
+    if isinstance(owner, list | tuple):
+        return {str(place): each for place, each in enumerate(cast("list[Any]", owner))}
+    return {}
+
+
+def _key(name: Any) -> str:
+    if not isinstance(name, str):
+        raise InvalidTypeError(f"A dict in a checkpoint has strings as keys, not {name!r}.")
+    return name
+
+
+def child_of(owner: Any, name: str) -> Any:
+    """The child of this name, or None."""
+    if isinstance(owner, Trackable):
+        return owner._lookup_dependency(name)
+    if isinstance(owner, list | tuple):
+        own = cast("list[Any]", owner)
+        is_place = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(own)
+        return own[int(name)] if is_place else None
+    if isinstance(owner, dict):
+        return cast("dict[str, Any]", owner).get(name)
+    if isinstance(owner, torch.nn.Module) and name not in owner._non_persistent_buffers_set:
+        tables: Any = (owner._buffers, owner._parameters, owner._modules)
+        return next((each[name] for each in tables if each.get(name) is not None), None)
+    return None
+
+
+def held_by(value: Any, graph: Any) -> Any:
+    """The variable that `value` is, or is in a graph; or the object that is saved for it."""
+    if isinstance(value, Trackable):
+        return value._checkpointed()
+    value = handle_of(value)
+    if graph is not None and isinstance(value, Tensor) and not is_symbolic(value):
+        return graph.stand_ins.get(id(value), (None, value))[1]
+    return value
+
+
+def is_variable(held: Any) -> bool:
+    """Whether it has a value."""
+    return isinstance(held, Tensor | GraphVariable)
+
+
+def members_of(root: Any, graph: Any = None) -> list[Member]:
+    """All objects that a root leads to, itself first, those near to it before others; then slots.
+
+    Args:
+        root: The root.
+        graph: The graph in which torch's parameters have variables that stand for them, or None.
+
+    Raises:
+        InvalidTypeError: Something cannot be part of a checkpoint; names it.
+    """
+    members: list[Member] = []
+    places: dict[int, int] = {}
+
+    def place_of(value: Any, path: str) -> int:
+        check_trackable(value, path)
+        held = held_by(value, graph)
+        if id(held) not in places:
+            places[id(held)] = len(members)
+            members.append(Member(path, held, is_variable(held)))
+            pending.append((value, members[-1]))
+        return places[id(held)]
+
+    pending: deque[tuple[Any, Member]] = deque()
+    place_of(root, "")
+    while pending:
+        owner, member = pending.popleft()
+        for name, child in children_of(owner).items():
+            path = f"{member.path}/{_escaped(name)}".removeprefix("/")
+            member.children[name] = place_of(child, path)
+    _add_slots(members, places)
+    return members
+
+
+def _add_slots(members: list[Member], places: dict[int, int]) -> None:
+    variables = [(place, each) for place, each in enumerate(members) if each.is_variable]
+    for keeper in [each for each in members if isinstance(each.held, TrackableSlots)]:
+        for place, var in variables:
+            for name, slot in keeper.held._slots.all_of(var.held).items():
+                path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escaped(name)}"
+                if id(slot) not in places:
+                    places[id(slot)] = len(members)
+                    members.append(Member(path, slot, True))
+                keeper.slots.append((place, name, places[id(slot)]))
+
+
+def _escaped(name: str) -> str:
+    """A name without "/", as TensorFlow has it in paths."""
+    return name.replace(".", "..").replace("/", ".S")
+
+
+def keepers(members: Iterable[Member]) -> list[TrackableSlots]:
+    """The optimizers among members, in the order in which their locks are taken."""
+    found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
+    return sorted(found, key=id)
+
+
+def graphs_of(members: Iterable[Member]) -> list[Any]:
+    """The graphs whose variables are among members."""
+    found = (each.held.graph for each in members if isinstance(each.held, GraphVariable))
+    return list({id(graph): graph for graph in found}.values())
+
+
+def described(members: Iterable[Member]) -> ObjectGraph:
+    """The members as a checkpoint describes them."""
+    return ObjectGraph(tuple(map(_node, members)))
+
+
+def _node(member: Member) -> Node:
+    values = ()
+    if member.is_variable:
+        values = (Attribute(VALUE, name_of(member.held).split(":")[0], member.key),)
+    return Node(member.children, values, tuple(SlotVariable(*each) for each in member.slots))

@@ -1,0 +1,120 @@
+"""`Restoration`: one restore, whose values reach objects now and later."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.trackable import TrackableSlots
+from thalweg.locks import Lock
+from thalweg.v1.train.objects.members import held_by, is_variable, keepers, members_of
+from thalweg.v1.train.objects.values import Values
+from thalweg.v1.train.objects.walk import Walk
+
+
+class Restoration(Values):
+    """One restore; see `Values`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lock = Lock()
+        self._walk: Walk | None = None
+
+    def bind(self, node: int, owner: Any) -> None:
+        """Give an object what the file has for a position, its children and their slots.
+
+        All values are set, or none. What has no object yet waits with its parent.
+
+        Args:
+            node: The position.
+            owner: The object.
+
+        Raises:
+            CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
+        """
+        if self._lock.is_mine() and self._walk is not None:  # a hook of a subclass calls
+            self._walk.pending.append((node, owner))
+            return
+        with self._held(owner), self._lock:
+            self._walk = Walk(self, lambda place: Position(self, place))
+            try:
+                self._walk.run(node, owner)
+            finally:
+                self._walk = None
+
+    @contextlib.contextmanager
+    def _held(self, owner: Any) -> Iterator[None]:
+        """Hold back the steps of all optimizers whose state may change."""
+        with contextlib.ExitStack() as stack:
+            # A new variable is being made by an optimizer, which holds its lock if it needs to.
+            if not is_variable(held_by(owner, self.graph)):
+                found = keepers(members_of(owner, self.graph))
+                found += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
+                for each in sorted({id(x): x for x in found}.items()):
+                    stack.enter_context(each[1]._locked())
+            yield
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of an optimizer waits on its own, and speaks for none of the objects here.
+        own = {"left": dict(self.left), "objects": {}, "assignments": {}}
+        return {**vars(self), **own, "_lock": None, "_walk": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Restoration:
+        made = object.__new__(Restoration)
+        made.__setstate__(self.__getstate__())
+        memo[id(self)] = made
+        return made
+
+
+class Position:
+    """A place in a checkpoint: what waits there for an object, its children and their slots.
+
+    Args:
+        restoration: The restore.
+        node: The place.
+    """
+
+    def __init__(self, restoration: Restoration, node: int) -> None:
+        self._restoration = restoration
+        self._node = node
+
+    @property
+    def restore_uid(self) -> int:
+        """The number of the restore; a later one has a higher number."""
+        return self._restoration.number
+
+    @property
+    def graph(self) -> Any:
+        """The graph that was being built when it was restored; None in eager mode."""
+        return self._restoration.graph
+
+    def is_simple_variable(self) -> bool:
+        """Whether it is a value and nothing else."""
+        restoration, node = self._restoration, self._node
+        return node in restoration.left and not restoration.nodes[node].children
+
+    def value(self) -> Tensor:
+        """The value; not to be written to."""
+        return self._restoration.left[self._node]
+
+    def restore(self, trackable: Any) -> None:
+        """Give an object what the checkpoint has for it.
+
+        Raises:
+            CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
+        """
+        self._restoration.bind(self._node, trackable)
+
+    def release(self) -> None:
+        """Wait no longer: another value was chosen."""
+        self._restoration.settle({self._node: None}, ())
+
+    def __repr__(self) -> str:
+        return f"<{self._restoration.name(self._node)!r} of {self._restoration.source}>"

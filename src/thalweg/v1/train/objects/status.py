@@ -1,0 +1,170 @@
+"""What `Checkpoint.restore` returns: what has been restored, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self
+
+from thalweg.errors import NotConsumedError
+from thalweg.graph import GraphVariable
+from thalweg.graph.nodes import session_for
+from thalweg.v1.train.objects.members import Member
+from thalweg.v1.train.objects.values import Values
+
+_LISTED = 10  # names in a message
+
+
+class InitializationOnlyStatus:
+    """The status of a restore of no file.
+
+    Args:
+        members: Lists what there is now.
+    """
+
+    def __init__(self, members: Callable[[], Sequence[Member]]) -> None:
+        self._members = members
+
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the values of the file that have found no object yet."""
+        return []
+
+    def assert_consumed(self) -> Self:
+        """Fails: nothing is restored."""
+        self._fail()
+
+    def assert_existing_objects_matched(self) -> Self:
+        """Fails: nothing is restored."""
+        self._fail()
+
+    def assert_nontrivial_match(self) -> Self:
+        """Fails: nothing is restored."""
+        self._fail()
+
+    def expect_partial(self) -> Self:
+        """The status itself."""
+        return self
+
+    def run_restore_ops(self, session: Any = None) -> None:
+        """Fails: nothing is restored."""
+        self._fail()
+
+    def initialize_or_restore(self, session: Any = None) -> None:
+        """In graph mode initialize all variables.
+
+        Args:
+            session: By default the default session.
+        """
+        self._initialize(session, set())
+
+    def _initialize(self, session: Any, restored: set[int]) -> None:
+        found = [each.held for each in self._members()]
+        variables = [var for var in found if isinstance(var, GraphVariable)]
+        left = [var.initializer for var in variables if id(var) not in restored]
+        if left:
+            session_for(session, "initialize variables").run(left)
+
+    def _fail(self) -> NoReturn:
+        raise NotConsumedError("No checkpoint was given to restore: nothing has been restored.")
+
+
+class CheckpointLoadStatus(InitializationOnlyStatus):
+    """The status of a restore.
+
+    Args:
+        values: What the file has, and what it has found.
+        members: Lists what there is now.
+    """
+
+    def __init__(self, values: Values, members: Callable[[], Sequence[Member]]) -> None:
+        super().__init__(members)
+        self._values = values
+
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the values of the file that have found no object yet."""
+        return self._values.waiting()
+
+    def assert_consumed(self) -> Self:
+        """Check that each value of the file has found its object, and each object its value.
+
+        Raises:
+            NotConsumedError: Names what still waits, or what was not restored.
+        """
+        waiting = self.waiting
+        if waiting:
+            raise NotConsumedError(
+                f"{self._values.source}: {_listed(waiting)} have no object yet. They are restored"
+                " when it is made: slots at the first step. expect_partial() accepts that."
+            )
+        return self.assert_existing_objects_matched()
+
+    def assert_existing_objects_matched(self) -> Self:
+        """Check that each variable there is now was in the file.
+
+        Raises:
+            NotConsumedError: Names those that were not.
+        """
+        known = {id(each) for each in self._values.objects.values()}
+        missing = [
+            each.path
+            for each in self._members()
+            if each.is_variable and id(each.held) not in known and each.path != "save_counter"
+        ]
+        if missing:
+            raise NotConsumedError(
+                f"{self._values.source} has no values for {_listed(missing)}, which have not"
+                " changed."
+            )
+        return self
+
+    def assert_nontrivial_match(self) -> Self:
+        """Check that anything of the file was restored.
+
+        Raises:
+            NotConsumedError: Nothing was.
+        """
+        values, waiting = self._values, self.waiting
+        if not any(each != 0 for each in values.objects):
+            names = f": {_listed(waiting)} have no object" if waiting else ""
+            raise NotConsumedError(
+                f"Nothing except the root object matched a value of {values.source}{names}."
+            )
+        return self
+
+    def run_restore_ops(self, session: Any = None) -> None:
+        """In graph mode give a session the values: all of its graph that have found a variable.
+
+        Args:
+            session: By default the default session.
+
+        Raises:
+            InvalidArgumentError: There is no session.
+        """
+        assignments = self._values.assignments
+        if assignments:
+            chosen = session_for(session, "restore a checkpoint")
+            own = {var: value for var, value in assignments.items() if var.graph is chosen.graph}
+            chosen.load_all(own)
+
+    def initialize_or_restore(self, session: Any = None) -> None:
+        """In graph mode give a session the values, and initialize what the file does not have.
+
+        Args:
+            session: By default the default session.
+
+        Raises:
+            InvalidArgumentError: There is no session.
+        """
+        self.run_restore_ops(session)
+        self._initialize(session, set(map(id, self._values.objects.values())))
+
+    def __repr__(self) -> str:
+        waiting = self.waiting
+        rest = f"waiting: {_listed(waiting)}" if waiting else "nothing waits"
+        return f"<{type(self).__name__} of {self._values.source}, {rest}>"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_LISTED])
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -1,0 +1,95 @@
+"""`Values`: what a file has for objects, and which of them it has found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.graph import GraphVariable
+from thalweg.storage.bundle import ObjectGraph
+from thalweg.v1.train.objects.members import SUFFIX, VALUE
+
+Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slot's name, its own
+
+_numbers = itertools.count(1)
+
+
+class Values:
+    """What a file has for objects, and which of them it has found.
+
+    Args:
+        source: The file, for messages.
+        graph: What the objects of the file are.
+        values: The values of variables, by their positions among these objects.
+        building: The graph that is being built; None in eager mode.
+
+    Attributes:
+        number: Later ones have higher numbers.
+        source: As given.
+        graph: The graph that was being built.
+        nodes: The objects of the file.
+        links: The slots of each optimizer and of each variable, by their positions.
+        objects: The object that each position has found.
+        left: The values of positions that have found no object.
+        assignments: The values of graph variables, which sessions are given.
+        is_first: Whether nothing has been looked for yet, and `left` is the file's own memory.
+    """
+
+    def __init__(
+        self, source: str, graph: ObjectGraph, values: Mapping[int, Tensor], building: Any
+    ) -> None:
+        self.number = next(_numbers)
+        self.source, self.graph = source, building
+        self.nodes, self.links = graph.nodes, _links(graph)
+        self.objects: dict[int, Any] = {}
+        self.left = dict(values)
+        self.assignments: dict[GraphVariable, Tensor] = {}
+        self.is_first = True
+        self._valued = frozenset(values)
+
+    def name(self, node: int) -> str:
+        """What a value is called: its key in the file without TensorFlow's ending."""
+        keys = (each.key for each in self.nodes[node].attributes if each.name == VALUE)
+        return next(keys, f"object {node}").removesuffix(SUFFIX)
+
+    def waiting(self) -> list[str]:
+        """The names of the values that have found no object."""
+        return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
+
+    def settle(self, objects: Mapping[int, Any], awaited: Iterable[int]) -> None:
+        """Note that positions have found objects, and keep what others may ask for later.
+
+        Args:
+            objects: The objects.
+            awaited: The positions that wait; of the others only what these lead to is kept.
+        """
+        left = {node: each for node, each in self.left.items() if node not in objects}
+        if self.is_first:
+            reached = self._reached(awaited)
+            left = {node: each.clone() for node, each in left.items() if node in reached}
+        self.objects = {**objects, **self.objects}
+        self.left, self.is_first = left, False
+
+    def _reached(self, awaited: Iterable[int]) -> set[int]:
+        reached: set[int] = set()
+        pending = list(awaited)
+        while pending:
+            node = pending.pop()
+            if node not in reached:
+                reached.add(node)
+                pending += self.nodes[node].children.values()
+                pending += [slot for _, _, _, slot in self.links.get(node, ())]
+        return reached
+
+
+def _links(graph: ObjectGraph) -> dict[int, list[Link]]:
+    links: dict[int, list[Link]] = {}
+    for place, node in enumerate(graph.nodes):
+        for each in node.slots:
+            link = place, each.original, each.name, each.slot
+            for end in {place, each.original}:
+                links.setdefault(end, []).append(link)
+    return links

@@ -1,0 +1,94 @@
+"""What a checkpoint has for the variables of a graph, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.errors import InvalidArgumentError, NotFoundError
+from thalweg.graph import GraphVariable
+from thalweg.v1.train.checkpoint_reader import CheckpointReader
+from thalweg.variable import dtype_name
+
+_LISTED = 10  # names and differences in a message
+
+
+def fitted(
+    reader: CheckpointReader,
+    prefix: str,
+    variables: Mapping[str, GraphVariable],
+    reshape: bool = False,
+) -> dict[GraphVariable, Tensor]:
+    """The values of variables in a checkpoint.
+
+    Args:
+        reader: Reads the checkpoint.
+        prefix: Its prefix, for messages.
+        variables: By their names in the checkpoint.
+        reshape: Whether values take the variables' shapes if they have as many elements.
+
+    Raises:
+        NotFoundError: Some are not in it.
+        InvalidArgumentError: Some have another shape or dtype.
+        OSError: It is damaged, or cannot be read.
+    """
+    keys = {name: name for name in variables}
+    if not all(reader.has_tensor(name) for name in keys):
+        keys = {name: reader.keys_by_name().get(name, name) for name in keys}
+    missing = [name for name, key in keys.items() if not reader.has_tensor(key)]
+    if missing:
+        raise _not_found(missing, len(keys), prefix)
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    pairs = [
+        (name, variable, shapes[keys[name]], dtypes[keys[name]])
+        for name, variable in variables.items()
+    ]
+    flaws = [found for pair in pairs if (found := _flaw(*pair, prefix, reshape))]
+    if flaws:
+        raise _mismatch(flaws)
+    values = reader.tensors(set(keys.values()))
+    return {var: _shaped(values[keys[name]], var) for name, var in variables.items()}
+
+
+def _flaw(
+    name: str, variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
+) -> str | None:
+    """Why a value does not fit its variable, or None."""
+    own = variable.shape
+    if not (own is None or own.accepts(shape) or (reshape and _has_as_many(own, shape))):
+        what = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(own)}"
+        return f"'{name}' {what}"
+    if variable.dtype not in (None, dtype):
+        given = dtype if isinstance(dtype, str) else dtype_name(dtype)
+        return f"'{name}' is {given} in {prefix} but the variable is {dtype_name(variable.dtype)}"
+    return None
+
+
+def _has_as_many(own: Sequence[int | None], shape: Sequence[int]) -> bool:
+    sizes = [size for size in own if size is not None]
+    return len(sizes) == len(own) and prod(sizes) == prod(shape)
+
+
+def _shaped(value: Tensor, variable: GraphVariable) -> Tensor:
+    own = variable.shape
+    return value if own is None or own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
+
+
+def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:
+    names = ", ".join(f"'{name}'" for name in missing[:_LISTED])
+    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    return NotFoundError(
+        f"Key {missing[0]} not found in checkpoint\n{prefix} has no value for {len(missing)} of"
+        f" {count} variables: {names}{more}. Nothing was restored. Give the Saver a list without"
+        " them, or a dict of the variables by the names that the checkpoint has; list_variables"
+        " lists these."
+    )
+
+
+def _mismatch(flaws: Sequence[str]) -> InvalidArgumentError:
+    listed = "; ".join(flaws[:_LISTED])
+    more = f"; and {len(flaws) - _LISTED} more" if len(flaws) > _LISTED else ""
+    return InvalidArgumentError(f"{listed}{more}. Nothing was restored.")

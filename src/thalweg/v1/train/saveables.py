@@ -1,0 +1,90 @@
+"""What a `Saver` saves: the variables of a graph by the names they have in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
+
+
+def all_saveable() -> list[Any]:
+    """What a saver of the default graph saves if nobody says what."""
+    graph = get_default_graph()
+    keys = GraphKeys.GLOBAL_VARIABLES, GraphKeys.SAVEABLE_OBJECTS
+    return [each for key in keys for each in graph.get_collection(key)]
+
+
+def by_name(var_list: Any) -> dict[str, GraphVariable]:
+    """Variables by their names in a checkpoint, sorted by name.
+
+    Args:
+        var_list: Variables, in a list, tuple or set, which are called as in the graph; or a dict of
+            variables by name. The parameters and buffers that stand for variables count as these.
+
+    Raises:
+        InvalidTypeError: It is neither, or there is something else among them.
+        InvalidArgumentError: Two variables have one name, one has two, or they belong to several
+            graphs.
+    """
+    if isinstance(var_list, Mapping):
+        found = _of_mapping(var_list)
+    elif isinstance(var_list, (list, tuple, set, frozenset)):
+        found = _of_list(var_list)
+    else:
+        raise InvalidTypeError(
+            f"Variables to save should be passed in a dict or a list: {var_list!r}"
+        )
+    names: dict[GraphVariable, str] = {}
+    for name, variable in found.items():
+        if names.setdefault(variable, name) != name:
+            raise InvalidArgumentError(
+                f"The same saveable will be restored with two names: {name} and {names[variable]}"
+            )
+    graphs = {id(variable.graph) for variable in names}
+    if len(graphs) > 1:
+        raise InvalidArgumentError(
+            f"Variables to save belong to {len(graphs)} graphs; a saver is for one."
+        )
+    return found
+
+
+def as_variable(item: Any) -> GraphVariable | None:
+    """The variable of the default graph that `item` is or stands for, or None."""
+    if isinstance(item, GraphVariable):
+        return item
+    known = get_default_graph().stand_ins.get(id(item))
+    found = graph_variable_of(item) if known is None else known[1]
+    return found if isinstance(found, GraphVariable) else None
+
+
+def _of_list(var_list: Any) -> dict[str, GraphVariable]:
+    found: dict[str, GraphVariable] = {}
+    for item in var_list:
+        variable = as_variable(item)
+        if variable is None:
+            raise InvalidTypeError(f"Variable to save is not a Variable: {item!r}")
+        name = variable.op.name
+        if name in found:
+            raise InvalidArgumentError(f"At least two variables have the same name: {name}")
+        found[name] = variable
+    return dict(sorted(found.items()))
+
+
+def _of_mapping(var_list: Mapping[Any, Any]) -> dict[str, GraphVariable]:
+    found: dict[str, GraphVariable] = {}
+    for name, item in var_list.items():
+        if not isinstance(name, str):
+            _refuse(f"Name is not a string: {name!r}")
+        variable = as_variable(item)
+        if variable is None:
+            _refuse(f"Not a variable: {item!r}")
+        found[name] = variable
+    return dict(sorted(found.items()))
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InvalidTypeError(
+        f"names_to_saveables must be a dict mapping string names to Tensors/Variables. {what}"
+    )

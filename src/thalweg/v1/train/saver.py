@@ -1,0 +1,327 @@
+"""`Saver`: the variables of a session in files, and back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import GraphVariable, executing_eagerly
+from thalweg.locks import Lock
+from thalweg.storage import container
+from thalweg.storage.bundle import CheckpointState, write_state
+from thalweg.storage.stored import of_tensor
+from thalweg.tracing import untraced
+from thalweg.v1.train import saveables
+from thalweg.v1.train.checkpoint_management import (
+    STATE,
+    checkpoint_exists,
+    get_checkpoint_mtimes,
+    remove_checkpoint,
+)
+from thalweg.v1.train.checkpoint_reader import SUFFIX, CheckpointReader
+from thalweg.v1.train.restoring import fitted
+from thalweg.v1.train.retention import Dated, Retention
+from thalweg.v1.train.saver_arguments import as_session, values_of
+
+_LOG = logging.getLogger(__name__)
+_KIND = "tf.train.Saver"
+
+
+class SaverDef:
+    """Names of TensorFlow's formats, for `Saver(write_version=...)`; see there."""
+
+    LEGACY, V1, V2 = 0, 1, 2
+
+
+class Saver:
+    """Saves variables of a graph to files, and restores them in a session.
+
+    `save(session, "run7/model.ckpt", 5)` writes `run7/model.ckpt-5.safetensors`: tensors by
+    the names that TensorFlow's Saver gives them, each with a checksum. It also writes the text file
+    `run7/checkpoint`, which names the newest checkpoints. A crash at any time leaves the old files
+    or the new ones. `restore` reads such a file, or a checkpoint of TensorFlow's.
+
+    Args:
+        var_list: Variables to save, in a list, or in a dict by the names they have in checkpoints.
+            By default all variables in GLOBAL_VARIABLES and SAVEABLE_OBJECTS of the default graph.
+        reshape: Whether restored values take the shape of their variable where the number of
+            elements is the same.
+        sharded: Ignored: a checkpoint is one file.
+        max_to_keep: How many of the newest checkpoints are kept; 0 or None for all.
+        keep_checkpoint_every_n_hours: Of the others one is kept for each so many hours.
+        name: Ignored.
+        restore_sequentially: Ignored.
+        saver_def: Only None; see `as_saver_def`.
+        builder: Only None.
+        defer_build: Whether the variables are not chosen before `build` is called.
+        allow_empty: Whether a saver of no variables is no error; it does nothing.
+        write_version: Ignored: files are as said above, whatever it says.
+        pad_step_number: Whether steps in names have at least eight digits.
+        save_relative_paths: Ignored: paths in the file `checkpoint` are always relative to its
+            folder, so that this may be moved.
+        filename: Ignored.
+
+    A saver of parts of several graphs is refused. Several threads may use one; checkpoints are
+    listed in the order in which they are written.
+
+    Raises:
+        ValueError: There are no variables, or names or variables are repeated.
+        TypeError: `var_list` holds something else.
+        RuntimeError: In eager mode, without a `var_list`.
+
+    Differs from:
+        TensorFlow: restoring changes all variables or none, there are no meta graphs, and the
+        file `checkpoint` leaves out checkpoints of other folders.
+
+    Example:
+        >>> import tempfile
+        >>> from thalweg import v1
+        >>> with v1.Graph().as_default(), v1.Session() as session:
+        ...     w = v1.Variable([1.0, 2.0], name="w")
+        ...     session.run(w.initializer)
+        ...     saver = Saver(max_to_keep=2)
+        ...     path = saver.save(session, tempfile.mkdtemp() + "/model.ckpt", global_step=5)
+        ...     session.run(w.assign([0.0, 0.0]).op)
+        ...     saver.restore(session, path)
+        ...     print(path.rpartition("/")[2], session.run(w))
+        model.ckpt-5 [1. 2.]
+
+    Reference: tf.train.Saver
+    """
+
+    def __init__(
+        self,
+        var_list: Any = None,
+        reshape: bool = False,
+        sharded: bool = False,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+        name: str | None = None,
+        restore_sequentially: bool = False,
+        saver_def: Any = None,
+        builder: Any = None,
+        defer_build: bool = False,
+        allow_empty: bool = False,
+        write_version: int = SaverDef.V2,
+        pad_step_number: bool = False,
+        save_relative_paths: bool = False,
+        filename: str | None = None,
+    ) -> None:
+        if defer_build and var_list is not None:
+            raise InvalidArgumentError(
+                "If `var_list` is provided then build cannot be deferred. Either set"
+                " defer_build=False or var_list=None."
+            )
+        if saver_def is not None or builder is not None:
+            _refuse("saver_def and builder")
+        self._var_list = var_list
+        self._reshape = reshape
+        self._max_to_keep = max_to_keep or 0
+        self._hours = keep_checkpoint_every_n_hours
+        self._allow_empty = allow_empty
+        self._pad_step_number = pad_step_number
+        self._variables: dict[str, GraphVariable] | None = None
+        self._retention = Retention(self._max_to_keep, self._hours)
+        self._lock = Lock()
+        if not defer_build:
+            self.build()
+
+    def build(self) -> None:
+        """Choose the variables, unless that has been done.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: See the class.
+        """
+        if self._variables is not None:
+            return
+        var_list = self._var_list
+        if var_list is None:
+            if executing_eagerly():
+                raise FailedPreconditionError(
+                    "When eager execution is enabled, `var_list` must specify a list or dict of"
+                    " variables to save"
+                )
+            var_list = saveables.all_saveable()
+        found = saveables.by_name(var_list)
+        if not found and not self._allow_empty:
+            raise InvalidArgumentError("No variables to save")
+        self._retention = Retention(self._max_to_keep, self._hours)
+        self._variables = found
+
+    @untraced
+    def save(
+        self,
+        sess: Any,
+        save_path: str | os.PathLike[str],
+        global_step: Any = None,
+        latest_filename: str | None = None,
+        meta_graph_suffix: str = "meta",
+        write_meta_graph: bool = True,
+        write_state: bool = True,
+        strip_default_attrs: bool = False,
+        save_debug_info: bool = False,
+    ) -> str | None:
+        """Write the values that the variables have in a session.
+
+        They are all of one moment, whatever other threads run; training may go on while they are
+        written.
+
+        Args:
+            sess: The session. Neither it nor the graph is looked for anywhere else, so that any
+                thread may call this.
+            save_path: What the names of the files begin with.
+            global_step: Optional. A number, or a variable or tensor that has it in the session; is
+                added to the name. A variable's is of the same moment.
+            latest_filename: Optional. The name of the file `checkpoint`.
+            meta_graph_suffix: How files with TensorFlow's graph end, which are deleted with old
+                checkpoints.
+            write_meta_graph: Ignored: none is written.
+            write_state: Whether the checkpoint is listed in the file `checkpoint`, and old ones are
+                deleted.
+            strip_default_attrs: Ignored, as is `save_debug_info`.
+
+        Returns:
+            The prefix of the checkpoint, to be given to `restore`; None if there are no variables.
+
+        Raises:
+            TypeError: `sess` is no session.
+            ValueError: A name is not valid, or the folder does not exist.
+            FailedPreconditionError: A variable is not initialized, the session is closed, or
+                `build` was not called.
+            CheckpointWriteError: The file cannot be written; what was there is intact.
+        """
+        variables = self._built("save")
+        latest = STATE if latest_filename is None else latest_filename
+        if os.path.dirname(latest):
+            raise InvalidArgumentError("'latest_filename' must not contain path components")
+        path, session = os.fspath(save_path), as_session(sess)
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder or os.curdir):
+            raise InvalidArgumentError(f"Parent directory of {path} doesn't exist, can't save.")
+        if not variables:
+            return None
+        values, step = values_of(session, list(variables.values()), global_step)
+        prefix = path if step is None else f"{path}-{self._written(step)}"
+        if os.path.basename(prefix) in (latest, latest.removesuffix(SUFFIX)):
+            raise InvalidArgumentError(
+                f"'latest_filename' collides with 'save_path': '{latest}' and '{prefix}'"
+            )
+        stored = {name: of_tensor(each) for name, each in zip(variables, values, strict=True)}
+        with self._lock:
+            container.write(prefix + SUFFIX, stored, {"kind": _KIND})
+            if write_state:
+                self._list(prefix, folder, latest, meta_graph_suffix)
+        return prefix
+
+    def _written(self, step: int) -> str:
+        return f"{step:08d}" if self._pad_step_number else str(step)
+
+    def _list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
+        """Write the file `checkpoint`, and delete an old checkpoint."""
+        newest, old = self._retention.after(prefix)
+        beside = [path for path, _ in newest if _folder_of(path) == _folder_of(prefix)]
+        write_state(folder, CheckpointState(prefix, tuple(beside or [prefix])), latest)
+        self._retention.newest = newest
+        if old is None or self._retention.keeps(old):
+            return
+        try:
+            remove_checkpoint(old[0], meta_graph_suffix=meta_graph_suffix)
+        except OSError as error:
+            _LOG.warning("Ignoring: %s", error)
+
+    @untraced
+    def restore(self, sess: Any, save_path: str | os.PathLike[str] | None) -> None:
+        """Give the variables the values of a checkpoint, in a session; they count as initialized.
+
+        Values of other names may be in it. A checkpoint of `tf.train.Checkpoint` is read as well,
+        by the names that its variables had in their graph.
+
+        Args:
+            sess: The session.
+            save_path: What `save` returned, or what `latest_checkpoint` returns.
+
+        Raises:
+            ValueError: There is no such checkpoint.
+            NotFoundError: A variable is not in it.
+            InvalidArgumentError: A value has another shape or dtype than its variable.
+            TypeError: `sess` is no session.
+            FailedPreconditionError: The session is closed, or `build` was not called.
+            OSError: The checkpoint is damaged, or cannot be read.
+
+        No variable has changed then.
+        """
+        variables, session = self._built("restore"), as_session(sess)
+        if not variables:
+            return
+        if save_path is None:
+            raise InvalidArgumentError("Can't load save_path when it is None.")
+        prefix = os.fspath(save_path)
+        if not checkpoint_exists(prefix):
+            raise InvalidArgumentError(f"The passed save_path is not a valid checkpoint: {prefix}")
+        session.load_all(fitted(CheckpointReader(prefix), prefix, variables, self._reshape))
+
+    def _built(self, purpose: str) -> dict[str, GraphVariable]:
+        if self._variables is None:
+            raise FailedPreconditionError(
+                f"`build()` should be called before {purpose} if defer_build==True"
+            )
+        return self._variables
+
+    @property
+    def last_checkpoints(self) -> list[str]:
+        """The prefixes of the newest checkpoints, the oldest of them first."""
+        return [prefix for prefix, _ in self._retention.newest]
+
+    def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
+        """Let these be the newest checkpoints, which are never deleted."""
+        self.set_last_checkpoints_with_time([(prefix, float("inf")) for prefix in last_checkpoints])
+
+    def set_last_checkpoints_with_time(self, last_checkpoints_with_time: Sequence[Dated]) -> None:
+        """Let these be the newest checkpoints, the oldest of them first.
+
+        Args:
+            last_checkpoints_with_time: Their prefixes, and when they were saved, in seconds since
+                1970.
+        """
+        with self._lock:
+            self._retention.newest = list(last_checkpoints_with_time)
+
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Let those of these that are there be the newest checkpoints, as after a restart."""
+        dated = [
+            (prefix, time)
+            for prefix in checkpoint_paths
+            for time in get_checkpoint_mtimes([prefix])
+        ]
+        self.set_last_checkpoints_with_time(dated)
+
+    def as_saver_def(self) -> NoReturn:
+        """Refused: there are no protocol buffers of savers here."""
+        _refuse("as_saver_def")
+
+    def to_proto(self, export_scope: str | None = None) -> NoReturn:
+        """Refused, as `as_saver_def`."""
+        _refuse("to_proto")
+
+    @staticmethod
+    def from_proto(saver_def: Any, import_scope: str | None = None) -> NoReturn:
+        """Refused, as `as_saver_def`."""
+        _refuse("from_proto")
+
+    def export_meta_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: a graph here is what Python built, and is built anew."""
+        _refuse("export_meta_graph")
+
+
+def _folder_of(prefix: str) -> str:
+    return os.path.realpath(os.path.dirname(prefix))
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{what}: there are no protocol buffers of savers and graphs here. Build the graph by the"
+        " same Python code, and make another Saver."
+    )

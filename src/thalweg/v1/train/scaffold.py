@@ -1,0 +1,137 @@
+"""`Scaffold`: what a session needs before a training begins in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph import (
+    GraphKeys,
+    get_default_graph,
+    global_variables,
+    global_variables_initializer,
+    group,
+    local_variables_initializer,
+    report_uninitialized_variables,
+)
+from thalweg.v1.train.checkpoint_saver_hook import the_saver
+from thalweg.v1.train.saver import Saver
+
+
+class Scaffold:
+    """Operations that prepare a session, and a saver; what is not given is made by `finalize`.
+
+    Args:
+        init_op: Optional. Initializes the variables where no checkpoint is restored; by default all
+            global variables.
+        init_feed_dict: Optional. What `init_op` is fed.
+        init_fn: Optional. Called with the scaffold and the session after `init_op`.
+        ready_op: Optional. Gives the names of what is not ready yet; by default of the global and
+            local variables that are not initialized.
+        ready_for_local_init_op: Optional. The same before `local_init_op`; by default of the global
+            variables.
+        local_init_op: Optional. Initializes what checkpoints do not have; by default all local
+            variables.
+        summary_op: Ignored: there are no summary operations.
+        saver: Optional. By default that of the collection SAVERS, or one of all variables.
+        copy_from_scaffold: Optional. A scaffold that has what is not given here.
+        local_init_feed_dict: Optional. What `local_init_op` is fed.
+
+    Attributes:
+        init_op, init_feed_dict, ready_op, ready_for_local_init_op, local_init_op, saver,
+            local_init_feed_dict: As given or made.
+        init_fn: The function given, of the session alone, or None.
+
+    Reference: tf.train.Scaffold
+    """
+
+    def __init__(
+        self,
+        init_op: Any = None,
+        init_feed_dict: Any = None,
+        init_fn: Callable[[Scaffold, Any], Any] | None = None,
+        ready_op: Any = None,
+        ready_for_local_init_op: Any = None,
+        local_init_op: Any = None,
+        summary_op: Any = None,
+        saver: Saver | None = None,
+        copy_from_scaffold: Scaffold | None = None,
+        local_init_feed_dict: Any = None,
+    ) -> None:
+        other = copy_from_scaffold
+        self.init_fn: Callable[[Any], Any] | None = None
+        if init_fn is not None:
+            self.init_fn = lambda session: init_fn(self, session)
+        self.init_op = init_op
+        self.init_feed_dict = init_feed_dict
+        self.ready_op = ready_op
+        self.ready_for_local_init_op = ready_for_local_init_op
+        self.local_init_op = local_init_op
+        self.saver = saver
+        self.local_init_feed_dict = local_init_feed_dict
+        for name, value in list(vars(self).items()):
+            if value is None and other is not None:
+                setattr(self, name, getattr(other, name))
+
+    def finalize(self) -> Scaffold:
+        """Make what is missing in the default graph, and finalize that.
+
+        Raises:
+            RuntimeError: Something is missing, and its collection has several that it may be.
+        """
+        made = {
+            "init_op": (GraphKeys.INIT_OP, global_variables_initializer),
+            "ready_op": (GraphKeys.READY_OP, report_uninitialized_variables),
+            "ready_for_local_init_op": (
+                GraphKeys.READY_FOR_LOCAL_INIT_OP,
+                lambda: report_uninitialized_variables(global_variables()),
+            ),
+            "local_init_op": (GraphKeys.LOCAL_INIT_OP, Scaffold.default_local_init_op),
+        }
+        for name, (key, make) in made.items():
+            if getattr(self, name) is None:
+                setattr(self, name, Scaffold.get_or_default(name, key, make))
+        graph = get_default_graph()
+        if self.saver is None:
+            self.saver = the_saver(graph)
+        if self.saver is None:
+            self.saver = Saver(sharded=True, allow_empty=True)
+            graph.add_to_collection(GraphKeys.SAVERS, self.saver)
+        self.saver.build()
+        graph.finalize()
+        return self
+
+    @staticmethod
+    def get_or_default(
+        arg_name: str, collection_key: str, default_constructor: Callable[[], Any]
+    ) -> Any:
+        """What a collection of the default graph has, or else what is made, and put into it.
+
+        Args:
+            arg_name: The argument of the constructor that would say which one is meant.
+            collection_key: The collection.
+            default_constructor: Makes it.
+
+        Raises:
+            RuntimeError: The collection has several.
+        """
+        graph = get_default_graph()
+        found = graph.get_collection(collection_key)
+        if len(found) > 1:
+            raise FailedPreconditionError(
+                f'More than one item in the collection "{collection_key}". Please indicate which'
+                " one to use by passing it to the tf.Scaffold constructor as: "
+                f" tf.Scaffold({arg_name}=item to use)"
+            )
+        if found:
+            return found[0]
+        made = default_constructor()
+        if made is not None:
+            graph.add_to_collection(collection_key, made)
+        return made
+
+    @staticmethod
+    def default_local_init_op() -> Any:
+        """An operation that initializes the local variables."""
+        return group(local_variables_initializer(), name="local_init")

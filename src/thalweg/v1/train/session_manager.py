@@ -1,0 +1,194 @@
+"""`SessionManager`: sessions whose variables have values, from a checkpoint or anew."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import Session, get_default_graph
+from thalweg.v1.train.checkpoint_management import get_checkpoint_state
+
+Path = str | os.PathLike[str]
+
+
+class SessionManager:
+    """Makes sessions that are ready for training.
+
+    Args:
+        local_init_op: Optional. Is run in each new session, once `ready_for_local_init_op` gives
+            no names.
+        ready_op: Optional. A session is ready if it gives no names.
+        ready_for_local_init_op: Optional. See there.
+        graph: By default the default graph.
+        recovery_wait_secs: How long to wait between two looks for a checkpoint.
+        local_init_run_options: Ignored.
+        local_init_feed_dict: Optional. What `local_init_op` is fed.
+
+    Reference: tf.train.SessionManager
+    """
+
+    def __init__(
+        self,
+        local_init_op: Any = None,
+        ready_op: Any = None,
+        ready_for_local_init_op: Any = None,
+        graph: Any = None,
+        recovery_wait_secs: float = 30,
+        local_init_run_options: Any = None,
+        local_init_feed_dict: Any = None,
+    ) -> None:
+        self._local_init_op = local_init_op
+        self._ready_op = ready_op
+        self._ready_for_local_init_op = ready_for_local_init_op
+        self._graph = get_default_graph() if graph is None else graph
+        self._recovery_wait_secs = recovery_wait_secs
+        self._local_init_feed_dict = local_init_feed_dict
+
+    def prepare_session(
+        self,
+        master: str = "",
+        init_op: Any = None,
+        saver: Any = None,
+        checkpoint_dir: Path | None = None,
+        checkpoint_filename_with_path: Path | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = 7200,
+        config: Any = None,
+        init_feed_dict: Any = None,
+        init_fn: Callable[[Any], Any] | None = None,
+    ) -> Session:
+        """A session with the values of a checkpoint, or else initialized.
+
+        Args:
+            master: Ignored, as is `config`.
+            init_op: Optional. Initializes the variables if there is no checkpoint.
+            saver: Optional. Restores the checkpoint.
+            checkpoint_dir: Optional. The folder of checkpoints, of which the newest is taken; or
+            checkpoint_filename_with_path: a checkpoint's prefix.
+            wait_for_checkpoint: Whether to wait for a checkpoint in the folder.
+            max_wait_secs: How long.
+            init_feed_dict: Optional. What `init_op` is fed.
+            init_fn: Optional. Called with the session after `init_op`.
+
+        Raises:
+            RuntimeError: The variables are not all initialized in the end, or nothing is given that
+                would do it.
+            ValueError: Both ways to a checkpoint are given.
+        """
+        session, is_restored = self._restored(
+            saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
+        )
+        try:
+            if not is_restored:
+                if init_op is None and init_fn is None and self._local_init_op is None:
+                    raise FailedPreconditionError(
+                        "Model is not initialized and no init_op or init_fn or local_init_op was"
+                        " given"
+                    )
+                if init_op is not None:
+                    session.run(init_op, init_feed_dict)
+                if init_fn is not None:
+                    init_fn(session)
+            problem = self._initialized_locally(session)
+            what = "model ready for local_init" if problem else "model ready"
+            problem = problem or _not_ready(session, self._ready_op)
+            if problem:
+                titles = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
+                raise FailedPreconditionError(
+                    f"Init operations did not make {what}. Init op: {titles[0]}, init fn:"
+                    f" {init_fn}, local_init_op: {titles[1]}, error: {problem}"
+                )
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def recover_session(
+        self,
+        master: str = "",
+        saver: Any = None,
+        checkpoint_dir: Path | None = None,
+        checkpoint_filename_with_path: Path | None = None,
+        wait_for_checkpoint: bool = False,
+        max_wait_secs: float = 7200,
+        config: Any = None,
+    ) -> tuple[Session, bool]:
+        """A session with the values of a checkpoint if there is one; see `prepare_session`.
+
+        Returns:
+            The session, and whether a checkpoint has made it ready.
+        """
+        session, is_restored = self._restored(
+            saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
+        )
+        if not is_restored:
+            return session, False
+        problem = self._initialized_locally(session) or _not_ready(session, self._ready_op)
+        return session, problem is None
+
+    def _restored(
+        self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
+    ) -> tuple[Session, bool]:
+        if folder and prefix:
+            raise InvalidArgumentError(
+                "Can not provide both checkpoint_dir and checkpoint_filename_with_path."
+            )
+        if saver is None or not (folder or prefix):
+            return Session(graph=self._graph), False
+        paths: list[str] = []
+        if folder:
+            state = self._state(folder, seconds if waits else 0)
+            if state is None:
+                return Session(graph=self._graph), False
+            prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
+        session = Session(graph=self._graph)
+        try:
+            saver.restore(session, prefix)
+            if paths:
+                saver.recover_last_checkpoints(paths)
+        except BaseException:
+            session.close()
+            raise
+        return session, True
+
+    def _state(self, folder: Path, seconds: float) -> Any:
+        """What the folder says about its checkpoints, once it does; None if it takes too long."""
+        end = time.monotonic() + seconds
+        while (state := get_checkpoint_state(folder)) is None:
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(left, self._recovery_wait_secs))
+        return state
+
+    def _initialized_locally(self, session: Session) -> str | None:
+        """Run `local_init_op`, or say why that cannot be done."""
+        if self._local_init_op is None:
+            return None
+        problem = _not_ready(session, self._ready_for_local_init_op)
+        if problem is None:
+            session.run(self._local_init_op, self._local_init_feed_dict)
+        return problem
+
+
+def _not_ready(session: Session, op: Any) -> str | None:
+    """Why a session is not ready, as an operation says that names what is missing; or None."""
+    if op is None:
+        return None
+    try:
+        names = session.run(op)
+    except FailedPreconditionError as error:
+        return str(error)
+    found = np.asarray(names)
+    if names is None or not found.size or found.dtype == np.int32:  # as old programs say "ready"
+        return None
+    return f"Variables not initialized: {', '.join(map(_text, found.reshape(-1)))}"
+
+
+def _text(name: Any) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

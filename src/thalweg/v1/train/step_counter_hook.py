@@ -1,0 +1,92 @@
+"""`StepCounterHook`: how many steps a second a training takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.v1.train.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.step_timer import SecondOrStepTimer
+
+_LOG = logging.getLogger(__name__)
+_PATIENCE = 20  # runs without a step, after which it is told
+
+
+class StepCounterHook(SessionRunHook):
+    """Logs the steps per second, at level INFO of the logger "thalweg".
+
+    Args:
+        every_n_steps: After how many steps; or
+        every_n_secs: after how many seconds.
+        output_dir: Ignored: no events are written unless there is a `summary_writer`.
+        summary_writer: Optional. Has a method `add_scalar(tag, value, step)`, as that of
+            `torch.utils.tensorboard` has, and is given "global_step/sec".
+
+    Raises:
+        ValueError: Both intervals are given, or none.
+
+    Reference: tf.train.StepCounterHook
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: Any = None,
+    ) -> None:
+        if (every_n_steps is None) == (every_n_secs is None):
+            raise InvalidArgumentError(
+                "exactly one of every_n_steps and every_n_secs should be provided."
+            )
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
+        self._summary_writer = summary_writer
+        self._step: Any = None
+        self._before: int | None = None
+        self._same = 0  # runs that have not raised the step
+
+    def begin(self) -> None:
+        """Find the global step; RuntimeError if there is none."""
+        self._step = global_step_for(self)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Ask for the step before the run."""
+        return SessionRunArgs(self._step)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Log the rate if it is time."""
+        before = int(run_values.results)
+        if self._timer.should_trigger_for_step(before + 1):
+            step = int(run_context.session.run(self._step))
+            if self._timer.should_trigger_for_step(step):
+                seconds, steps = self._timer.update_last_triggered_step(step)
+                if seconds and steps is not None:
+                    self._tell(steps / seconds, step)
+        self._watch(before)
+
+    def _tell(self, rate: float, step: int) -> None:
+        tag = f"{self._step.op.name}/sec"
+        if self._summary_writer is not None:
+            self._summary_writer.add_scalar(tag, rate, step)
+        _LOG.info("%s: %g", tag, rate)
+
+    def _watch(self, step: int) -> None:
+        """Warn if the step stands still."""
+        self._same = self._same + 1 if step == self._before else 0
+        self._before = step
+        if self._same and self._same % _PATIENCE == 0:
+            _LOG.warning(
+                "It seems that global step (tf.train.get_global_step) has not been increased: it"
+                " was %d before each of the last %d runs. Pass it to Optimizer.apply_gradients or"
+                " Optimizer.minimize.",
+                step,
+                self._same + 1,
+            )

@@ -1,0 +1,60 @@
+"""When hooks do what they do from time to time."""
+
+from __future__ import annotations
+
+import time
+
+from thalweg.errors import InvalidArgumentError
+
+
+class SecondOrStepTimer:
+    """Triggers at the first step, and then every so many steps or seconds.
+
+    Args:
+        every_secs: The seconds.
+        every_steps: The steps; exactly one of the two.
+
+    Raises:
+        ValueError: None is given, or both are.
+
+    Reference: tf.train.SecondOrStepTimer
+    """
+
+    def __init__(self, every_secs: float | None = None, every_steps: int | None = None) -> None:
+        if every_secs is None and every_steps is None:
+            raise InvalidArgumentError("Either every_secs or every_steps should be provided.")
+        if every_secs is not None and every_steps is not None:
+            raise InvalidArgumentError("Can not provide both every_secs and every_steps.")
+        self._every_secs = every_secs
+        self._every_steps = every_steps
+        self._last: tuple[int, float] | None = None
+
+    def reset(self) -> None:
+        """Forget when it triggered last."""
+        self._last = None
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """Whether it is time at this step; never twice for one step."""
+        if self._last is None:
+            return True
+        last_step, last_time = self._last
+        if step == last_step:
+            return False
+        if self._every_steps is not None:
+            return step >= last_step + self._every_steps
+        return time.time() > last_time + (self._every_secs or 0)
+
+    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
+        """Note that it triggers now.
+
+        Returns:
+            The seconds and the steps since the time before; None the first time.
+        """
+        before, self._last = self._last, (step, time.time())
+        if before is None:
+            return None, None
+        return self._last[1] - before[1], step - before[0]
+
+    def last_triggered_step(self) -> int | None:
+        """The step at which it triggered last."""
+        return None if self._last is None else self._last[0]

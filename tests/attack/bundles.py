@@ -1,0 +1,385 @@
+"""Hostile bundles: parts of TensorFlow's files changed, with checksums that fit and that do not.
+
+A change of bytes alone is refused, or is none. Where the checksums of what was changed are made to
+fit, whatever is read has the bytes that its shape asks for, and all together no more than the files
+have. Nothing raises but what `thalweg.storage.bundle` says it does, nothing takes two seconds, and
+nothing takes memory that the files do not.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import bundle_examples
+from attack.figures import Figures
+from attack.server import figures_of
+from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
+from thalweg.errors import (
+    DataLossError,
+    MissingFileError,
+    UnsafeCheckpointError,
+    UnsupportedCheckpointError,
+)
+from thalweg.storage import bundle, stored
+from thalweg.storage.bundle import object_graph, proto, strings
+from thalweg.storage.bundle.flaw import Flaw
+from thalweg.storage.bundle.table import encoded_table, entries
+from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.stored import ITEM_BYTES
+
+TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
+CASES = {False: 2000, True: 20_000}
+GOOD = ("read", "refused")
+BATCH = 250
+SECONDS, MEGABYTES = 2.0, 64  # that a case may take
+DOCUMENTED = (DataLossError, MissingFileError, UnsafeCheckpointError, UnsupportedCheckpointError)
+
+Files = dict[str, bytes]  # what stands behind the prefix, and the content
+Items = list[tuple[bytes, bytes]]
+
+SEEDS: list[Files] = []
+NUMBERS = [
+    0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 14, 19, 20, 24, 100, 127, 128, 255, 1000, 4096, 10_001, 2**16,
+    2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -2, -(2**31),
+]  # fmt: skip
+KEYS = [
+    b"", b"\0", b"\0\0\1", b"a", b"\xff", b"\xff" * 9, b"../x", b"w" * 5000, b"\xc3\xa9", b"\x80",
+    object_graph.KEY.encode(),
+]  # fmt: skip
+TEXTS = [
+    '"', "'", "\\", "\n", ":", "[", "]", ",", "#", "\0", "/", "..", "../", "/etc/passwd", "1e999",
+    "model_checkpoint_path: ", "\\377", "\\ud800", "é", '""', "link/", "-", "x" * 9999,
+]  # fmt: skip
+
+
+def warm() -> None:
+    """Have twenty bundles in memory."""
+    prefixes = [path.with_suffix("") for path in sorted(GOLDENS.glob("ckpt_v*/*/*.index"))]
+    prefixes += [path.with_suffix("") for path in sorted(RECORDED.glob("*/*.index"))]
+    prefixes.remove(RECORDED / "variant" / "model.ckpt")  # which is refused as it is
+    for prefix in prefixes:
+        found = sorted(prefix.parent.glob(f"{prefix.name}.*"))
+        SEEDS.append({path.name[len(prefix.name) :]: path.read_bytes() for path in found})
+    first = (RECORDED / "version_1" / "model.ckpt").read_bytes()
+    SEEDS.extend([{"": first}] * 2)
+    with tempfile.TemporaryDirectory() as home:
+        tensors = bundle_examples.by_name()
+        for place, name in enumerate(tensors):
+            if len(SEEDS) < 20:
+                own = Path(home, str(place))
+                bundle.write(own, {name: tensors[name], "other": tensors["bits"]})
+                SEEDS.append({s: Path(f"{own}{s}").read_bytes() for s in (".index", DATA)})
+    crc32c(b"\0" * 10_000)
+    stored.Stored("F32", (), memoryview(b"\0" * 4)).tensor()
+
+
+# Changes. Each takes the files and a source of chance, and returns other files.
+
+
+def spoiled(data: bytes, dice: random.Random) -> bytes:
+    """Bytes with a few of them flipped, cut out, doubled, or overwritten."""
+    at, kind = dice.randrange(len(data) + 1), dice.randrange(6)
+    more = dice.choice([1, 1, 2, 4, 8, 100])
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data[:at] + data[at + more :]
+    if kind == 2:
+        return data[:at] + dice.randbytes(more) + data[at:]
+    if kind == 3:
+        return data[:at] + data[dice.randrange(len(data) + 1) :][:more] + data[at + more :]
+    made = bytearray(data or b"\0")
+    for _ in range(dice.choice([1, 1, 1, 3])):
+        place = dice.randrange(len(made))
+        made[place] = dice.choice([made[place] ^ (1 << dice.randrange(8)), 0, 0xFF, 0x80, 0x7F])
+    return bytes(made)
+
+
+def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
+    """A message with one field changed, dropped, doubled or added; fields may be messages."""
+    try:
+        found: list[tuple[int, int, Any]] = list(proto.fields(data))
+    except Flaw:
+        return spoiled(data, dice)
+    if not found or dice.random() < 0.1:
+        found.append((dice.randrange(1, 9), dice.choice([0, 0, 2, 5]), 0))
+    at = dice.randrange(len(found))
+    field, kind, value = found[at]
+    choice = dice.randrange(6)
+    if choice == 0:
+        del found[at]
+    elif choice == 1:
+        found.insert(dice.randrange(len(found)), found[at])
+    elif kind == proto.BYTES and isinstance(value, bytes) and depth < 3 and dice.random() < 0.9:
+        found[at] = field, kind, message(value, dice, depth + 1)
+    elif choice == 2:
+        found[at] = dice.randrange(1, 9), kind, value
+    else:
+        near = value + dice.choice([-8, -1, 1, 8]) if isinstance(value, int) else 1
+        found[at] = field, dice.choice([kind, kind, kind, 0, 5]), dice.choice([*NUMBERS, near])
+    return b"".join(written(*each) for each in found)
+
+
+def written(field: int, kind: int, value: Any) -> bytes:
+    head = proto.encoded(field << 3 | kind)
+    if kind == proto.BYTES:
+        data = value if isinstance(value, bytes) else b""
+        return head + proto.encoded(len(data)) + data
+    number = value if isinstance(value, int) else 1
+    if kind == proto.VARINT:
+        return head + proto.encoded(number)
+    return head + (number % 2**32).to_bytes(8 if kind == proto.FIXED64 else 4, "little")
+
+
+def main_of(files: Files) -> str:
+    """The file that is a table: all there is in the first format."""
+    return ".index" if ".index" in files else ""
+
+
+def items_of(files: Files) -> Items:
+    index = files[main_of(files)]
+    return list(entries(lambda offset, size: index[offset : offset + size], len(index)))
+
+
+def table(items: Items, dice: random.Random) -> bytes:
+    """A table whose blocks are what they are said to be, and whose order may be any."""
+    cut = dice.randrange(len(items) + 1) if items and dice.random() < 0.3 else len(items)
+    file, listed = b"", []
+    for part in (items[:cut], items[cut:]):
+        if part:
+            own = block([(0, key, value) for key, value in part])
+            listed.append((0, max(key for key, _ in part), handle(len(file), len(own))))
+            file += sealed(own)
+    remarks = sealed(block(()))
+    places = [0, len(b"\0\0\0") + len(listed[0][1]) + len(listed[0][2])] if listed else [0]
+    listing = block(listed, places[: len(listed) or 1])
+    ends = footer(handle(len(file), len(remarks) - 5), handle(len(file + remarks), len(listing)))
+    return file + remarks + sealed(listing) + ends
+
+
+def bytes_of_a_file(files: Files, dice: random.Random) -> Files:
+    """Some bytes, without new checksums."""
+    name = dice.choice(sorted(files))
+    return {**files, name: spoiled(files[name], dice)}
+
+
+def entry(files: Files, dice: random.Random) -> Files:
+    """A message of the index."""
+    items = items_of(files)
+    for _ in range(dice.choice([1, 1, 2])):
+        at = dice.randrange(len(items))
+        items[at] = items[at][0], message(items[at][1], dice)
+    return {**files, main_of(files): encoded_table(items)}
+
+
+def keys(files: Files, dice: random.Random) -> Files:
+    """Which keys there are, and in which order."""
+    items = items_of(files)
+    at, other = dice.randrange(len(items)), dice.randrange(len(items))
+    kind = dice.randrange(6)
+    if kind == 0:
+        items[at], items[other] = items[other], items[at]
+    elif kind == 1:
+        items.insert(other, items[at])
+    elif kind == 2:
+        del items[at]
+    elif kind == 3:
+        items[at] = dice.choice(KEYS), items[at][1]
+    elif kind == 4:
+        items[at] = spoiled(items[at][0], dice), items[at][1]
+    else:
+        items[at] = items[at][0], items[other][1]
+    if dice.random() < 0.7 and kind > 1:
+        return {**files, main_of(files): encoded_table(sorted(dict(items).items()))}
+    return {**files, main_of(files): table(items, dice)}
+
+
+def inside_a_block(files: Files, dice: random.Random) -> Files:
+    """The bytes of a block, the block that lists blocks, or the end, with new checksums."""
+    own = block([(0, key, value) for key, value in items_of(files)])
+    remarks = block(())
+    listed = block([(0, b"\xff" * 12, handle(0, len(own)))])
+    which = dice.randrange(4)
+    if which == 0:
+        own = spoiled(own, dice)
+        listed = block([(0, b"\xff" * 12, handle(0, len(own)))])
+    elif which == 1:
+        places = [dice.choice(NUMBERS) for _ in range(dice.randrange(1, 4))]
+        listed = block([
+            (0, b"\xff" * (9 + number), handle(place, dice.choice([len(own), *NUMBERS])))
+            for number, place in enumerate(places)
+        ])  # fmt: skip
+    elif which == 2:
+        listed = spoiled(listed, dice)
+    else:
+        count = dice.choice([0, 1, 2, 1000, 2**30, 2**32 - 1])
+        own = block([(0, b"", b"")], [dice.choice([0, 1, 3, 2**31])] * dice.randrange(4), count)
+    file = sealed(own) + sealed(remarks)
+    ends = handle(len(sealed(own)), len(remarks)), handle(len(file), len(listed))
+    if dice.random() < 0.1:
+        ends = handle(dice.choice(NUMBERS), dice.choice(NUMBERS)), ends[1]
+    return {**files, main_of(files): file + sealed(listed) + footer(*(each[:20] for each in ends))}
+
+
+def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
+    """The strings of a tensor, such as the graph of objects, with new checksums."""
+    items = items_of(files)
+    texts = [place for place, (key, value) in enumerate(items) if key and value[:2] == b"\x08\7"]
+    if not texts or DATA not in files:
+        return entry(files, dice)
+    at = dice.choice(texts)
+    found = {field: value for field, _, value in proto.fields(items[at][1])}
+    begin, size = int(found.get(4, 0)), int(found.get(5, 0))
+    try:
+        values = strings.decoded(files[DATA][begin : begin + size], 1)[0]
+    except Flaw:  # it has several
+        values = [b"text", b""]
+    made, checksum = strings.encoded_strings([message(each, dice) for each in values])
+    if dice.random() < 0.2:
+        made = spoiled(made, dice)
+    shape = b"\x12\0" if dice.random() < 0.8 else b"\x12\x04\x12\x02\x08\x02"
+    head = b"\x08\7" + shape + proto.number(4, begin) + proto.number(5, len(made))
+    items[at] = items[at][0], head + proto.fixed32(6, masked(checksum))
+    # In a bundle of objects, their graph comes last.
+    return {**files, main_of(files): encoded_table(items), DATA: files[DATA][:begin] + made}
+
+
+def names_of_files(files: Files, dice: random.Random) -> Files:
+    """Which files there are."""
+    made = dict(files)
+    name = dice.choice(sorted(made))
+    kind = dice.randrange(3)
+    if kind == 0:
+        del made[name]
+    elif kind == 1:
+        made[name] = b""
+    else:
+        made[name] = made[dice.choice(sorted(made))]
+    return made
+
+
+CHANGES: list[Callable[[Files, random.Random], Files]] = [
+    bytes_of_a_file, bytes_of_a_file, entry, entry, entry, entry, keys, keys, inside_a_block,
+    strings_of_a_tensor, names_of_files,
+]  # fmt: skip
+
+
+def attempt(seed: int, number: int) -> str:
+    """What became of a bundle: "read", "refused", or what went wrong."""
+    dice = random.Random(f"{seed}/{number}")
+    before, begin = memory(), time.process_time()
+    with tempfile.TemporaryDirectory() as home:
+        outcome = of_state(Path(home), dice) if number % 10 == 9 else of_files(Path(home), dice)
+    seconds, grown = time.process_time() - begin, memory() - before
+    if seconds > SECONDS:
+        return f"{outcome} after {seconds:.1f} s"
+    return outcome if grown < MEGABYTES else f"{outcome} with {grown:.0f} MB"
+
+
+def memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def of_files(home: Path, dice: random.Random) -> str:
+    whole = dice.choice(SEEDS)
+    change = dice.choice(CHANGES)
+    files = change(whole, dice)
+    is_plain = change is bytes_of_a_file
+    if not is_plain:
+        for _ in range(dice.choice([0, 0, 1, 2])):
+            if is_table(files):
+                files = dice.choice([entry, keys])(files, dice)
+    put(home / "ckpt", files)
+    names = sorted(home.iterdir())
+    outcome = judged(home, files, whole if is_plain else None)
+    return outcome if sorted(home.iterdir()) == names else f"{outcome}, and files were changed"
+
+
+def is_table(files: Files) -> bool:
+    try:
+        return bool(items_of(files))
+    except (Flaw, KeyError):
+        return False
+
+
+def put(prefix: Path, files: Files) -> None:
+    for suffix, data in files.items():
+        Path(f"{prefix}{suffix}").write_bytes(data)
+
+
+def judged(home: Path, files: Files, whole: Files | None) -> str:
+    """Read a bundle; if `whole` is given, it must be refused or have the same values."""
+    try:
+        bundle.describe(home / "ckpt")
+        found = bundle.read(home / "ckpt")
+    except DOCUMENTED:
+        return "refused"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    sizes = [each.data.nbytes for each in found.tensors.values()]
+    wanted = [prod(each.shape) * ITEM_BYTES[each.dtype] for each in found.tensors.values()]
+    if sizes != wanted:
+        return "another size"
+    # In the first format a number of eight bytes may be written with one.
+    given = sum(len(data) * (1 if name else 8) for name, data in files.items() if name != ".index")
+    if sum(sizes) > given:
+        return "more bytes than the files have"
+    for each in found.tensors.values():
+        if each.tensor().shape != each.shape:
+            return "another shape"
+    if whole is not None:
+        put(home / "whole", whole)
+        same = shown(found) == shown(bundle.read(home / "whole"))
+        for path in home.glob("whole*"):
+            path.unlink()
+        if not same:
+            return "other values"
+    return "read"
+
+
+def shown(found: bundle.Bundle) -> Any:
+    tensors = {
+        key: (each.dtype, each.shape, bytes(each.data)) for key, each in found.tensors.items()
+    }
+    return tensors, found.strings, found.graph
+
+
+def of_state(home: Path, dice: random.Random) -> str:
+    """The same for the file `checkpoint`: whatever it names lies in its folder."""
+    inside = home / "run"
+    inside.mkdir()
+    (inside / "link").symlink_to("/etc")
+    paths = [str(inside / name) for name in ("model.ckpt-5", "link/x", "sub/é", "a b")]
+    text = f'model_checkpoint_path: "model.ckpt-5"\nall_model_checkpoint_paths: "{paths[0]}"\n'
+    text += f"all_model_checkpoint_timestamps: 1.5\n# {paths[1]}\nlast_preserved_timestamp: 2\n"
+    for _ in range(dice.choice([1, 2, 5])):
+        at = dice.randrange(len(text))
+        more = dice.choice([*TEXTS, *paths])
+        text = text[:at] + more + text[at + dice.choice([0, 0, len(more), 1]) :]
+    (inside / "checkpoint").write_bytes(
+        text.encode() if dice.random() < 0.7 else spoiled(text.encode(), dice)
+    )
+    try:
+        found = bundle.read_state(inside)
+    except DOCUMENTED:
+        return "refused"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if found is None:
+        return "nothing"
+    for path in (found.model_checkpoint_path, *found.all_model_checkpoint_paths):
+        if path and not Path(path).resolve().is_relative_to(inside.resolve()):
+            return f"outside: {path!r}"
+    return "read"
+
+
+def attack(long: bool, seed: int) -> Figures:
+    """Read bundles in children, so that a signal is a failure of one."""
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

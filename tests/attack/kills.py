@@ -1,0 +1,192 @@
+"""Trainings that are killed at random moments, and go on from the file that is there.
+
+Each is the process that trains, saves after each step, and is killed by a signal that it cannot
+handle. What it leaves must be readable, and be what an uninterrupted training has at that step, to
+the bit. `python -m attack.kills COUNT [SEED [DEFECT]]`, in the folder of the tests, kills so many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attack.figures import Figures
+from attack.planted import DEFECTS
+from thalweg import Variable
+from thalweg.errors import ThalwegError
+from thalweg.keras.optimizers import Adam
+from thalweg.storage import container, stored
+
+TRIED = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
+CASES = {False: 30, True: 300}
+GOOD = ("intact", "ended", "not begun")
+STEPS = 40
+SHAPES = {"kernel": (1150, 1150), "bias": (1150,), "table": (19, 64)}
+LONGEST = 0.6  # seconds
+
+
+class Training:
+    """Adam over three variables, with gradients that depend on the step alone."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.own = {
+            name: Variable(torch.randn(shape, generator=generator), name)
+            for name, shape in SHAPES.items()
+        }
+        self.optimizer = Adam(0.01)
+
+    def step(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        self.optimizer.apply_gradients(
+            [(torch.randn(var.shape, generator=generator), var) for var in self.own.values()]
+        )
+
+    def save(self, path: Path, number: int) -> None:
+        tensors: dict[str, torch.Tensor] = dict(self.own)
+        state = _taken(self.optimizer.state_dict(), "optimizer", tensors)
+        kept = {name: stored.of_tensor(each) for name, each in tensors.items()}
+        container.write(path, kept, {"step": number, "state": state})
+
+    def load(self, path: Path) -> int:
+        """Go on from a file; returns the number of the next step."""
+        found = container.read(path)
+        tensors = {name: each.tensor() for name, each in found.tensors.items()}
+        with torch.no_grad():
+            for name, var in self.own.items():
+                var.copy_(tensors[name])
+        state = _given(found.document["state"], tensors)
+        self.optimizer.load_state_dict(state, list(self.own.values()))
+        return found.document["step"]
+
+
+def _taken(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """A state with lists of one name in the place of its tensors, which are put in `tensors`."""
+    if isinstance(value, dict):
+        return {key: _taken(each, f"{path}/{key}", tensors) for key, each in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensors[path] = value
+    return [path]
+
+
+def _given(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The state again."""
+    if isinstance(value, dict):
+        return {key: _given(each, tensors) for key, each in value.items()}
+    return tensors[value[0]] if isinstance(value, list) else value
+
+
+def digest(path: Path) -> tuple[int, str]:
+    """The step that a file is of, and a hash of all bytes of its tensors."""
+    found, made = container.read(path), hashlib.blake2b()
+    for name, each in sorted(found.tensors.items()):
+        made.update(name.encode())
+        made.update(each.data)
+    return found.document["step"], made.hexdigest()
+
+
+def train(path: Path) -> None:
+    """Go on from the file, if there is one, to the last step."""
+    training = Training()
+    for number in range(training.load(path) if path.exists() else 0, STEPS):
+        training.step(number)
+        training.save(path, number + 1)
+
+
+def uninterrupted(path: Path) -> dict[int, str]:
+    """The hashes after each step of a training that nobody kills."""
+    training, found = Training(), dict[int, str]()
+    for number in range(STEPS):
+        training.step(number)
+        training.save(path, number + 1)
+        found.update([digest(path)])
+    return found
+
+
+def started(path: Path) -> int:
+    """The number of a process that trains."""
+    child = os.fork()
+    if not child:
+        try:
+            train(path)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
+
+
+def killed(path: Path, wanted: dict[int, str], dice: random.Random) -> str:
+    """What a training has left that was killed: one of `GOOD`, or what is wrong."""
+    child = started(path)
+    time.sleep(dice.uniform(0, LONGEST))
+    os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        return f"the training ended with {status}"
+    if not path.exists():
+        return "not begun"
+    try:
+        step, made = digest(path)
+    except ThalwegError as error:
+        path.unlink()
+        return f"unreadable: {error}"
+    if made != wanted[step]:
+        path.unlink()
+        return f"step {step} has other bits"
+    if status == 0:
+        path.unlink()  # to begin again
+        return "ended"
+    return "intact"
+
+
+def told(count: int, seed: int, defect: str = "") -> Figures:
+    """Kill trainings of one file, one after the other.
+
+    Args:
+        count: How many.
+        seed: Chooses the moments.
+        defect: One of `attack.planted` that they are to have.
+    """
+    torch.set_num_threads(1)
+    figures, dice = Figures(), random.Random(f"kills/{seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = uninterrupted(Path(folder) / "other")
+        if defect:
+            DEFECTS[defect]()
+        path = Path(folder) / "ckpt"
+        for number in range(count):
+            outcome = killed(path, wanted, dice)
+            figures.note(f"kill {number}, seed {seed}", outcome, outcome in GOOD)
+        left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
+        if len(left) > 1:  # that of the last one
+            figures.note("files", f"{len(left)} temporary files were left", is_good=False)
+    return figures
+
+
+def attack(long: bool, seed: int) -> Figures:
+    """Kill as many trainings as a test run or a night has time for."""
+    return told(CASES[long], seed)
+
+
+def main(count: str, seed: str = "0", defect: str = "") -> int:
+    result = told(int(count), int(seed), defect)
+    sys.stdout.write(f"{result.line()}\n")
+    sys.stderr.writelines(f"{failure}\n" for failure in result.failures)
+    return int(bool(result.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""Power that fails: what may be on a disk after it, by the log of what was asked of the system.
+
+Of what was not yet forced to the disk any part may be there: any of the writes, the last of them up
+to any of its sectors, and any of the changes of names. What was forced is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from thalweg.storage import disk
+
+SECTOR = 512
+Content = bytes | None  # None: there is no file
+
+
+@dataclass(frozen=True)
+class Op:
+    """One thing that was asked for.
+
+    Attributes:
+        kind: "make", "write", "sync", "rename" or "unlink".
+        path: The file or folder.
+        to: The new name.
+        begin: Where in the file `data` go.
+        data: What is written.
+    """
+
+    kind: str
+    path: str
+    to: str = ""
+    begin: int = 0
+    data: bytes = b""
+
+
+class Recorder:
+    """Stands for `os`, does what it does, and notes what matters to a disk."""
+
+    def __init__(self) -> None:
+        self.log: list[Op] = []
+        self._paths: dict[int, str] = {}
+        self._places: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        file = os.open(path, flags, mode)
+        self._paths[file], self._places[file] = path, 0
+        if flags & os.O_CREAT:
+            self.log.append(Op("make", path))
+        return file
+
+    def write(self, file: int, data: Any) -> int:
+        count = os.write(file, data)
+        written = bytes(memoryview(data)[:count])
+        self.log.append(Op("write", self._paths[file], begin=self._places[file], data=written))
+        self._places[file] += count
+        return count
+
+    def lseek(self, file: int, place: int, how: int) -> int:
+        self._places[file] = os.lseek(file, place, how)
+        return self._places[file]
+
+    def fsync(self, file: int) -> None:
+        os.fsync(file)
+        self.log.append(Op("sync", self._paths[file]))
+
+    def replace(self, path: str, to: str) -> None:
+        os.replace(path, to)
+        self.log.append(Op("rename", path, to))
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+        self.log.append(Op("unlink", path))
+
+
+def recorded(work: Callable[[], None]) -> list[Op]:
+    """What is asked of the system while `disk` does some work."""
+    recorder = Recorder()
+    with patch.object(disk, "os", recorder):
+        work()
+    return recorder.log
+
+
+@dataclass
+class _Disk:
+    """What is on the disk for certain, and what may be. Files are numbered."""
+
+    files: list[bytes]
+    names: dict[str, int]
+    writes: dict[int, list[Op]] = field(default_factory=dict[int, list[Op]])
+    changes: list[tuple[str, int | None]] = field(default_factory=list[tuple[str, int | None]])
+    now: dict[str, int] = field(default_factory=dict[str, int])
+
+    def take(self, op: Op) -> None:
+        if op.kind == "make":
+            self.files.append(b"")
+            self._change(op.path, len(self.files) - 1)
+        elif op.kind == "write":
+            self.writes.setdefault(self.now[op.path], []).append(op)
+        elif op.kind == "rename":
+            self._change(op.to, self.now[op.path])
+            self._change(op.path, None)
+        elif op.kind == "unlink":
+            self._change(op.path, None)
+        elif op.path in self.now:
+            number = self.now[op.path]
+            self.files[number] = _written(self.files[number], self.writes.pop(number, []))
+        else:  # the folder
+            self.names = dict(self.now)
+            self.changes = []
+
+    def _change(self, path: str, number: int | None) -> None:
+        self.changes.append((path, number))
+        self.now = {name: each for name, each in self.now.items() if name != path}
+        if number is not None:
+            self.now[path] = number
+
+    def contents(self, path: str) -> Iterator[Content]:
+        """What a file may hold if the power fails now, once for each state of the disk."""
+        pending = [(number, op) for number, ops in self.writes.items() for op in ops]
+        for kept in _subsets(self.changes):
+            number = {**self.names, **dict(kept)}.get(path)
+            for chosen in _subsets(pending):
+                for writes in _torn(chosen):
+                    own = [op for each, op in writes if each == number]
+                    yield None if number is None else _written(self.files[number], own)
+
+
+def contents(log: Sequence[Op], path: Path, old: Content) -> Iterator[tuple[bool, Content]]:
+    """What a file may hold after the power has failed at any time of a log.
+
+    Args:
+        log: What was asked for.
+        path: The file.
+        old: What it held before.
+
+    Yields:
+        Whether it failed after all was done, and the content.
+    """
+    for count in range(len(log) + 1):
+        name = str(path)
+        names = {} if old is None else {name: 0}
+        made = _Disk([old or b""], names, now=dict(names))
+        for op in log[:count]:
+            made.take(op)
+        for content in made.contents(name):
+            yield count == len(log), content
+
+
+def _subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
+    for chosen in itertools.product((True, False), repeat=len(items)):
+        yield [item for item, kept in zip(items, chosen, strict=True) if kept]
+
+
+def _torn(writes: list[tuple[int, Op]]) -> Iterator[list[tuple[int, Op]]]:
+    """Writes to files, and again with each beginning of the last one."""
+    yield writes
+    if writes:
+        number, last = writes[-1]
+        for size in range(0, len(last.data), SECTOR):
+            part = Op("write", last.path, begin=last.begin, data=last.data[:size])
+            yield [*writes[:-1], (number, part)]
+
+
+def _written(content: bytes, writes: Sequence[Op]) -> bytes:
+    made = bytearray(content)
+    for op in writes:
+        if op.data and len(made) < op.begin:
+            made += bytes(op.begin - len(made))
+        made[op.begin : op.begin + len(op.data)] = op.data
+    return bytes(made)

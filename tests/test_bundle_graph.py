@@ -1,0 +1,99 @@
+"""Graphs of objects: those of the samples in words, and those with one thing wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bundle_files import GOLDENS, write
+from thalweg.errors import DataLossError
+from thalweg.storage import bundle
+from thalweg.storage.bundle import Attribute, Node, ObjectGraph
+from thalweg.storage.bundle.messages import Entry
+from thalweg.storage.bundle.object_graph import KEY, encoded
+from thalweg.storage.bundle.proto import block, number, string
+from thalweg.storage.bundle.strings import encoded_strings
+from thalweg.storage.checksum import masked
+
+VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
+
+
+def put(folder: Path, *texts: bytes) -> Path:
+    """A bundle with such a graph."""
+    data, checksum = encoded_strings(texts)
+    shape = () if len(texts) == 1 else (len(texts),)
+    return write(
+        folder / "ckpt", {KEY.encode(): Entry(7, shape, 0, 0, len(data), masked(checksum))}, data
+    )
+
+
+def test_a_sample_is_told() -> None:
+    graph = bundle.read(GOLDENS / "ckpt_v1" / "adam_object" / "model.ckpt").graph
+    assert graph is not None
+    assert dict(graph.nodes[0].children) == {"model": 1, "optimizer": 2, "step": 3}
+    step = Attribute("VARIABLE_VALUE", "global_step", f"step/{VALUE}")
+    assert graph.nodes[3] == Node({}, (step,))
+    optimizer = graph.nodes[2]
+    slots = {(slot.original, slot.name): graph.nodes[slot.slot] for slot in optimizer.slots}
+    kernel = graph.nodes[graph.nodes[1].children["layer_with_weights-0"]].children["kernel"]
+    assert slots[kernel, "v"].attributes == (
+        Attribute(
+            "VARIABLE_VALUE",
+            "layer1/kernel/Adam_1",
+            f"model/layer_with_weights-0/kernel/.OPTIMIZER_SLOT/optimizer/v/{VALUE}",
+        ),
+    )
+    assert len(slots) == 8
+
+
+def node(*fields: bytes) -> bytes:
+    return block(1, b"".join(fields))
+
+
+def child(place: int, name: str) -> bytes:
+    return block(1, number(1, place) + string(2, name))
+
+
+WRONG: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "it has no objects"),
+    "no message": (b"\x0a\x05", "field 1 is cut off"),
+    "no messages inside": (node(b"\x0a\x05"), "object 0: field 1 is cut off"),
+    "child beyond": (node(child(1, "a")), "object 0: it names object 1 of 1"),
+    "negative child": (node(child(-1, "a")), "object 0: it names object -1 of 1"),
+    "child twice": (node(child(0, "a"), child(0, "a")), "object 0: it has 'a' twice"),
+    "slot beyond": (
+        node() + node(block(3, number(1, 1) + string(2, "m") + number(3, 2))),
+        "object 1: it names object 2 of 2",
+    ),
+    "variable beyond": (
+        node() + node(block(3, number(1, 7) + string(2, "m"))),
+        "object 1: it names object 7 of 2",
+    ),
+    "no text": (node(block(1, block(2, b"\xff"))), r"object 0: b'\\xff' is no UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_graph_is_refused(name: str, tmp_path: Path) -> None:
+    data, words = WRONG[name]
+    with pytest.raises(DataLossError, match=f"'{KEY}': {words}"):
+        bundle.read(put(tmp_path, data))
+
+
+def test_a_graph_is_one_string(tmp_path: Path) -> None:
+    whole = encoded(ObjectGraph((Node(),)))
+    assert bundle.read(put(tmp_path, whole)).graph == ObjectGraph((Node(),))
+    with pytest.raises(DataLossError, match=f"'{KEY}': it has 2 strings"):
+        bundle.read(put(tmp_path, whole, whole))
+
+
+def test_a_graph_that_turns_in_a_circle_is_read(tmp_path: Path) -> None:
+    around = ObjectGraph((Node({"next": 1, "self": 0}), Node({"back": 0})))
+    assert bundle.read(put(tmp_path, encoded(around))).graph == around
+
+
+def test_a_graph_is_read_whatever_is_asked_for() -> None:
+    found = bundle.read(GOLDENS / "ckpt_v2" / "adam" / "model.ckpt", ())
+    assert found.tensors == {}
+    assert found.graph is not None

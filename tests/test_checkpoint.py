@@ -1,0 +1,514 @@
+"""`thalweg.checkpoint`: a training goes on from a file with the same bits, or nothing is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from rulebook import assert_same
+from thalweg import (
+    CheckpointMismatchError,
+    IndexedSlices,
+    InvalidConfigError,
+    NotFoundError,
+    Variable,
+    checkpoint,
+)
+from thalweg.catalogue import applied, by_class, by_rule
+from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
+from thalweg.openseq2seq import from_config
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.rules import ADAM
+from thalweg.v1 import train
+
+NAMES = list(dict.fromkeys([*by_rule(), *by_class()]))
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    """A module with parameters that have no names, and a buffer."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+
+def made(name: str) -> Any:
+    return (by_rule().get(name) or by_class()[name]).make(0.05)
+
+
+def stepped(optimizer: Any, module: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        numbers = np.random.default_rng(step)
+        pairs = [
+            (torch.from_numpy(numbers.standard_normal(tuple(each.shape), np.float32)), each)
+            for each in module.parameters()
+        ]
+        applied(optimizer)(pairs)
+
+
+def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """All parameters and buffers; whole numbers as floats, which hold them here."""
+    found = module.state_dict().values()
+    return [each if each.is_floating_point() else each.double() for each in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(name: str, given: bool, tmp_path: Path) -> None:
+    module, optimizer = network(), made(name)
+    counter = getattr(optimizer, "_global_step", None)  # of AdagradDA
+    named = {} if counter is None else {"variables": {"global_step": counter}}
+    stepped(optimizer, module, range(3))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
+    stepped(optimizer, module, range(3, 6))
+
+    again, other = network(1), made(name) if given else None
+    if counter is not None:
+        own = Variable(np.int64(0), "global_step", trainable=False)
+        named = {"variables": {"global_step": other._global_step if given else own}}
+    found = checkpoint.restore(tmp_path / "run", optimizer=other, module=again, **named)
+    assert type(found.optimizer) is type(optimizer)
+    assert (found.optimizer is other) == given
+    stepped(found.optimizer, again, range(3, 6))
+    assert_same(tensors(again), tensors(module), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_before_the_first_step(name: str, tmp_path: Path) -> None:
+    module, optimizer = network(), made(name)
+    counter = getattr(optimizer, "_global_step", None)
+    named = {} if counter is None else {"variables": {"global_step": counter}}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
+    again = network(1)
+    if counter is not None:
+        named = {"variables": [Variable(np.int64(0), "global_step", trainable=False)]}
+    found = checkpoint.restore(tmp_path / "run", module=again, **named)
+    for own, training in ((optimizer, module), (found.optimizer, again)):
+        stepped(own, training, range(2))
+    assert_same(tensors(again), tensors(module), name)
+
+
+# What is part of an optimizer
+
+SCHEDULES: dict[str, Callable[[], Any]] = {
+    "exponential": lambda: schedules.ExponentialDecay(0.1, 2, 0.5, staircase=True),
+    "piecewise": lambda: schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.05, 0.01]),
+    "cosine": lambda: schedules.CosineDecay(0.1, 5),
+    "polynomial": lambda: schedules.PolynomialDecay(0.1, 5, power=2.0, cycle=True),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_and_clipping_come_back(schedule: str, tmp_path: Path) -> None:
+    optimizer = RMSprop(SCHEDULES[schedule](), momentum=0.9, centered=True, global_clipnorm=0.5)
+    module, again = network(), network(1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    other = checkpoint.restore(tmp_path / "run", module=again).optimizer
+    assert (other.global_clipnorm, other.get_config()) == (0.5, optimizer.get_config())
+    for own, training in ((optimizer, module), (other, again)):
+        stepped(own, training, range(2, 6))
+    assert_same(tensors(again), tensors(module))
+
+
+def test_rates_of_tensorflow_1_follow_the_step_of_the_file(tmp_path: Path) -> None:
+    def training() -> tuple[Any, Any, Any]:
+        step = Variable(np.int64(0), "global_step", trainable=False)
+        rate = train.exponential_decay(np.float32(0.1), step, 2, 0.5, staircase=True)
+        return step, Variable([1.0, 2.0], name="w"), train.MomentumOptimizer(rate, 0.9)
+
+    def run(step: Any, w: Any, optimizer: Any, times: int) -> None:
+        for _ in range(times):
+            optimizer.apply_gradients([([0.5, -1.0], w)], global_step=step)
+
+    step, w, optimizer = training()
+    run(step, w, optimizer, 3)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[step, w])
+    run(step, w, optimizer, 3)
+    again, other, _ = training()
+    found = checkpoint.restore(tmp_path / "run", variables=[again, other])
+    run(again, other, found.optimizer, 3)
+    assert_same([other], [w])
+    assert (int(again), int(step)) == (6, 6)
+
+
+def test_a_rate_whose_step_is_not_given_is_named(tmp_path: Path) -> None:
+    step, w = Variable(np.int64(0), "clock", trainable=False), Variable([1.0], name="w")
+    optimizer = train.GradientDescentOptimizer(train.inverse_time_decay(0.1, step, 2, 0.5))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    with pytest.raises(NotFoundError, match="follows the variable 'clock', which is not among"):
+        checkpoint.restore(tmp_path / "run", variables=[w])
+
+
+def own_rate() -> float:
+    return 0.5
+
+
+class Halving(schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return 1.0 / (step + 2)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class Mine(SGD):
+    pass
+
+
+YOURS: dict[str, tuple[Callable[[], Any], str]] = {
+    "callable": (lambda: Adam(own_rate), "learning_rate of Adam was the function 'own_rate'"),
+    "schedule": (lambda: Adam(Halving()), "learning_rate of Adam was your schedule 'Halving'"),
+    "transformer": (
+        lambda: SGD(0.5, gradient_transformers=[lambda pairs: pairs]),
+        "gradient_transformers of SGD was the function '<lambda>'",
+    ),
+    "class": (lambda: Mine(0.5), "The optimizer is of your own class 'Mine'"),
+    "arithmetic": (
+        lambda: train.GradientDescentOptimizer(0.5 * train.cosine_decay(0.1, 3, 5)),
+        "learning_rate of v1:GradientDescentOptimizer was the function 'CosineDecay'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", YOURS)
+def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
+    make, message = YOURS[case]
+    w = Variable([1.0, 2.0], name="w")
+    optimizer = make()
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    before = w.detach().clone()
+    w.assign([5.0, 5.0])
+    with pytest.raises(NotFoundError, match=message) as raised:
+        checkpoint.restore(tmp_path / "run", variables=[w])
+    assert "restore(path, optimizer=...)" in str(raised.value)
+    assert w.tolist() == [5.0, 5.0]
+    found = checkpoint.restore(tmp_path / "run", optimizer=make(), variables=[w])
+    assert_same([w], [before])
+    assert found.optimizer is not optimizer
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: SGD(0.1), "the optimizer is SGD, in the file it is Adam"),
+        (lambda: Adam(0.1, amsgrad=True), "amsgrad is True, in the file False"),
+        (lambda: Adam(0.1, clipnorm=1.0), "clipnorm is 1.0, in the file None"),
+        (lambda: Adam(SCHEDULES["cosine"]()), "learning_rate is .*CosineDecay.*, in the file 0.1"),
+    ],
+)
+def test_an_optimizer_made_otherwise_is_refused(
+    other: Callable[[], Any], message: str, tmp_path: Path
+) -> None:
+    w, optimizer = Variable([1.0], name="w"), Adam(0.1)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    w.assign([7.0])
+    refused = other()
+    with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
+        checkpoint.restore(tmp_path / "run", optimizer=refused, variables=[w])
+    assert (w.item(), int(refused.iterations)) == (7.0, 0)
+
+
+def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: Path) -> None:
+    w = Variable([1.0], name="w")
+    keras, classic = Adam(0.1, beta_1=0.8), train.AdamOptimizer(0.1, beta1=0.8)
+    for optimizer in (keras, classic):
+        optimizer.apply_gradients([([1.0], w)])
+        checkpoint.save(tmp_path / type(optimizer).__name__, optimizer=optimizer, variables=[w])
+    other = Adam(0.7)
+    checkpoint.restore(tmp_path / "Adam", optimizer=other, variables=[w])
+    assert (round(float(other.learning_rate), 6), round(float(other.beta_1), 6)) == (0.1, 0.8)
+    refused = train.AdamOptimizer(0.1)
+    with pytest.raises(CheckpointMismatchError, match=r"beta1 is 0\.9, in the file 0\.8"):
+        checkpoint.restore(tmp_path / "AdamOptimizer", optimizer=refused, variables=[w])
+    path = tmp_path / "AdamOptimizer"
+    checkpoint.restore(path, optimizer=refused, variables=[w], check_arguments=False)
+    assert refused.get_slot(w, "m") is not None
+
+
+def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return var - learning_rate * grad
+
+
+def test_rules_of_the_library_come_back_and_others_are_asked_for(tmp_path: Path) -> None:
+    w = Variable([1.0, -2.0], name="w")
+    optimizer = RuleOptimizer(ADAM, learning_rate=0.1)
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    found = checkpoint.restore(tmp_path / "run", variables=[w]).optimizer
+    assert found.rule is ADAM
+    rule = thalweg.Rule(name="Mine", update=plain)
+    checkpoint.save(tmp_path / "own", optimizer=RuleOptimizer(rule), variables=[w])
+    with pytest.raises(NotFoundError, match="rule of RuleOptimizer was your rule 'Mine'"):
+        checkpoint.restore(tmp_path / "own", variables=[w])
+
+
+def test_nadam_warns_of_nothing(tmp_path: Path) -> None:
+    w, optimizer = Variable([1.0], name="w"), Nadam(0.1, schedule_decay=0.01)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    assert checkpoint.restore(tmp_path / "run", variables=[w]).optimizer.decay == np.float32(0.01)
+
+
+# OpenSeq2Seq
+
+CONFIG = {
+    "optimizer": "Momentum",
+    "optimizer_params": {"momentum": 0.9},
+    "lr_policy": lr_policies.poly_decay,
+    "lr_policy_params": {"learning_rate": 0.1},
+    "dtype": "mixed",
+    "loss_scaling": "Backoff",
+    "max_steps": 10,
+    "max_grad_norm": 1.0,
+}
+
+
+def half() -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 2).half()
+    x = torch.ones(4, 3).half()
+    return module, lambda: (module(x).float() - 1).square().mean()
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_training_step_goes_on(taken: int, tmp_path: Path) -> None:
+    def training(config: dict[str, Any] = CONFIG) -> tuple[torch.nn.Module, Any]:
+        module, loss = half()
+        return module, from_config(config).optimize(loss, module)
+
+    module, step = training()
+    for _ in range(taken):
+        step()
+    checkpoint.save(tmp_path / "run", optimizer=step, module=module)
+    losses = [step() for _ in range(3)]
+    again, other = training()
+    with torch.no_grad():
+        for each in again.parameters():
+            each.zero_()
+    checkpoint.restore(tmp_path / "run", optimizer=other, module=again)
+    assert_same([other() for _ in range(3)], losses)
+    assert_same(tensors(again), tensors(module))
+    with pytest.raises(NotFoundError, match="loss of openseq2seq:optimize_loss was the function"):
+        checkpoint.restore(tmp_path / "run", module=again)
+    for change, message in (
+        ({"max_grad_norm": 2.0}, "clip_gradients is 2.0, in the file 1.0"),
+        ({"loss_scaling": "LogMax"}, "loss_scaling is 'LogMaxScaler', in the file 'BackoffScaler'"),
+        (
+            {"lr_policy_params": {"learning_rate": 0.2}},
+            r"learning_rate.arguments.learning_rate is 0\.2, in the file 0\.1",
+        ),
+        (
+            {"optimizer_params": {"momentum": 0.8}},
+            r"optimizer_params.momentum is 0\.8, in the file 0\.9",
+        ),
+    ):
+        refused, wrong = training({**CONFIG, **change})
+        before = [each.clone() for each in tensors(refused)]
+        with pytest.raises(CheckpointMismatchError, match=message):
+            checkpoint.restore(tmp_path / "run", optimizer=wrong, module=refused)
+        assert_same(tensors(refused), before)
+
+
+def test_a_policy_that_is_yours_is_told_by_its_name(tmp_path: Path) -> None:
+    module, loss = half()
+    step = optimize_loss(loss, "SGD", {}, lambda s: 0.5, module.parameters())
+    checkpoint.save(tmp_path / "run", optimizer=step, module=module)
+    checkpoint.restore(tmp_path / "run", optimizer=step, module=module)
+
+
+# All or nothing
+
+
+def test_a_tensor_that_does_not_fit_leaves_all_as_it_was(tmp_path: Path) -> None:
+    module, optimizer = network(), Adam(0.1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    other[0].bias = torch.nn.Parameter(torch.zeros(5))
+    fresh, before = Adam(0.1), [each.clone() for each in tensors(other)]
+    message = r"The variables: '0.bias' is float32 of shape \(4,\), not float32 of shape \(5,\)"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        checkpoint.restore(tmp_path / "run", optimizer=fresh, module=other)
+    assert_same(tensors(other), before)
+    assert (int(fresh.iterations), fresh.get_slot_names()) == (0, [])
+
+
+def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) -> None:
+    module, optimizer = network(), Adam(0.1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    again, busy = network(1), Adam(0.1)
+    stranger = Variable([1.0], name="stranger")
+    busy.apply_gradients([([1.0], stranger)])
+    before = [each.clone() for each in tensors(again)]
+    with pytest.raises(CheckpointMismatchError, match="'stranger/m' is missing"):
+        checkpoint.restore(tmp_path / "run", optimizer=busy, module=again)
+    assert_same(tensors(again), before)
+    assert int(busy.iterations) == 1
+
+
+def test_without_variables_an_optimizer_keeps_what_waits(tmp_path: Path) -> None:
+    w, optimizer = Variable([1.0, 2.0], name="w"), Adam(0.1)
+    optimizer.apply_gradients([([1.0, -1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer)
+    again = Variable([1.0, 2.0], name="w")
+    again.assign(w)
+    other = checkpoint.restore(tmp_path / "run").optimizer
+    for own, var in ((optimizer, w), (other, again)):
+        own.apply_gradients([([0.5, 0.5], var)])
+    assert_same([again], [w])
+
+
+def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
+    table = Variable(torch.zeros(6, 3, dtype=torch.bfloat16), name="table")
+    wide = Variable(torch.ones(2, dtype=torch.float64), name="wide")
+    optimizer = Adam(0.1)
+    rows = IndexedSlices(torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([1, 4]), (6, 3))
+    pairs = [(rows, table), (torch.ones(2, dtype=torch.float64), wide)]
+    optimizer.apply_gradients(pairs)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
+    kept = [table.detach().clone(), wide.detach().clone()]
+    slots = [optimizer.get_slot(var, name) for var in (table, wide) for name in ("m", "v")]
+    kept += [each.detach().clone() for each in slots]
+    optimizer.apply_gradients(pairs)
+    checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
+    assert_same([table, wide, *slots], kept)
+
+
+EXTRA = {
+    "epoch": 3,
+    "loss": float("inf"),
+    "names": ["a", "b"],
+    "pair": (1, 2.5),
+    "none": None,
+    "flag": True,
+    "tensor": torch.arange(4, dtype=torch.int16),
+    "array": np.float64(0.1),
+    3: "number",
+    "$odd": {"deep": [{"x": torch.tensor(True)}]},
+}
+
+
+def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", extra=EXTRA)
+    found = checkpoint.restore(tmp_path / "run").extra
+    assert list(found) == list(EXTRA)
+    assert found["tensor"].dtype == torch.int16
+    assert found["tensor"].tolist() == [0, 1, 2, 3]
+    assert (type(found["pair"]), type(found["array"])) == (tuple, np.float64)
+    assert found["$odd"]["deep"][0]["x"].item() is True
+    plain = [key for key in EXTRA if key not in ("tensor", "$odd")]
+    assert {key: found[key] for key in plain} == {key: EXTRA[key] for key in plain}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"extra": {"f": print}}, TypeError, "'extra/f' is a builtin_function_or_method, which no"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be one of thalweg.keras"),
+        ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
+        ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
+        ({"extra": torch.empty(2, device="meta")}, TypeError, "on the meta device"),
+    ],
+)
+def test_what_cannot_be_saved(
+    given: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        checkpoint.save(tmp_path / "run", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    container.write(tmp_path / "run", {}, {"kind": "other"})
+    with pytest.raises(InvalidConfigError, match="no checkpoint of a training"):
+        checkpoint.restore(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        checkpoint.restore(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": {"class": "os.system", "arguments": {}}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$schedule": "x"}}}},
+        {"optimizer": {"class": "Adam", "arguments": {"command": "rm"}}},
+        {"optimizer": {"class": 3, "arguments": {}}},
+        {"optimizer": {"class": "Adam", "arguments": []}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$rate": {"function":
+            "os.system", "arguments": {}}}}}},
+        {"state": {"class_name": {"$unknown": 1}}},
+        {"state": [1]},
+        {"variables": {"w": {"$tensor": "nowhere"}}},
+        {"variables": {"w": {"$scalar": ["object", 1]}}},
+    ],
+)  # fmt: skip
+def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    w, optimizer = Variable([1.0], name="w"), Adam(0.1)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    contents = container.read(tmp_path / "run")
+    container.write(tmp_path / "bad", contents.tensors, {**contents.document, **change})
+    w.assign([3.0])
+    with pytest.raises(thalweg.ThalwegError):
+        checkpoint.restore(tmp_path / "bad", variables=[w])
+    assert w.item() == 3.0
+
+
+# Saving beside the training
+
+
+def test_what_is_saved_is_what_was_there_when_it_was_called(tmp_path: Path) -> None:
+    w, optimizer = Variable(torch.zeros(100_000), name="w"), SGD(1.0)
+    saving = checkpoint.save_async(tmp_path / "run", optimizer=optimizer, variables=[w])
+    for _ in range(20):
+        optimizer.apply_gradients([(torch.ones(100_000), w)])
+    saving.wait()
+    assert saving.done()
+    checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[w])
+    assert not w.any()
+    assert int(optimizer.iterations) == 0
+
+
+def test_a_save_that_fails_beside_the_training_is_raised_by_wait(tmp_path: Path) -> None:
+    saving = checkpoint.save_async(tmp_path / "none" / "run", extra=1)
+    with pytest.raises(OSError, match="none"):
+        saving.wait()
+
+
+def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
+    w, optimizer = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
+    stop = threading.Event()
+
+    def training() -> None:
+        while not stop.is_set():
+            optimizer.apply_gradients([(torch.ones(3), w)])
+
+    thread = threading.Thread(target=training)
+    thread.start()
+    try:
+        for _ in range(10):
+            checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+            copy, other = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
+            checkpoint.restore(tmp_path / "run", optimizer=other, variables=[copy])
+            check, same = SGD(1.0, momentum=0.5), Variable(torch.zeros(3), name="w")
+            for _ in range(min(int(other.iterations), 200)):
+                check.apply_gradients([(torch.ones(3), same)])
+            if int(other.iterations) <= 200:
+                assert_same([copy], [same])
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,131 @@
+"""`CheckpointManager`: what stays of many checkpoints, and which is the latest and the best."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import PerformanceWarning, Variable, checkpoint
+from thalweg.checkpoint import CheckpointManager
+from thalweg.keras.optimizers import SGD
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def steps(manager: CheckpointManager) -> list[int]:
+    return [each.step for each in manager.checkpoints()]
+
+
+def test_the_last_ones_stay(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "new" / "folder", keep=3)
+    assert (manager.latest(), steps(manager)) == (None, [])
+    for step in (1, 2, 10, 11, 3):
+        path = manager.save(step, extra=step)
+        assert path.name == f"checkpoint-{step}.safetensors"
+    assert steps(manager) == [3, 10, 11]
+    assert manager.latest() == tmp_path / "new" / "folder" / "checkpoint-11.safetensors"
+    assert manager.restore().extra == 11
+    assert manager.restore(3).extra == 3
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 1; there are \[3, 10, 11\]"):
+        manager.restore(1)
+
+
+def test_one_stays_in_each_span_of_time(tmp_path: Path) -> None:
+    clock = Clock()
+    manager = CheckpointManager(tmp_path, keep=2, keep_every=100, clock=clock)
+    for step in range(10):
+        manager.save(step)
+        clock.now += 30
+    # 0 at 1000 s, 4 at 1120 s, then the last two; 8 is 120 s after 4.
+    assert steps(manager) == [0, 4, 8, 9]
+    again = CheckpointManager(tmp_path, keep=1, keep_every=100, clock=clock)
+    again.save(10)
+    assert steps(again) == [0, 4, 8, 10]
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("min", [1, 4]), ("max", [2, 4])])
+def test_the_best_stays(mode: Any, kept: list[int], tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=1, best="loss", mode=mode)
+    assert manager.best() is None
+    for step, loss in enumerate([0.5, 0.1, 0.9, float("nan"), 0.4]):
+        manager.save(step, metrics={"loss": loss, "other": 1.0})
+    assert steps(manager) == kept
+    best = manager.best()
+    assert best is not None
+    assert best.name == f"checkpoint-{kept[0]}.safetensors"
+    assert manager.restore(kept[0]).metrics["other"] == 1.0
+    with pytest.raises(ValueError, match="metrics must have 'loss'"):
+        manager.save(9)
+    assert steps(manager) == kept
+
+
+def test_all_stay(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=None)
+    for step in range(7):
+        manager.save(step)
+    assert steps(manager) == list(range(7))
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    others = ["checkpoint-1.txt", "checkpoint-x.safetensors", "other-1.safetensors"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    manager = CheckpointManager(tmp_path, keep=1)
+    for step in range(3):
+        manager.save(step)
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        [*others, "checkpoint-2.safetensors"]
+    )
+
+
+def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=2)
+    for step in range(2):
+        manager.save(step)
+    (tmp_path / "checkpoint-0.safetensors").write_bytes(b"damaged")
+    with pytest.warns(PerformanceWarning, match=r"checkpoint-0\.safetensors is left alone"):
+        assert steps(manager) == [1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(2, 5):
+            manager.save(step)
+        assert steps(manager) == [3, 4]
+    assert (tmp_path / "checkpoint-0.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keep": 0}, "keep must be 1 or more"),
+        ({"keep_every": 0}, "keep_every must be above 0"),
+        ({"mode": "best"}, "mode must be 'min' or 'max'"),
+        ({"name": "a/b"}, "name must be the name of a file"),
+    ],
+)
+def test_wrong_arguments(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        CheckpointManager(tmp_path, **given)
+
+
+def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=2, asynchronous=True)
+    w, opt = Variable([0.0], name="w"), SGD(1.0)
+    for step in range(5):
+        manager.save(step, optimizer=opt, variables=[w])
+        opt.apply_gradients([([1.0], w)])
+    manager.wait()
+    assert steps(manager) == [3, 4]
+    manager.restore(3, optimizer=opt, variables=[w])
+    assert w.item() == -3.0
+    (tmp_path / "checkpoint-4.safetensors").unlink()
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3.safetensors"
+    assert checkpoint.latest(tmp_path / "none") is None

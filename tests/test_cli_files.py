@@ -1,0 +1,116 @@
+"""`thalweg inspect`, `verify` and `diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from thalweg import Variable, checkpoint
+from thalweg.cli.main import main
+from thalweg.keras.optimizers import Adam
+from thalweg.storage import bundle
+from thalweg.storage.stored import of_tensor
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A checkpoint of two steps."""
+    w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5, clipnorm=1.0)
+    manager = checkpoint.CheckpointManager(tmp_path)
+    for _ in range(2):
+        opt.apply_gradients([([[1.0, -1.0]], w)])
+    return manager.save(2, optimizer=opt, variables=[w], metrics={"loss": 0.25})
+
+
+def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
+    told = run("inspect", trained)
+    assert told.exit_code == 0
+    for part in (
+        "optimizer: Adam (",
+        "clipnorm=1.0",
+        "step: 2",
+        "loss: 0.25",
+        "thalweg, 4 tensors",
+    ):
+        assert part in told.output
+    lines = {line.split()[0]: line.split()[1:] for line in told.output.splitlines() if line.strip()}
+    assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
+    assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+
+
+def test_inspect_as_json(trained: Path) -> None:
+    found = json.loads(run("inspect", "--json", trained).output)
+    assert (found["kind"], found["step"], found["metrics"]) == ("thalweg", 2, {"loss": 0.25})
+    assert found["optimizer"]["class"] == "Adam"
+    named = {each["name"]: each for each in found["tensors"]}
+    assert named["variables/w"] == {
+        "name": "variables/w", "dtype": "F32", "shape": [1, 2], "bytes": 8
+    }  # fmt: skip
+
+
+def test_inspect_as_a_tree(trained: Path) -> None:
+    lines = run("inspect", "--tree", trained).output.splitlines()
+    assert any(line.endswith("── variables") for line in lines)
+    assert any(line.endswith("── w  F32 1 x 2") for line in lines)
+
+
+def test_inspect_reads_checkpoints_of_tensorflow(tmp_path: Path) -> None:
+    bundle.write(tmp_path / "model.ckpt-5", {"layer/w": of_tensor(torch.ones(2, 3))})
+    told = run("inspect", tmp_path / "model.ckpt-5").output
+    assert "TensorFlow, 1 tensors, 24 B" in " ".join(told.split())
+    assert "2 x 3" in told
+
+
+def test_verify(trained: Path) -> None:
+    good = run("verify", trained)
+    assert (good.exit_code, "4 tensors, 32 B, verified" in good.output) == (0, True)
+    content = bytearray(trained.read_bytes())
+    content[-1] ^= 1
+    damaged = trained.with_name("damaged.safetensors")
+    damaged.write_bytes(content)
+    bad = run("verify", damaged)
+    assert bad.exit_code == 1
+    assert "Checksum does not match" in " ".join(bad.output.split())
+    both = run("verify", damaged, trained)
+    assert both.exit_code == 1
+    assert "verified" in both.output
+
+
+def test_diff(trained: Path, tmp_path: Path) -> None:
+    same = run("diff", trained, trained)
+    assert (same.exit_code, same.output) == (0, "All tensors are equal, to the bit.\n")
+    one, other = tmp_path / "one", tmp_path / "other"
+    a, b = Variable([1.0, 2.0], name="a"), Variable([1.0, 2.5], name="a")
+    zeros = [Variable([value], name="z") for value in (0.0, -0.0)]
+    checkpoint.save(one, variables=[a, zeros[0], Variable([1.0], name="only")])
+    checkpoint.save(other, variables=[b, zeros[1], Variable([1.0], name="new")])
+    told = run("diff", one, other)
+    assert told.exit_code == 1
+    assert told.output.splitlines() == [
+        f"'variables/only' is in {one} only",
+        f"'variables/new' is in {other} only",
+        "'variables/a' differs in 1 of 2 elements, by 0.5 at most",
+        "'variables/z' has other bits of equal values",
+    ]
+    assert len(json.loads(run("diff", "--json", one, other).output)["differences"]) == 4
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    for path, message in (
+        (text, "is no checkpoint of thalweg, TensorFlow or Keras"),
+        (tmp_path / "none", "does not exist"),
+    ):
+        told = run(command, path)
+        assert told.exit_code == 1
+        assert message in " ".join(told.output.split())
