@@ -1,6 +1,7 @@
 """Checkpoints of TensorFlow and Keras: read, restored and written, with neither installed."""
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.converting import convert
 from thalweg.checkpoint.tensorflow.loading import load
 from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
 from thalweg.checkpoint.tensorflow.restoring import restore
@@ -12,6 +13,7 @@ __all__ = [
     "MixedPrecision",
     "Rules",
     "TensorFlowCheckpoint",
+    "convert",
     "load",
     "restore",
     "save",

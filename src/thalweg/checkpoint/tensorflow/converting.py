@@ -20,7 +20,7 @@ from thalweg.checkpoint.tensorflow.restoring import restore
 from thalweg.checkpoint.tensorflow.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.writing import save
 from thalweg.core import state
-from thalweg.errors import InvalidArgumentError, InvalidConfigError
+from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
 from thalweg.storage import container
 from thalweg.variable import Variable
 
@@ -62,6 +62,8 @@ def convert(
         OptionError: A hyperparameter is needed that the file does not hold; names it.
         CheckpointMismatchError: The file does not tell what its optimizer is, or the rules do not
             fit. Nothing was written.
+        UnsupportedCheckpointError: It is a mixed-precision training of OpenSeq2Seq, which is more
+            than an optimizer.
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:
@@ -81,6 +83,12 @@ def _to_thalweg(
     which: int | None,
     hyperparameters: dict[str, Any],
 ) -> None:
+    if file.mixed is not None and file.mixed.masters:
+        raise UnsupportedCheckpointError(
+            f"{file.path} has float32 masters, which belong to a step of optimize_loss: make it,"
+            " give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save with"
+            " thalweg.checkpoint.save."
+        )
     own = _variables(file, rules)
     steps = file.step
     counter = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from thalweg.checkpoint.tensorflow.making import refuse_contradictions
 from thalweg.core import state
 from thalweg.core.pairs import distinct
-from thalweg.errors import CheckpointMismatchError
 from thalweg.keras.optimizers import Optimizer
 from thalweg.keras.optimizers.state_dict import FORMAT
 from thalweg.variable import name_of
@@ -21,21 +21,19 @@ _OTHERWISE = {"decay": "_initial_decay", "name": "_name"}
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
 
-def load_keras(
+def loading_keras(
     optimizer: Optimizer,
     slots: Slots,
     scalars: Mapping[str, Tensor],
     hyperparameters: Mapping[str, Any],
-    path: str,
-) -> None:
-    """Set slots, counters and hyperparameters; all or nothing.
+) -> AbstractContextManager[state.Loading]:
+    """What sets slots, counters and hyperparameters.
 
     Args:
         optimizer: The optimizer.
         slots: For each variable its slots by kind.
         scalars: "iter", and what else belongs to no variable.
         hyperparameters: Those that the file has.
-        path: The file, for messages.
 
     Raises:
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.
@@ -44,7 +42,7 @@ def load_keras(
     if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
         fixed["decay"] = hyperparameters["decay"]
     own = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
-    refuse_contradictions(fixed, own, path)
+    refuse_contradictions(fixed, own)
     variables = [var for var, _ in slots]
     owners = distinct([*optimizer._slots.owners(), *variables])
     titles = dict(zip(map(id, owners), state.distinct(list(map(name_of, owners))), strict=True))
@@ -57,7 +55,4 @@ def load_keras(
         "weights": weights,
         "slots": {titles[id(var)]: dict(own) for var, own in slots},
     }
-    try:
-        optimizer.load_state_dict(given, variables or None)
-    except CheckpointMismatchError as error:
-        raise CheckpointMismatchError(f"{path}: {error}") from None
+    return optimizer._loading(given, variables or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
 from thalweg.checkpoint.tensorflow.placing import Placed, Slots, with_axes
 from thalweg.core import state
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -33,8 +34,10 @@ def inner_of(opt: Any) -> Any:
     return opt
 
 
-def load_training(opt: Any, placed: Placed, slots: Slots, scalars: Mapping[str, Tensor]) -> None:
-    """Set masters, slots, powers, the loss scale and the count of steps; all or nothing.
+def loading_training(
+    opt: Any, placed: Placed, slots: Slots, scalars: Mapping[str, Tensor]
+) -> AbstractContextManager[state.Loading]:
+    """What sets masters, slots, powers, the loss scale and the count of steps.
 
     Sums of gradients begin anew, as a training of OpenSeq2Seq begins to count its batches anew.
 
@@ -63,13 +66,7 @@ def load_training(opt: Any, placed: Placed, slots: Slots, scalars: Mapping[str, 
     if not isinstance(opt, MixedPrecisionOptimizerWrapper):
         given |= _counts(opt, placed)
         given |= _sums(opt, variables, keys)
-    try:
-        if isinstance(opt, MixedPrecisionOptimizerWrapper):
-            opt.load_state_dict(given, variables)
-        else:
-            opt.load_state_dict(given)
-    except CheckpointMismatchError as error:
-        raise CheckpointMismatchError(f"{placed.file.path}: {error}") from None
+    return opt._loading(given, variables)
 
 
 def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
@@ -81,7 +78,7 @@ def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
     values = [each.tensor() for each in averages] or [torch.zeros(()) for _ in slots]
     if len(values) != len(slots):
         found = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
-        raise state.mismatch(found, file.path)
+        raise state.mismatch(found)
     return [
         (var, {_AVERAGE: value, **own}) for (var, own), value in zip(slots, values, strict=True)
     ]

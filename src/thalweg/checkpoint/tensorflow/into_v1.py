@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,15 @@ from thalweg.v1 import train
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
 
-def load_v1(
-    optimizer: train.Optimizer, slots: Slots, scalars: Mapping[str, Tensor], path: str
-) -> None:
-    """Set slots and powers; all or nothing.
+def loading_v1(
+    optimizer: train.Optimizer, slots: Slots, scalars: Mapping[str, Tensor]
+) -> AbstractContextManager[state.Loading]:
+    """What sets slots and powers.
 
     Args:
         optimizer: The optimizer.
         slots: For each variable its slots by kind.
         scalars: The powers by name.
-        path: The file, for messages.
 
     Raises:
         CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
@@ -35,12 +35,12 @@ def load_v1(
     betas = _betas(optimizer)
     found = contradictions(own, betas)
     if found:
-        raise state.mismatch(found, path)
+        raise state.mismatch(found)
     own |= _implied(own, betas)
     variables = [var for var, _ in slots]
     for key, (_, kinds) in zip(state.keys_of(variables), slots, strict=True):
         own |= {f"{key}/{kind}": value for kind, value in kinds.items()}
-    optimizer.load_state_dict(own, variables)
+    return optimizer._loading(own, variables)
 
 
 def _betas(optimizer: train.Optimizer) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
     if found.family is None:
         likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
         raise CheckpointMismatchError(
-            f"{path}: {found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
+            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
             " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
         )
     if found.refused:
@@ -106,7 +106,7 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
         InvalidConfigError: A value is none that the optimizer takes.
     """
     known = {} if found is None else _arguments(cls, found)
-    refuse_contradictions(known, given, path)
+    refuse_contradictions(known, given)
     arguments = {**known, **given}
     accepted = _accepted(cls)
     for name in given.keys() - accepted:
@@ -150,7 +150,7 @@ def wrapped(
     return MixedPrecisionOptimizerWrapper(made(cls, found, own, file.path), scale)
 
 
-def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any], path: str) -> None:
+def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse values that are not those of the file, as far as they can be compared.
 
     Raises:
@@ -162,7 +162,7 @@ def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any], pa
         if name in given and _differ(known[name], given[name])
     ]
     if found:
-        raise state.mismatch(found, path)
+        raise state.mismatch(found)
 
 
 def _differ(one: Any, other: Any) -> bool:

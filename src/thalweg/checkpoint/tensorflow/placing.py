@@ -48,7 +48,7 @@ class Placed:
             file.variables, file.other_names, targets.tensors, targets.optional, rules
         )
         if found:
-            raise state.mismatch(found, file.path)
+            raise state.mismatch(found)
         order = {target: index for index, target in enumerate(targets.tensors)}
         kept = {name: place for name, place in places.items() if place.target is not None}
         ordered = sorted(kept, key=lambda name: order[kept[name].target or ""])
@@ -90,7 +90,7 @@ class Placed:
             if kind not in slots
         ]
         if missing:
-            raise state.mismatch(missing, self.file.path)
+            raise state.mismatch(missing)
         return [
             (self.target(name), {kind: self.turned(name, each) for kind, each in slots.items()})
             for name, slots in own.items()

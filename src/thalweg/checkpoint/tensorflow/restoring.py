@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -11,14 +12,14 @@ from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.into_keras import load_keras
+from thalweg.checkpoint.tensorflow.into_keras import loading_keras
 from thalweg.checkpoint.tensorflow.into_training import (
     inner_of,
     is_training,
-    load_training,
+    loading_training,
     with_averages,
 )
-from thalweg.checkpoint.tensorflow.into_v1 import load_v1
+from thalweg.checkpoint.tensorflow.into_v1 import loading_v1
 from thalweg.checkpoint.tensorflow.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.loading import load
 from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
@@ -28,7 +29,7 @@ from thalweg.checkpoint.tensorflow.placing import Placed
 from thalweg.checkpoint.tensorflow.rules import Rules
 from thalweg.checkpoint.tensorflow.saver_names import sorted_names
 from thalweg.checkpoint.tensorflow.targets import Targets
-from thalweg.core import section, state
+from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -87,20 +88,29 @@ def restore(
     targets = Targets.of(variables)
     file = _known(file, optimizer, hyperparameters, targets)
     found = _chosen(file, optimizer, which)
-    placed = Placed.of(file, targets, Rules.of(rules))
-    with torch.inference_mode(False), torch.no_grad():
-        pairs = placed.variables()
-        if global_step is not None:
-            pairs.append((Entry("global_step", global_step), _count(file, found, global_step)))
-        differences = [entry.difference(value) for entry, value in pairs]
-        if any(differences):
-            raise state.mismatch([each for each in differences if each], file.path)
-        calls = [call for entry, value in pairs for call in entry.calls(value)]
+    try:
+        placed = Placed.of(file, targets, Rules.of(rules))
         opt = _made(file, found, optimizer, global_step, hyperparameters)
-        if opt is not None:
-            _set(opt, placed, found, is_new=opt is not optimizer)
-        section.run(calls)
+        with torch.inference_mode(False), torch.no_grad(), ExitStack() as held:
+            loadings = [_values(placed, found, global_step)]
+            if opt is not None:
+                setting = _setting(opt, placed, found, is_new=opt is not optimizer)
+                loadings.insert(0, held.enter_context(setting))
+            state.restore(*loadings)
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"{file.path}: {error}") from error
     return opt
+
+
+def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> state.Loading:
+    """What sets the variables, and the count of steps."""
+    pairs = placed.variables()
+    if global_step is not None:
+        pairs.append((Entry("global_step", global_step), _count(placed.file, found, global_step)))
+    differences = [entry.difference(value) for entry, value in pairs]
+    if any(differences):
+        raise state.mismatch([each for each in differences if each])
+    return state.Loading(pairs)
 
 
 def _known(
@@ -151,7 +161,7 @@ def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: T
         count = found.steps
     if count is None:
         raise CheckpointMismatchError(
-            f"{file.path} has no count of steps for global_step. Nothing was loaded."
+            "there is no count of steps for global_step. Nothing was loaded."
         )
     return torch.tensor(count, dtype=variable.dtype)
 
@@ -184,15 +194,17 @@ def _made(
     )
 
 
-def _set(opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool) -> None:
+def _setting(
+    opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool
+) -> AbstractContextManager[state.Loading]:
+    """What sets the optimizer."""
     slots = placed.slots(found)
     if isinstance(inner_of(opt), NovoGrad):
         slots = with_averages(slots, placed.file)
     scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
     if is_training(opt):
-        load_training(opt, placed, slots, scalars)
-    elif isinstance(opt, V1Optimizer):
-        load_v1(opt, slots, scalars, placed.file.path)
-    else:
-        hypers = {} if is_new or found is None else found.hyperparameters
-        load_keras(opt, slots, scalars, hypers, placed.file.path)
+        return loading_training(opt, placed, slots, scalars)
+    if isinstance(opt, V1Optimizer):
+        return loading_v1(opt, slots, scalars)
+    hypers = {} if is_new or found is None else found.hyperparameters
+    return loading_keras(opt, slots, scalars, hypers)
