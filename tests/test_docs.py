@@ -42,9 +42,10 @@ def test_readme_commands_are_single_lines() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_docs(path: Path) -> None:
+def test_docs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.name in ("keras3.md", "tensorflow.md"):
         pytest.importorskip("keras", reason="Keras 3 is not installed")
+    monkeypatch.chdir(ROOT)  # files of the repository are named from there
     results = doctest.testfile(str(path), module_relative=False)
     assert results.failed == 0
 

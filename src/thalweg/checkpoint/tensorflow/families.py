@@ -1,0 +1,109 @@
+"""Which slots TensorFlow's optimizers keep, and in which order: what a file tells them apart by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BETA_POWERS = ("beta1_power", "beta2_power")
+
+
+@dataclass(frozen=True)
+class Family:
+    """An optimizer as its files show it.
+
+    Attributes:
+        cls: The name of its class: in `thalweg.v1`, or in `thalweg.keras.optimizers`.
+        title: The name it has if it was given none: what its slots are called in a graph.
+        slots: The kinds of its slots, in order of creation.
+        powers: Its scalars that belong to no variable.
+        hypers: Its hyperparameters that a checkpoint of Keras holds, besides the learning rate
+            and its decay.
+        options: Arguments that make it one that has these slots.
+        also: Other classes with the same slots, powers and title.
+        names: What the slots of a kind are called, where it is not the title.
+    """
+
+    cls: str
+    title: str
+    slots: tuple[str, ...]
+    powers: tuple[str, ...] = ()
+    hypers: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """The kinds of slots in order of creation, each with the last part of its names."""
+        return [(slot, self.names.get(slot, self.title)) for slot in self.slots]
+
+
+# facts of `tf.compat.v1.train`, `tf.contrib.opt` and OpenSeq2Seq: names in order of creation.
+V1 = (
+    Family("AdamOptimizer", "Adam", ("m", "v"), BETA_POWERS, also=("LazyAdam", "contrib's Nadam")),
+    Family("AdamWOptimizer", "AdamW", ("m", "v"), BETA_POWERS),
+    Family("AdaMaxOptimizer", "AdaMax", ("m", "v"), ("beta1_power",)),
+    Family("MomentumOptimizer", "Momentum", ("momentum",)),
+    Family("MomentumWOptimizer", "MomentumW", ("momentum",)),
+    Family("LARSOptimizer", "LARSOptimizer", ("momentum",)),
+    Family("NovoGrad", "NovoGrad", ("momentum",)),
+    Family("AdagradOptimizer", "Adagrad", ("accumulator",)),
+    Family("ProximalAdagradOptimizer", "ProximalAdagrad", ("accumulator",)),
+    Family(
+        "AdagradDAOptimizer",
+        "AdagradDA",
+        ("gradient_accumulator", "gradient_squared_accumulator"),
+    ),
+    Family("AdadeltaOptimizer", "Adadelta", ("accum", "accum_update")),
+    Family("FtrlOptimizer", "Ftrl", ("accum", "linear")),
+    Family("RMSPropOptimizer", "RMSProp", ("rms", "momentum")),
+    Family("RMSPropOptimizer", "RMSProp", ("rms", "mg", "momentum"), options={"centered": True}),
+)
+
+_BETAS = ("beta_1", "beta_2")
+KERAS = (
+    Family("SGD", "SGD", (), hypers=("momentum",)),
+    Family("SGD", "SGD", ("momentum",), hypers=("momentum",)),
+    Family("Adam", "Adam", ("m", "v"), hypers=_BETAS),
+    Family("Adam", "Adam", ("m", "v", "vhat"), hypers=_BETAS, options={"amsgrad": True}),
+    Family("Adamax", "Adamax", ("m", "v"), hypers=_BETAS),
+    Family("Nadam", "Nadam", ("m", "v"), ("momentum_cache",), hypers=_BETAS),
+    Family("Adagrad", "Adagrad", ("accumulator",)),
+    Family("Adadelta", "Adadelta", ("accum_grad", "accum_var"), hypers=("rho",)),
+    Family("RMSprop", "RMSprop", ("rms",), hypers=("momentum", "rho")),
+    Family("RMSprop", "RMSprop", ("rms", "momentum"), hypers=("momentum", "rho")),
+    Family(
+        "RMSprop", "RMSprop", ("rms", "mg"), hypers=("momentum", "rho"), options={"centered": True}
+    ),
+    Family(
+        "RMSprop",
+        "RMSprop",
+        ("rms", "momentum", "mg"),
+        hypers=("momentum", "rho"),
+        options={"centered": True},
+    ),
+    Family(
+        "Ftrl",
+        "Ftrl",
+        ("accumulator", "linear"),
+        hypers=(
+            "beta",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "learning_rate_power",
+        ),
+    ),
+)
+
+
+def titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
+    """The families of which a name, such as "Adam", is the default."""
+    return [family for family in families if family.title == title]
+
+
+def with_slots(slots: Iterable[str], families: Iterable[Family]) -> list[Family]:
+    """The families that keep just these slots."""
+    wanted = set(slots)
+    return [family for family in families if set(family.slots) == wanted]

@@ -1,0 +1,58 @@
+"""Sets an optimizer of `thalweg.keras` to what a file has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.making import refuse_contradictions
+from thalweg.core import state
+from thalweg.core.pairs import distinct
+from thalweg.keras.optimizers import Optimizer
+from thalweg.keras.optimizers.state_dict import FORMAT
+from thalweg.variable import name_of
+
+_OTHERWISE = {"decay": "_initial_decay", "name": "_name"}
+
+Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
+
+
+def loading_keras(
+    optimizer: Optimizer,
+    slots: Slots,
+    scalars: Mapping[str, Tensor],
+    hyperparameters: Mapping[str, Any],
+) -> AbstractContextManager[state.Loading]:
+    """What sets slots, counters and hyperparameters.
+
+    Args:
+        optimizer: The optimizer.
+        slots: For each variable its slots by kind.
+        scalars: "iter", and what else belongs to no variable.
+        hyperparameters: Those that the file has.
+
+    Raises:
+        CheckpointMismatchError: The optimizer has other slots or hyperparameters.
+    """
+    fixed = {name: value for name, value in hyperparameters.items() if name not in optimizer._hyper}
+    if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
+        fixed["decay"] = hyperparameters["decay"]
+    own = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
+    refuse_contradictions(fixed, own)
+    variables = [var for var, _ in slots]
+    owners = distinct([*optimizer._slots.owners(), *variables])
+    titles = dict(zip(map(id, owners), state.distinct(list(map(name_of, owners))), strict=True))
+    weights = {name: value for name, value in scalars.items() if name != "iter"}
+    given = {
+        "class_name": type(optimizer).__name__,
+        "format": FORMAT,
+        "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
+        "hyperparameters": {n: each for n, each in hyperparameters.items() if n not in fixed},
+        "weights": weights,
+        "slots": {titles[id(var)]: dict(own) for var, own in slots},
+    }
+    return optimizer._loading(given, variables or None)

@@ -1,0 +1,120 @@
+"""Sets a training of `thalweg.openseq2seq` to what a file has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.placing import Placed, Slots, with_axes
+from thalweg.core import state
+from thalweg.errors import FailedPreconditionError
+from thalweg.openseq2seq.micro_batches import MicroBatchStep
+from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.step import TrainingStep
+
+_AVERAGE = "grads_ema"
+
+
+def is_training(opt: Any) -> bool:
+    """Whether it is what trains with OpenSeq2Seq's additions."""
+    return isinstance(opt, TrainingStep | MicroBatchStep | MixedPrecisionOptimizerWrapper)
+
+
+def inner_of(opt: Any) -> Any:
+    """The optimizer inside; what is none is itself."""
+    while is_training(opt):
+        opt = opt.optimizer
+    return opt
+
+
+def loading_training(
+    opt: Any, placed: Placed, slots: Slots, scalars: Mapping[str, Tensor]
+) -> AbstractContextManager[state.Loading]:
+    """What sets masters, slots, powers, the loss scale and the count of steps.
+
+    Sums of gradients begin anew, as a training of OpenSeq2Seq begins to count its batches anew.
+
+    Args:
+        opt: The step of training, or the optimizer of masters.
+        placed: The file.
+        slots: For each variable its slots by kind.
+        scalars: The powers by name.
+
+    Raises:
+        CheckpointMismatchError: The training has other parts.
+        FailedPreconditionError: The variables of the step are not known yet.
+    """
+    mixed = placed.file.mixed or MixedPrecision()
+    variables = _variables(opt, [var for var, _ in slots])
+    keys = dict(zip(map(id, variables), state.keys_of(variables), strict=True))
+    given = dict(scalars)
+    for var, own in slots:
+        if id(var) in keys:
+            given |= {f"{keys[id(var)]}/{kind}": each for kind, each in own.items()}
+    for name, master in mixed.masters.items():
+        if name in placed.places and id(placed.target(name)) in keys:
+            key = keys[id(placed.target(name))]
+            given[f"{key}/master"] = with_axes(master.tensor(), placed.places[name].axes)
+    given |= {f"loss_scale/{name}": value.tensor() for name, value in mixed.scale.items()}
+    if not isinstance(opt, MixedPrecisionOptimizerWrapper):
+        given |= _counts(opt, placed)
+        given |= _sums(opt, variables, keys)
+    return opt._loading(given, variables)
+
+
+def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
+    """Slots with NovoGrad's averages, which are numbered in the order of the variables.
+
+    A file without them is of a training that never stored them: they begin anew.
+    """
+    averages = file.mixed.averages if file.mixed else []
+    values = [each.tensor() for each in averages] or [torch.zeros(()) for _ in slots]
+    if len(values) != len(slots):
+        found = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
+        raise state.mismatch(found)
+    return [
+        (var, {_AVERAGE: value, **own}) for (var, own), value in zip(slots, values, strict=True)
+    ]
+
+
+def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
+    """The variables that are trained."""
+    if isinstance(opt, MixedPrecisionOptimizerWrapper):
+        return list(having)
+    if not opt._known():
+        raise FailedPreconditionError(
+            "The variables are not known before the first step. Give var_list to optimize_loss."
+            " Nothing was loaded."
+        )
+    return opt._known()
+
+
+def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:
+    """The number of updates, and that of batches, which begins anew."""
+    counters = placed.file.counters.items()
+    found = [value for name, value in counters if name.rpartition("/")[2] == "global_step"]
+    counts: dict[str, Tensor] = {}
+    if found:
+        counts["global_step"] = found[0].tensor().to(torch.int64)
+    if isinstance(opt, MicroBatchStep):
+        counts["micro_batches"] = torch.tensor(0)
+    return counts
+
+
+def _sums(opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]) -> dict[str, Tensor]:
+    if opt._accumulators is None:
+        return {}
+    is_mixed = opt._mixed is not None
+    return {
+        f"{keys[id(var)]}/{ACCUMULATOR}": torch.zeros(
+            var.shape, dtype=torch.float32 if is_mixed else var.dtype
+        )
+        for var in variables
+    }

@@ -1,0 +1,73 @@
+"""The hyperparameters in the configuration that a file of Keras has of its optimizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.tensorflow.families import Family
+from thalweg.checkpoint.tensorflow.numbers import shortest
+from thalweg.errors import InvalidConfigError
+from thalweg.keras import optimizers
+from thalweg.schedules import deserialize
+
+if TYPE_CHECKING:
+    from thalweg.storage.keras_files import KerasFile
+
+# Where the numbers of Keras since 2.11 are not those of OptimizerV2.
+INSIDE = (
+    "this Keras adds epsilon to the mean square, and OptimizerV2 to its root: means of squares near"
+    " epsilon make other steps"
+)
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+_AROUND = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+
+
+def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
+    """Arguments for the class of a family.
+
+    Raises:
+        InvalidConfigError: The configuration has a schedule that is none.
+    """
+    config = file.config or {}
+    accepted = inspect.signature(getattr(optimizers, family.cls)).parameters
+    known = {
+        name: shortest(value) if is_legacy(file) else value
+        for name, value in config.items()
+        if name in accepted and isinstance(value, bool | int | float | str)
+    }
+    known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
+    if isinstance(config.get("learning_rate"), Mapping):
+        known["learning_rate"] = _schedule(config["learning_rate"])
+    if "decay" in config and is_legacy(file):
+        known["decay"] = config["decay"]
+    if family.cls == "Nadam" and not is_legacy(file):
+        known["decay"] = 1.0  # psi: there the momentum's schedule has no factor
+    return {**family.options, **known}
+
+
+def is_legacy(file: KerasFile) -> bool:
+    """Whether it is OptimizerV2's, and not that of Keras 2.11 and later."""
+    return next(iter(file.optimizer), "").rpartition("/")[2] == "iter"
+
+
+def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
+    """What its user should know of going on with it."""
+    plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
+    return (INSIDE,) if plain and not is_legacy(file) else ()
+
+
+def refused_of(file: KerasFile) -> tuple[str, ...]:
+    """What the optimizer did around its updates and none here does."""
+    config = file.config or {}
+    return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
+
+
+def _schedule(config: Mapping[str, Any]) -> Any:
+    try:
+        return deserialize(dict(config))
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidConfigError(
+            f"the schedule of the learning rate cannot be made: {error}"
+        ) from error

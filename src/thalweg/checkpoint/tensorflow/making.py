@@ -1,0 +1,213 @@
+"""An optimizer made of what a file tells, and of what its user tells."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.families import V1, Family
+from thalweg.checkpoint.tensorflow.keras_config import INSIDE
+from thalweg.core import state
+from thalweg.core.hyperparameters import is_number
+from thalweg.errors import (
+    CheckpointMismatchError,
+    InvalidConfigError,
+    NumericsWarning,
+    OptionError,
+    UnsupportedCheckpointError,
+    did_you_mean,
+    warn,
+)
+from thalweg.keras import optimizers as keras
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+from thalweg.v1.train.state import base_name
+from thalweg.variable import name_of
+
+_SCALING = ("loss_scale", "loss_scaling_params")
+
+
+def class_of(found: FoundOptimizer, path: str) -> type[Any]:
+    """The class of an optimizer that was found.
+
+    Raises:
+        CheckpointMismatchError: The file does not tell what it is.
+        UnsupportedCheckpointError: It did what none here does.
+    """
+    if found.family is None:
+        likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
+        raise CheckpointMismatchError(
+            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
+            " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
+        )
+    if found.refused:
+        raise UnsupportedCheckpointError(
+            f"{path}: {found.name!r} had {', '.join(found.refused)}, which the optimizers of"
+            " thalweg.keras do not do. Give restore(..., optimizer=...) to go on without it."
+            " Nothing was loaded."
+        )
+    name = found.family.cls
+    if INSIDE in found.notes:
+        warn(f"{path}: {INSIDE}.", NumericsWarning)
+    if found.face == "keras":
+        return getattr(keras, name)
+    if name == "NovoGrad":
+        return NovoGrad
+    return getattr(train if name in train.__all__ else contrib, name)
+
+
+def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
+    """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
+    known = [base.__name__ for base in cls.__mro__]
+    title = given.get("name") or _defaults(cls).get("name")
+    return [
+        replace(family, title=title or family.title)
+        for name in known[:1] + [each for each in known[1:] if _is_known(each)][:1]
+        for family in V1
+        if family.cls == name
+    ]
+
+
+def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
+    """What an optimizer of `thalweg.v1` keeps beside a variable, and what it calls that."""
+    twin = state.staged(optimizer)
+    twin._create_slots([var])
+    names: dict[str, str] = {}
+    for kind, slot in twin._slots.all_of(var).items():
+        part = name_of(slot).split(":")[0].removeprefix(f"{base_name(var)}/")
+        stem, _, number = part.rpartition("_")
+        names[kind] = stem if number.isdecimal() and stem in names.values() else part
+    names = {kind: part for kind, part in names.items() if "/" not in part}
+    powers = tuple(sorted({name for name, _ in twin._non_slots}))
+    return Family(type(optimizer).__name__, optimizer.get_name(), tuple(names), powers, names=names)
+
+
+def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str) -> Any:
+    """An optimizer of a class.
+
+    Args:
+        cls: The class.
+        found: What the file has of it.
+        given: Arguments of its constructor that the user gave.
+        path: The file.
+
+    Raises:
+        OptionError: An argument is needed that neither the file nor the user gives, or unknown.
+        CheckpointMismatchError: The user gives another value than the file has.
+        InvalidConfigError: A value is none that the optimizer takes.
+    """
+    known = {} if found is None else _arguments(cls, found)
+    refuse_contradictions(known, given)
+    arguments = {**known, **given}
+    accepted = _accepted(cls)
+    for name in given.keys() - accepted:
+        hint = did_you_mean(name, accepted)
+        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint}".rstrip())
+    needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
+    missing = [name for name in dict.fromkeys(needed) if name not in arguments]
+    if missing:
+        wanted = ", ".join(f"{name}=..." for name in missing)
+        raise OptionError(
+            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}: give"
+            f" restore(..., {wanted})."
+        )
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(f"{path}: {cls.__name__} cannot be made: {error}") from error
+
+
+def wrapped(
+    cls: type[Any],
+    found: FoundOptimizer | None,
+    given: Mapping[str, Any],
+    file: TensorFlowCheckpoint,
+) -> Any:
+    """As `made`; in a file with masters the optimizer of these.
+
+    Raises:
+        OptionError: The loss scale is fixed and not given as `loss_scale`.
+    """
+    mixed = file.mixed
+    if mixed is None or not mixed.masters:
+        return made(cls, found, given, file.path)
+    own = {name: given[name] for name in given if name not in _SCALING}
+    params = given.get("loss_scaling_params")
+    if not mixed.scaler and "loss_scale" not in given:
+        raise OptionError(
+            f"{file.path} has masters and no loss scale: give restore(..., loss_scale=...)."
+        )
+    scale = AutomaticLossScaler(mixed.scaler, params) if mixed.scaler else given["loss_scale"]
+    return MixedPrecisionOptimizerWrapper(made(cls, found, own, file.path), scale)
+
+
+def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse values that are not those of the file, as far as they can be compared.
+
+    Raises:
+        CheckpointMismatchError: Lists them.
+    """
+    found = [
+        f"{name} is {known[name]!r} in the file, not {given[name]!r}"
+        for name in known
+        if name in given and _differ(known[name], given[name])
+    ]
+    if found:
+        raise state.mismatch(found)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if isinstance(one, bool | str) or isinstance(other, bool | str):
+        return one != other
+    return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)
+
+
+def _arguments(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
+    """What the file has, by the names of the constructor."""
+    known = dict(found.hyperparameters)
+    if issubclass(cls, keras.Nadam) and "decay" in known:
+        known["schedule_decay"] = known.pop("decay")
+    if found.title and found.title != _defaults(cls).get("name"):
+        known["name"] = found.title
+    return known
+
+
+def _parameters(cls: type[Any]) -> Sequence[inspect.Parameter]:
+    return list(inspect.signature(cls).parameters.values())
+
+
+def _accepted(cls: type[Any]) -> set[str]:
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    own = {each.name for each in _parameters(cls) if each.kind not in kinds}
+    options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
+    return own | options if issubclass(cls, keras.Optimizer) else own
+
+
+def _required(cls: type[Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        each.name
+        for each in _parameters(cls)
+        if each.kind in kinds and each.default is inspect.Parameter.empty
+    ]
+
+
+def _defaults(cls: type[Any]) -> dict[str, Any]:
+    return {
+        each.name: each.default
+        for each in _parameters(cls)
+        if each.default is not inspect.Parameter.empty
+    }
+
+
+def _is_known(name: str) -> bool:
+    return any(family.cls == name for family in V1)

@@ -1,0 +1,121 @@
+"""Which tensor each variable of a checkpoint becomes: by rules, or by its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.likeness import by_names, hint_at_target, hint_at_variable
+from thalweg.checkpoint.tensorflow.numbers import dtype_of
+from thalweg.checkpoint.tensorflow.rules import AXES, Axes, Place, Rules
+from thalweg.core.state.loading import LISTED
+from thalweg.variable import dtype_name
+
+if TYPE_CHECKING:
+    from thalweg.storage.stored import Stored
+
+Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
+
+
+def mapped(
+    variables: Mapping[str, Stored],
+    other_names: Mapping[str, str],
+    targets: Mapping[str, Tensor],
+    optional: Collection[str],
+    rules: Rules | None,
+) -> tuple[dict[str, Place], list[str]]:
+    """Where each variable goes, and why that cannot be, in words; one of both is empty.
+
+    Args:
+        variables: The variables of a checkpoint.
+        other_names: Second names, by which rules and names may find them, too.
+        targets: The tensors that are to be set.
+        optional: The names of those that need not be.
+        rules: The rules; None goes by names.
+    """
+    names = {name: [name] for name in variables}
+    for name, other in other_names.items():
+        names[name].append(other)
+    places = _by_rules(names, rules) if rules else by_names(names, targets)
+    taken = Counter(place.target for place in places.values())
+    free = [name for name in targets if not taken[name]]
+    found: list[str] = []
+    for name, value in variables.items():
+        place = places.get(name)
+        problem = _problem(names[name], value, place, targets)
+        if problem and len(found) < LISTED and (place is None or place.target not in targets):
+            wanted = names[name] if place is None else [place.target or ""]
+            problem += hint_at_target(wanted, free)
+        found += [problem] * bool(problem)
+    found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
+    left = {name: own for name, own in names.items() if name not in places}
+    for name in [name for name in free if name not in optional]:
+        hint = hint_at_variable(name, left) if len(found) < LISTED else ""
+        found.append(f"{name!r} is given nothing{hint}")
+    if found and len(found) < LISTED:
+        found += _unused(rules, names)
+    return ({}, found) if found else (places, [])
+
+
+def _by_rules(names: Names, rules: Rules) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    for name, own in names.items():
+        places = [place for each in own if (place := rules.place(each)) is not None]
+        if places:
+            found[name] = next((each for each in places if each.target is not None), places[0])
+    return found
+
+
+def _problem(
+    names: Sequence[str], value: Stored, place: Place | None, targets: Mapping[str, Tensor]
+) -> str:
+    """Why a variable cannot be written to its place; "" if it can."""
+    if place is None:
+        return f"{names[0]!r} belongs to nothing here"
+    if place.target is None:
+        return ""
+    if place.target not in targets:
+        return f"there is no {place.target!r} for {names[0]!r}"
+    return _unlike(names, value, place, targets[place.target])
+
+
+def _unlike(names: Sequence[str], value: Stored, place: Place, target: Tensor) -> str:
+    shape = turned(value.shape, place.axes)
+    if shape is None:
+        axes = " ".join(map(str, place.axes or ()))
+        return f"{names[0]!r} has {len(value.shape)} axes, not those of transpose {axes}"
+    dtype = dtype_of(value)
+    if shape == tuple(target.shape) and dtype == target.dtype:
+        return ""
+    kind = f"{dtype_name(dtype)} of shape {shape}"
+    wanted = f"{dtype_name(target.dtype)} of shape {tuple(target.shape)}"
+    hint = "" if place.axes else _turning(names[-1], value.shape, place.target or "", target)
+    return f"{names[0]!r} is {kind}, and {place.target!r} is {wanted}{hint}"
+
+
+def turned(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
+    """A shape with other axes; None if there are more or fewer of them."""
+    if axes is None:
+        return tuple(shape)
+    return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else None
+
+
+def _turning(name: str, shape: Sequence[int], title: str, target: Tensor) -> str:
+    """The rule that would turn the axes, if there is one."""
+    for word, axes in AXES.items():
+        if turned(shape, axes) == tuple(target.shape):
+            return f" (the rule '{name} -> {title} {word}' turns its axes)"
+    return ""
+
+
+def _unused(rules: Rules | None, names: Names) -> list[str]:
+    """Rules that are for no variable, which is worth saying where something else is wrong."""
+    everything = [each for own in names.values() for each in own]
+    return [
+        f"the rule '{line.title}' is for nothing"
+        for line in (rules.lines if rules else ())
+        if not any(line.forward(name) for name in everything)
+    ]

@@ -1,0 +1,209 @@
+"""Sorts an object checkpoint (`tf.train.Checkpoint`): its graph says what belongs to what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family, with_slots
+from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
+from thalweg.checkpoint.tensorflow.powers import with_steps
+from thalweg.errors import DataLossError
+
+if TYPE_CHECKING:
+    from thalweg.storage.bundle import Node, ObjectGraph
+    from thalweg.storage.stored import Stored
+
+ATTRIBUTE = "VARIABLE_VALUE"
+SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
+SAVE_COUNTER = "save_counter"
+_KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
+
+
+def sorted_objects(
+    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph
+) -> TensorFlowCheckpoint:
+    """The checkpoint that these tensors are.
+
+    Raises:
+        DataLossError: The graph names a tensor that is not there, or a node that it does not have.
+    """
+    view = _View(path, tensors, graph)
+    optimizers = [view.optimizer(node) for node in view.optimizer_nodes()]
+    free = [node for node in view.keys if node not in view.taken]
+    counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
+    variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
+    known = set(view.keys.values())
+    numbers = {
+        name: count_of(value) or 0 for name, value in counters.items() if name != SAVE_COUNTER
+    }
+    return TensorFlowCheckpoint(
+        path=path,
+        kind="object",
+        variables=variables,
+        optimizers=tuple(_told(each, numbers) for each in optimizers),
+        counters=counters,
+        unknown={name: value for name, value in tensors.items() if name not in known},
+        other_names=view.other_names(set(variables)),
+        graph=graph,
+    )
+
+
+class _View:
+    """An object graph, with the names of its nodes.
+
+    Attributes:
+        keys: For each node that is a variable, the key of its value.
+        taken: The nodes that belong to optimizers.
+    """
+
+    def __init__(self, path: str, tensors: Mapping[str, Stored], graph: ObjectGraph) -> None:
+        self._path = path
+        self._tensors = tensors
+        self._nodes = graph.nodes
+        self._places = self._walked()
+        self.keys = {
+            index: attribute.key
+            for index, node in enumerate(self._nodes)
+            for attribute in node.attributes
+            if attribute.name == ATTRIBUTE
+        }
+        self.taken: set[int] = set()
+
+    def _node(self, index: int) -> Node:
+        if not 0 <= index < len(self._nodes):
+            raise DataLossError(f"{self._path}: the object graph has no node {index}")
+        return self._nodes[index]
+
+    def _walked(self) -> dict[int, str]:
+        """The shortest path to each node that can be reached, from the root."""
+        places = {0: ""} if self._nodes else {}
+        pending = list(places)
+        for index in pending:
+            for name, child in self._node(index).children.items():
+                if child not in places:
+                    self._node(child)
+                    places[child] = f"{places[index]}/{name}".lstrip("/")
+                    pending.append(child)
+        return places
+
+    def name(self, index: int) -> str:
+        """What a variable is called: its key without the words that all keys have."""
+        return self.keys[index].removesuffix(SUFFIX)
+
+    def value(self, index: int) -> Stored:
+        key = self.keys.get(index)
+        if key is None or key not in self._tensors:
+            raise DataLossError(f"{self._path}: the object graph names {key!r}, which has no value")
+        return self._tensors[key]
+
+    def is_counter(self, index: int) -> bool:
+        value = self.value(index)
+        return value.dtype in INTEGERS and not value.shape and "/" not in self.name(index)
+
+    def full_name(self, index: int) -> str:
+        """The name that a variable had in the program, without ":0"."""
+        names = [each.full_name for each in self._node(index).attributes if each.name == ATTRIBUTE]
+        return names[0].removesuffix(":0") if names else ""
+
+    def other_names(self, variables: set[str]) -> dict[str, str]:
+        """The full names of variables that no other one has."""
+        full = {self.name(node): self.full_name(node) for node in self.keys}
+        full = {name: other for name, other in full.items() if name in variables and other}
+        count = Counter(full.values())
+        return {name: other for name, other in full.items() if count[other] == 1}
+
+    def optimizer_nodes(self) -> list[int]:
+        """The nodes that have slots, or are otherwise known to be optimizers."""
+        return [
+            index
+            for index in self._places
+            if self._nodes[index].slots or _is_optimizer(self._nodes[index].children)
+        ]
+
+    def optimizer(self, index: int) -> FoundOptimizer:
+        """The optimizer of a node; its variables are `taken` from now on."""
+        node = self._node(index)
+        slots: dict[str, dict[str, Stored]] = {}
+        titles: set[str] = set()
+        for slot in node.slots:
+            self.taken.add(slot.slot)
+            slots.setdefault(self.name_of_owner(slot.original), {})[slot.name] = self.value(
+                slot.slot
+            )
+            titles.add(self.full_name(slot.slot))
+        scalars: dict[str, Stored] = {}
+        for name, child in node.children.items():
+            if child in self.keys and child not in self.taken and not self.value(child).shape:
+                self.taken.add(child)
+                scalars[name] = self.value(child)
+                titles.add(self.full_name(child))
+        kinds = sorted({kind for own in slots.values() for kind in own})
+        return _identified(self._places[index], kinds, slots, scalars, titles)
+
+    def name_of_owner(self, index: int) -> str:
+        if index not in self.keys:
+            raise DataLossError(f"{self._path}: node {index} has a slot, but is no variable")
+        return self.name(index)
+
+
+def _is_optimizer(children: Mapping[str, int]) -> bool:
+    return "beta1_power" in children or {"iter", "learning_rate"} <= children.keys()
+
+
+def _identified(
+    place: str,
+    kinds: list[str],
+    slots: dict[str, dict[str, Stored]],
+    scalars: dict[str, Stored],
+    titles: set[str],
+) -> FoundOptimizer:
+    is_keras = count_of(scalars.get("iter")) is not None
+    families = with_slots(kinds, KERAS if is_keras else V1)
+    own = scalars.keys() - set(_KERAS_SCALARS)
+    if is_keras:
+        families = [
+            family
+            for family in families
+            if own <= set(family.hypers) and ("momentum_cache" in scalars) == bool(family.powers)
+        ]
+    named = [family for family in families if _names(family, titles, is_keras)]
+    chosen = named if len(named) == 1 else families
+    family = chosen[0] if len(chosen) == 1 else None
+    shown = [f"slots {', '.join(kinds)}"] if kinds else ["no slots"]
+    if is_keras:
+        shown += [f"{name}={value.array().item():.6g}" for name, value in sorted(scalars.items())]
+    hypers = {name: as_number(scalars[name]) for name in sorted(own)} if is_keras else {}
+    for name in ("learning_rate", "decay"):
+        if is_keras and name in scalars:
+            hypers[name] = as_number(scalars[name])
+    return FoundOptimizer(
+        name=place,
+        face="keras" if is_keras else "v1",
+        family=family,
+        candidates=tuple(dict.fromkeys(each.cls for each in chosen)),
+        evidence=", ".join(shown),
+        slots=slots,
+        scalars={name: value for name, value in scalars.items() if name not in hypers},
+        hyperparameters={**(family.options if family else {}), **hypers},
+        steps=count_of(scalars.get("iter")),
+        title=family.title if family in named and family is not None else "",
+    )
+
+
+def _names(family: Family, titles: set[str], is_keras: bool) -> bool:
+    """Whether variables are called as those of this optimizer are, if it was given no name."""
+    if is_keras:
+        return any(title.split("/")[0] == family.title for title in titles)
+    return any(title.rpartition("/")[2] == family.title for title in titles)
+
+
+def _told(found: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
+    if found.face == "keras":
+        return found
+    powers = {name: value for name, value in found.scalars.items() if name.endswith("_power")}
+    rest = {name: value for name, value in found.scalars.items() if name not in powers}
+    return with_steps(replace(found, scalars=rest), powers, counters)

@@ -1,0 +1,210 @@
+"""`restore`: a training that TensorFlow began goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.families import Family
+from thalweg.checkpoint.tensorflow.into_keras import loading_keras
+from thalweg.checkpoint.tensorflow.into_training import (
+    inner_of,
+    is_training,
+    loading_training,
+    with_averages,
+)
+from thalweg.checkpoint.tensorflow.into_v1 import loading_v1
+from thalweg.checkpoint.tensorflow.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.loading import load
+from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
+from thalweg.checkpoint.tensorflow.numbers import count_of
+from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
+from thalweg.checkpoint.tensorflow.placing import Placed
+from thalweg.checkpoint.tensorflow.rules import Rules
+from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.core import state
+from thalweg.core.state import Entry
+from thalweg.errors import (
+    CheckpointMismatchError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.storage.keras_files import KerasFile
+from thalweg.v1.train import Optimizer as V1Optimizer
+
+
+def restore(
+    checkpoint: Any,
+    variables: Any,
+    rules: Any = None,
+    optimizer: Any = None,
+    *,
+    which: int | None = None,
+    global_step: Any = None,
+    **hyperparameters: Any,
+) -> Any:
+    """Set variables to those of a file of TensorFlow, and go on with its optimizer.
+
+    All or nothing: names, shapes, dtypes and values are looked at before anything is set. Values
+    are set to the bit; a float32 variable is not read into a float64 one.
+
+    Args:
+        checkpoint: What `load` returned, or what it takes.
+        variables: A module, a dictionary of variables by name, or a list of variables.
+        rules: Optional. The path of a rules file, a dictionary of patterns and parameters, or a
+            function that takes a name of TensorFlow's and returns that of a parameter, a pair of
+            it and its axes, or None. By default variables are found by their names, where that
+            leaves no doubt; what has other axes than in TensorFlow needs a rule.
+        optimizer: Optional. An optimizer or a class, of `thalweg.v1` or `thalweg.keras`; for a
+            training of OpenSeq2Seq the step that `optimize_loss` made. By default a new one of the
+            kind that the file has.
+        which: Optional. The place of the optimizer in `checkpoint.optimizers`, if there are
+            several.
+        global_step: Optional. A variable that is set to the file's count of steps.
+        **hyperparameters: Arguments of the new optimizer that the file does not hold, such as
+            `learning_rate`.
+
+    Returns:
+        The optimizer; None if there is none in the file and none was given.
+
+    Raises:
+        CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
+            differences. Nothing was loaded.
+        OptionError: A hyperparameter is needed that the file does not hold.
+        InvalidConfigError: A rule is none.
+        InvalidArgumentError: The file has several optimizers, and nothing says which one is meant.
+    """
+    file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
+    targets = Targets.of(variables)
+    file = _known(file, optimizer, hyperparameters, targets)
+    found = _chosen(file, optimizer, which)
+    try:
+        placed = Placed.of(file, targets, Rules.of(rules))
+        opt = _made(file, found, optimizer, global_step, hyperparameters)
+        with torch.inference_mode(False), torch.no_grad(), ExitStack() as held:
+            loadings = [_values(placed, found, global_step)]
+            if opt is not None:
+                setting = _setting(opt, placed, found, is_new=opt is not optimizer)
+                loadings.insert(0, held.enter_context(setting))
+            state.restore(*loadings)
+    except CheckpointMismatchError as error:
+        raise CheckpointMismatchError(f"{file.path}: {error}") from error
+    return opt
+
+
+def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> state.Loading:
+    """What sets the variables, and the count of steps."""
+    pairs = placed.variables()
+    if global_step is not None:
+        pairs.append((Entry("global_step", global_step), _count(placed.file, found, global_step)))
+    differences = [entry.difference(value) for entry, value in pairs]
+    if any(differences):
+        raise state.mismatch([each for each in differences if each])
+    return state.Loading(pairs)
+
+
+def _known(
+    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, Any], targets: Targets
+) -> TensorFlowCheckpoint:
+    """The file, sorted with what the optimizer that is given is known to be."""
+    inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
+    if isinstance(file.source, KerasFile):
+        cls = optimizer if is_class else type(inner)
+        if file.source.class_name is None and issubclass(cls, KerasOptimizer):
+            config = dict(given) if is_class else inner.get_config()
+            return sorted_file(file.path, file.source, cls.__name__, config)
+        return file
+    families: list[Family] = []
+    if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
+        families = families_of(optimizer, given)
+    elif file.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
+        name = next(name for name in targets.tensors if name in targets.trained)
+        families = [family_of(inner, targets.tensors[name])]
+    return sorted_names(file.path, file.source, families) if families else file
+
+
+def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> FoundOptimizer | None:
+    """The optimizer of the file that is meant."""
+    found = file.optimizers
+    if which is not None:
+        if not 0 <= which < len(found):
+            raise NotFoundError(f"{file.path} has {len(found)} optimizers, none of number {which}.")
+        return found[which]
+    if len(found) > 1 and isinstance(inner_of(optimizer), V1Optimizer):
+        name = inner_of(optimizer).get_name()
+        found = tuple(each for each in found if each.name == name) or found
+    if len(found) > 1:
+        listed = "; ".join(f"{index}: {each}" for index, each in enumerate(file.optimizers))
+        raise InvalidArgumentError(
+            f"{file.path} has {len(file.optimizers)} optimizers. Give which=...: {listed}."
+        )
+    return found[0] if found else None
+
+
+def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Tensor) -> Tensor:
+    """The count of steps in a file, in the dtype of the variable that is to hold it."""
+    named = {name: value for name, value in file.counters.items() if name != SAVE_COUNTER}
+    exact = [value for name, value in named.items() if name.rpartition("/")[2] == "global_step"]
+    chosen = exact if exact else list(named.values())
+    count = count_of(chosen[0]) if len(chosen) == 1 else None
+    if count is None and found is not None:
+        count = found.steps
+    if count is None:
+        raise CheckpointMismatchError(
+            "there is no count of steps for global_step. Nothing was loaded."
+        )
+    return torch.tensor(count, dtype=variable.dtype)
+
+
+def _made(
+    file: TensorFlowCheckpoint,
+    found: FoundOptimizer | None,
+    optimizer: Any,
+    global_step: Any,
+    given: Mapping[str, Any],
+) -> Any:
+    """The optimizer that goes on."""
+    if optimizer is None and found is None:
+        return None
+    cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
+    if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
+        arguments = dict(given)
+        if global_step is not None and "global_step" in inspect.signature(cls).parameters:
+            arguments["global_step"] = global_step
+        return wrapped(cls, found, arguments, file)
+    if given:
+        raise InvalidArgumentError(
+            f"{', '.join(given)} would be of a new optimizer, and one was given."
+        )
+    if isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer):
+        return optimizer
+    raise InvalidTypeError(
+        "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a step"
+        f" of optimize_loss, not {optimizer!r}."
+    )
+
+
+def _setting(
+    opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool
+) -> AbstractContextManager[state.Loading]:
+    """What sets the optimizer."""
+    slots = placed.slots(found)
+    if isinstance(inner_of(opt), NovoGrad):
+        slots = with_averages(slots, placed.file)
+    scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
+    if is_training(opt):
+        return loading_training(opt, placed, slots, scalars)
+    if isinstance(opt, V1Optimizer):
+        return loading_v1(opt, slots, scalars)
+    hypers = {} if is_new or found is None else found.hyperparameters
+    return loading_keras(opt, slots, scalars, hypers)

@@ -1,0 +1,173 @@
+"""Sorts the names of a `tf.train.Saver`: variables, and what optimizers keep beside them.
+
+A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name, numbered in order
+of creation. An optimizer that was built inside of a variable scope puts the scope in front:
+`scope/w/Adam`. What belongs to no variable has a name of its own: `beta1_power`, and of a second
+optimizer `beta1_power_1`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.families import V1, Family, titled
+from thalweg.checkpoint.tensorflow.mixed import mixed_precision
+from thalweg.checkpoint.tensorflow.numbers import INTEGERS
+from thalweg.checkpoint.tensorflow.powers import split_powers, with_powers
+
+if TYPE_CHECKING:
+    from thalweg.storage.stored import Stored
+
+AVERAGE = "ExponentialMovingAverage"
+_KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
+_DEEPEST = 100  # scopes that are left off
+
+
+def sorted_names(
+    path: str, tensors: Mapping[str, Stored], families: Sequence[Family] = ()
+) -> TensorFlowCheckpoint:
+    """The checkpoint that these tensors are.
+
+    Args:
+        path: Where they were read.
+        tensors: All of them, by name.
+        families: Optional. What an optimizer may be that is known to be in it, with the names it
+            was given; this counts before what TensorFlow's own names say.
+    """
+    mixed, rest = mixed_precision(tensors)
+    powers, rest = split_powers(rest)
+    counters = {name: value for name, value in rest.items() if _is_counter(name, value)}
+    stems = frozenset(part for family in families for _, part in family.parts)
+    masters = mixed.names if mixed else {}
+    owners = _owners({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
+    beside: Slots = defaultdict(dict)
+    for name, owner in owners.items():
+        beside[masters.get(owner, owner)][_last(name)] = rest[name]
+    groups: dict[str, Slots] = defaultdict(dict)
+    for owner, own in beside.items():
+        for part, value in own.items():
+            groups[_split(part)[0]].setdefault(owner, {})[part] = value
+    averages = groups.pop(AVERAGE, {})
+    optimizers: list[FoundOptimizer] = []
+    for family in families:
+        if len(set(family.names.values())) > 1 and not optimizers:
+            optimizers += _of_family(family, beside)
+    taken = stems if optimizers else frozenset[str]()
+    for stem in sorted(groups.keys() - taken):
+        optimizers += _of_name(stem, groups[stem], titled(stem, families) or titled(stem))
+    return TensorFlowCheckpoint(
+        path=path,
+        kind="saver",
+        variables={
+            name: value
+            for name, value in rest.items()
+            if name not in owners and name not in counters
+        },
+        optimizers=tuple(with_powers(optimizers, powers, counters)),
+        counters=counters,
+        averages={name: own[AVERAGE] for name, own in averages.items() if AVERAGE in own},
+        mixed=mixed,
+        source=dict(tensors),
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _split(part: str) -> tuple[str, int]:
+    """The name and the number of "Adam_1"; the number of "Adam" is 0."""
+    match = re.fullmatch(r"(.+?)(?:_([1-9][0-9]{0,8}))?", part, re.DOTALL)
+    return (match[1], int(match[2] or 0)) if match else (part, 0)
+
+
+def _is_counter(name: str, value: Stored) -> bool:
+    return _last(name) == "global_step" and value.dtype in INTEGERS and not value.shape
+
+
+def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
+    """The variable beside which each slot stands, by the slot's name.
+
+    A name that is no optimizer's counts where the tensor has the dtype and shape of its variable.
+    """
+    found: dict[str, str] = {}
+    for name, value in tensors.items():
+        owner, _, part = name.rpartition("/")
+        is_known = _split(part)[0] in known or part in known
+        places = _below_scopes(owner) if is_known else [owner]
+        place = next((each for each in places if each in tensors), None)
+        if place is not None and (is_known or _is_alike(value, tensors[place])):
+            found[name] = place
+    return {name: owner for name, owner in found.items() if owner not in found}
+
+
+def _below_scopes(name: str) -> list[str]:
+    """The name, and what is left of it without scopes, from the outside."""
+    parts = name.split("/", _DEEPEST)
+    return ["/".join(parts[start:]) for start in range(len(parts))] if name else []
+
+
+def _is_alike(one: Stored, other: Stored) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape
+
+
+def _of_name(stem: str, own: Slots, families: Sequence[Family]) -> list[FoundOptimizer]:
+    """The optimizers of this name whose slots stand beside these variables."""
+    most = max(len(slots) for slots in own.values())
+    exact = [family for family in families if len(family.slots) == most]
+    several = [family for family in families if family.slots and most % len(family.slots) == 0]
+    for chosen in (exact, several):
+        if len(chosen) == 1:
+            return _of_family(chosen[0], own)
+    parts = sorted({part for slots in own.values() for part in slots}, key=_split)
+    candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
+    return [
+        FoundOptimizer(
+            name=stem,
+            face="v1",
+            family=None,
+            candidates=tuple(dict.fromkeys(family.cls for family in candidates)),
+            evidence=f"slots {', '.join(parts)}",
+            slots=own,
+            scalars={},
+            title=stem,
+        )
+    ]
+
+
+def _of_family(family: Family, beside: Slots) -> list[FoundOptimizer]:
+    """The optimizers of a kind, in order of creation."""
+    found: list[FoundOptimizer] = []
+    width = Counter(part for _, part in family.parts)
+    while True:
+        used = Counter({part: len(found) * count for part, count in width.items()})
+        names: dict[str, str] = {}
+        for kind, part in family.parts:
+            names[kind] = f"{part}_{used[part]}" if used[part] else part
+            used[part] += 1
+        slots = {
+            variable: {kind: own[name] for kind, name in names.items() if name in own}
+            for variable, own in beside.items()
+            if any(name in own for name in names.values())
+        }
+        if not slots:
+            return found
+        found.append(_one(family, names.values(), slots))
+
+
+def _one(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
+    return FoundOptimizer(
+        name=family.title,
+        face="openseq2seq" if family.cls == "NovoGrad" else "v1",
+        family=family,
+        candidates=(family.cls, *family.also),
+        evidence=f"slots {', '.join(names)}",
+        slots=slots,
+        scalars={},
+        hyperparameters=dict(family.options),
+        title=family.title,
+    )

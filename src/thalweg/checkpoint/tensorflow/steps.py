@@ -1,0 +1,139 @@
+"""How many steps a checkpoint has seen, from powers of beta: running products in their own dtype.
+
+After k steps `beta1_power` is what multiplying beta1 by itself k times gives, each product rounded
+and below the normal numbers 0, as TensorFlow computes it. So the bits of the value name k, if beta
+is known, and beta, if k is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_FIRST, _BLOCK = 1 << 8, 1 << 16
+_MOST = 1 << 27  # steps that are looked at
+_DIGITS = 5  # of a beta that is looked for
+_USUAL = {
+    "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
+    "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What powers tell.
+
+    Attributes:
+        count: The number of steps, or None.
+        betas: The betas that give the powers to the bit, by the names of the arguments.
+        notes: What does not go together, in words.
+    """
+
+    count: int | None = None
+    betas: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: tuple[str, ...] = ()
+
+
+def products(beta: Any) -> Iterator[np.ndarray]:
+    """The powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
+    dtype = beta.dtype.type
+    smallest = np.finfo(dtype).tiny
+    last, size = dtype(1), _FIRST
+    while last != 0:
+        factors = np.full(size + 1, beta, dtype)
+        factors[0] = last
+        with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+            block = np.multiply.accumulate(factors)[1:]
+        block[np.abs(block) < smallest] = 0
+        yield block
+        last, size = block[-1], min(4 * size, _BLOCK)
+
+
+def after(beta: Any, steps: int) -> Any:
+    """The power after so many steps."""
+    for block in products(beta):
+        if steps < len(block):
+            return block[steps]
+        steps -= len(block)
+    return beta.dtype.type(0)
+
+
+def steps_of(power: Any, beta: Any) -> int | None:
+    """After how many steps the power of `beta` has just this value, or None.
+
+    None, too, where it is the value of many: at 0, which is where small powers end, and beside a
+    beta of 1.
+    """
+    if not 0 < power < 1 or not 0 < beta < 1:
+        return None
+    passed = 0
+    for block in products(beta):
+        found = np.flatnonzero(block == power)
+        if len(found):
+            return passed + int(found[0])
+        passed += len(block)
+        if block[-1] < power or passed > _MOST:
+            break
+    return None
+
+
+def beta_of(power: Any, steps: int) -> Any:
+    """The shortest decimal whose power has this value after so many steps, or None."""
+    if not 0 < power < 1 or steps < 0:
+        return None
+    dtype = power.dtype.type
+    root = math.exp(math.log(float(power)) / (steps + 1))
+    for digits in range(1, _DIGITS + 1):
+        near = round(root, digits)
+        if 0 < near < 1 and after(dtype(near), steps) == power:
+            return near if dtype is np.float32 else dtype(near)
+    return None
+
+
+def told(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
+    """What the powers of an optimizer tell about its steps and its betas.
+
+    Args:
+        powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
+        counters: Numbers of steps that the file has elsewhere, by name.
+    """
+    if not any(power != 0 for power in powers.values()):  # none, or none that still tells
+        return Steps(next(iter(counters.values()), None))
+    for count in dict.fromkeys([*counters.values(), *_usual(powers)]):
+        betas = _betas(powers, count)
+        if betas:
+            return Steps(count, betas, _others(count, counters))
+    return Steps(None, {}, _unexplained(powers))
+
+
+def _usual(powers: Mapping[str, Any]) -> Iterable[int]:
+    """Numbers of steps at which a usual beta has one of these powers."""
+    for name, power in powers.items():
+        for beta in _USUAL.get(name, ()):
+            count = steps_of(power, power.dtype.type(beta))
+            if count is not None:
+                yield count
+
+
+def _betas(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
+    """The betas behind powers that are not 0 after so many steps; None if one has none."""
+    found = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
+    return None if not found or None in found.values() else found
+
+
+def _others(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
+    """Counters that count something else, in words."""
+    return tuple(
+        f"{name} is {other}, but the powers of beta are those after {count} steps"
+        for name, other in counters.items()
+        if other != count
+    )
+
+
+def _unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:
+    shown = ", ".join(f"{name}_power={power}" for name, power in powers.items())
+    return (f"{shown} are no powers of usual betas after the same number of steps",)

@@ -1,0 +1,53 @@
+"""`save`: writes a checkpoint that TensorFlow restores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from thalweg.checkpoint.tensorflow.rules import Rules
+from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.written import written
+from thalweg.checkpoint.tensorflow.written_objects import as_objects
+from thalweg.checkpoint.tensorflow.written_saver import as_saver
+from thalweg.storage import bundle
+
+Kind = Literal["tf2", "tf1"]
+
+
+def save(
+    prefix: str | os.PathLike[str],
+    optimizer: Any,
+    variables: Any,
+    rules: Any = None,
+    kind: Kind = "tf2",
+    *,
+    global_step: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write variables and an optimizer as TensorFlow does, for TensorFlow to go on with.
+
+    "tf2" is what `tf.train.Checkpoint(model=..., optimizer=...)` restores, where the optimizer is
+    that of `tf.compat.v1.train` or `tf.keras.optimizers.legacy` of the same name; "tf1" is what a
+    `tf.train.Saver` restores. Rules are those that load such a checkpoint, read backwards; without
+    them `layer1.weight` is called `layer1/weight`, for "tf2" below `model/`.
+
+    Args:
+        prefix: What TensorFlow is to call its path, such as "run7/ckpt-5".
+        optimizer: An optimizer of `thalweg.v1` or `thalweg.keras`, or None.
+        variables: A module, a dictionary of variables by name, or a list of variables.
+        rules: Optional. The path of a rules file, or a dictionary.
+        kind: "tf2" or "tf1".
+        global_step: Optional. The variable that counts steps; it is called "global_step".
+        progress: Called with the bytes of data that are written and those there are.
+
+    Raises:
+        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same. Nothing
+            was written.
+        InvalidTypeError: The optimizer has no such checkpoint.
+        CheckpointWriteError: A file could not be written.
+    """
+    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step)
+    tensors, graph = as_saver(found) if kind == "tf1" else as_objects(found)
+    bundle.write(prefix, tensors, graph, progress=progress)

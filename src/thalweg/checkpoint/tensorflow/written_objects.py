@@ -1,0 +1,121 @@
+"""A checkpoint as `tf.train.Checkpoint` writes it: an object graph, and tensors by its paths."""
+
+from __future__ import annotations
+
+import torch
+
+from thalweg.checkpoint.tensorflow.objects import ATTRIBUTE, SAVE_COUNTER, SUFFIX
+from thalweg.checkpoint.tensorflow.written import Written
+from thalweg.core import state
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.stored import Stored, of_tensor
+
+_OPTIMIZER = "optimizer"
+_SLOT = "/.OPTIMIZER_SLOT/"
+
+
+def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
+    """The tensors by their keys, and the graph.
+
+    Raises:
+        CheckpointMismatchError: A variable has a name that the optimizer or the count of steps has.
+            Nothing was written.
+    """
+    taken = {SAVE_COUNTER, *([_OPTIMIZER] * (found.optimizer is not None))}
+    taken |= {"global_step"} if found.global_step is not None else set()
+    twice = [
+        f"{name!r} begins with {name.split('/')[0]!r}, which is another object"
+        for name in found.variables
+        if name.split("/")[0] in taken
+    ]
+    if twice:
+        raise state.mismatch(twice, outcome="Nothing was written.")
+    made = _Graph()
+    nodes = {name: made.variable(name, value, name) for name, value in found.variables.items()}
+    if found.optimizer is not None:
+        _add_optimizer(made, found, nodes)
+    if found.global_step is not None:
+        made.variable("global_step", found.global_step, "global_step")
+    counter = of_tensor(torch.tensor(1, dtype=torch.int64))
+    made.variable(SAVE_COUNTER, counter, SAVE_COUNTER)
+    return made.tensors, made.graph()
+
+
+def _add_optimizer(made: _Graph, found: Written, nodes: dict[str, int]) -> None:
+    optimizer = found.optimizer
+    is_keras = isinstance(optimizer, KerasOptimizer)
+    title = optimizer._name if is_keras else optimizer.get_name()
+    place = made.place([_OPTIMIZER])
+    for name, value in found.scalars.items():
+        made.variable(f"{_OPTIMIZER}/{name}", value, f"{title}/{name}" if is_keras else name)
+    for name, own in found.slots.items():
+        for index, (kind, value) in enumerate(own.items()):
+            number = f"_{index}" if index else ""
+            full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{number}"
+            made.slot(place, nodes[name], name, kind, value, full)
+
+
+class _Graph:
+    """An object graph under construction.
+
+    Attributes:
+        tensors: The tensors so far, by key.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Stored] = {}
+        self._children: list[dict[str, int]] = [{}]
+        self._attributes: dict[int, Attribute] = {}
+        self._slots: dict[int, list[SlotVariable]] = {}
+
+    def place(self, parts: list[str]) -> int:
+        """The node at the end of a path from the root, made if it is not there."""
+        at = 0
+        for part in parts:
+            if part not in self._children[at]:
+                self._children[at][part] = self._new()
+            at = self._children[at][part]
+        return at
+
+    def variable(self, path: str, value: Stored, full_name: str) -> int:
+        """A variable at a path; its node."""
+        parts = path.split("/")
+        node = self.place(parts)
+        self._value(node, f"{_escaped(parts)}{SUFFIX}", value, full_name)
+        return node
+
+    def slot(
+        self, optimizer: int, original: int, path: str, kind: str, value: Stored, full_name: str
+    ) -> None:
+        """A slot of the variable at a path."""
+        node = self._new()
+        key = f"{_escaped(path.split('/'))}{_SLOT}{_OPTIMIZER}/{_escaped([kind])}{SUFFIX}"
+        self._value(node, key, value, full_name)
+        self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
+
+    def graph(self) -> ObjectGraph:
+        """The graph."""
+        return ObjectGraph(
+            tuple(
+                Node(
+                    children,
+                    tuple([self._attributes[node]] if node in self._attributes else ()),
+                    tuple(self._slots.get(node, ())),
+                )
+                for node, children in enumerate(self._children)
+            )
+        )
+
+    def _new(self) -> int:
+        self._children.append({})
+        return len(self._children) - 1
+
+    def _value(self, node: int, key: str, value: Stored, full_name: str) -> None:
+        self._attributes[node] = Attribute(ATTRIBUTE, full_name, key)
+        self.tensors[key] = value
+
+
+def _escaped(parts: list[str]) -> str:
+    """A path as keys have it: TensorFlow writes a dot in a name as two."""
+    return "/".join(part.replace(".", "..") for part in parts)

@@ -1,0 +1,106 @@
+"""Checkpoints that TensorFlow and Keras wrote, and what is known of them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+import thalweg
+from golden_files import FOLDER
+from thalweg.checkpoint.tensorflow import TensorFlowCheckpoint
+
+Case = dict[str, Any]
+
+# A file's folder, and the arguments of the optimizer that the file does not hold.
+TRAINED: dict[str, dict[str, Any]] = {
+    "ckpt_v1/adam": {"learning_rate": 0.01, "epsilon": 1e-6},
+    "ckpt_v1/adam_object": {"learning_rate": 0.01},
+    "ckpt_v1/momentum": {"learning_rate": 0.05, "momentum": 0.9, "use_nesterov": True},
+    "ckpt_v1/rmsprop_centered": {"learning_rate": 0.01, "momentum": 0.5},
+    "ckpt_v2/adam": {},
+    "ckpt_v2/adam_amsgrad_decay": {},
+    "ckpt_v2/sgd_momentum": {"nesterov": True},
+}
+RULES = {"*/kernel": "*.weight dense", "*/bias": "*.bias"}
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def prefix_of(name: str) -> str:
+    """The prefix of one of the checkpoints of `TRAINED`."""
+    folder = FOLDER / "checkpoints" / name
+    return str(folder / json.loads((folder / "values.json").read_text())["prefix"])
+
+
+@cache
+def values_of(name: str) -> Any:
+    """What is known of it: "value|...", "after10|...", x, y, losses."""
+    return np.load(FOLDER / "checkpoints" / name / "values.npz")
+
+
+@cache
+def recorded() -> dict[str, Case]:
+    """The checkpoints with gradients, by id."""
+    path = FOLDER / "checkpoints_with_gradients" / "cases.json"
+    return {case["id"]: case for case in json.loads(path.read_text())["cases"]}
+
+
+@cache
+def _arrays() -> Any:
+    return np.load(FOLDER / "checkpoints_with_gradients" / "cases.npz")
+
+
+def arrays_of(case_id: str, what: str) -> dict[str, np.ndarray]:
+    """The arrays of such a case: of "value", "gradient" or "value_after", by name."""
+    start = f"{case_id}|{what}|"
+    arrays = _arrays()
+    return {name.removeprefix(start): arrays[name] for name in arrays if name.startswith(start)}
+
+
+class Network(torch.nn.Module):
+    """The model that the checkpoints of `TRAINED` are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = torch.nn.Linear(4, 6)
+        self.layer2 = torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer2(torch.relu(self.layer1(x)))
+
+
+def held(file: TensorFlowCheckpoint) -> dict[str, np.ndarray]:
+    """Everything that a checkpoint was found to hold, by TensorFlow's names."""
+    found = {name: value.array() for name, value in {**file.variables, **file.counters}.items()}
+    for each in file.optimizers:
+        scope = f"{each.name}/" if file.kind == "object" else ""
+        found |= {f"{scope}{name}": value.array() for name, value in each.scalars.items()}
+        if file.kind == "object":
+            found |= {
+                f"{scope}{name}": np.float32(value)
+                for name, value in each.hyperparameters.items()
+                if name not in each.scalars and each.face == "keras"
+            }
+        for variable, own in each.slots.items():
+            for index, (kind, value) in enumerate(own.items()):
+                number = f"_{index}" if index else ""
+                title = (
+                    f"{variable}/.OPTIMIZER_SLOT/{scope}{kind}"
+                    if file.kind == "object"
+                    else f"{variable}/{each.name}{number}"
+                )
+                found[title] = value.array()
+    return found
+
+
+def fresh(shapes: dict[str, tuple[int, ...]]) -> dict[str, thalweg.Variable]:
+    """Variables full of zeros."""
+    return {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
+
+
+def counter() -> thalweg.Variable:
+    """A variable that counts steps."""
+    return thalweg.Variable(np.int64(0), "global_step", trainable=False)

@@ -1,0 +1,232 @@
+"""Checkpoints of TensorFlow are read to the bit, and their training goes on with its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from golden_files import FOLDER
+from replay import distances
+from tensorflow_files import (
+    RULES,
+    SUFFIX,
+    TRAINED,
+    Network,
+    arrays_of,
+    counter,
+    fresh,
+    held,
+    prefix_of,
+    recorded,
+    values_of,
+)
+from thalweg.checkpoint import tensorflow
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.v1.train import Optimizer as V1Optimizer
+
+PLAIN = [name for name in recorded() if not name.startswith("openseq2seq/")]
+MIXED = [name for name in recorded() if name.startswith("openseq2seq/")]
+# Of those whose kernels multiply by the processor's own reciprocal root; see docs/numbers.md.
+BOUNDS = {"saver/adagrad": 1e-6, "saver/adadelta": 1e-6}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_tensor_is_read_to_the_bit(name: str) -> None:
+    file = tensorflow.load(prefix_of(name))
+    values = values_of(name)
+    keys = {key.removeprefix("value|"): key for key in values if key.startswith("value|")}
+    wanted = {key.removesuffix(SUFFIX): values[full] for key, full in keys.items()}
+    found = held(file)
+    if file.optimizers[0].face == "keras":
+        assert found.keys() - wanted.keys() <= {"optimizer/amsgrad", "optimizer/centered"}
+    else:
+        extra = found.keys() - wanted.keys()
+        assert not extra
+    assert not file.unknown
+    for key, value in wanted.items():
+        assert found[key].dtype == value.dtype
+        assert found[key].shape == value.shape
+        assert found[key].tobytes() == value.tobytes(), key
+    assert file.step == 5
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_five_more_steps_have_the_values_of_tensorflow(name: str) -> None:
+    model, steps, values = Network(), counter(), values_of(name)
+    weights = list(model.parameters())
+    opt = tensorflow.restore(prefix_of(name), model, RULES, global_step=steps, **TRAINED[name])
+    x, y = torch.from_numpy(values["x"]), torch.from_numpy(values["y"])
+    losses = []
+    for number in range(5, 10):
+
+        def loss(number: int = number) -> torch.Tensor:
+            return (model(x[number]) - y[number]).square().mean()
+
+        losses.append(loss().item())
+        if isinstance(opt, V1Optimizer):
+            opt.minimize(loss, var_list=weights, global_step=steps)
+        else:
+            opt.minimize(loss, weights)
+    np.testing.assert_allclose(losses, values["losses"][5:], rtol=1e-5)
+    for title, own in model.named_parameters():
+        layer, part = title.split(".")
+        kernel = "kernel" if part == "weight" else "bias"
+        names = (layer, f"model/layer_with_weights-{int(layer[-1]) - 1}")
+        keys = [f"after10|{each}/{kernel}" for each in names]
+        found = [values[key] for full in keys for key in (full, full + SUFFIX) if key in values]
+        wanted = found[0].T if part == "weight" else found[0]
+        np.testing.assert_allclose(own.detach().numpy(), wanted, rtol=1e-5, atol=1e-6)
+    if isinstance(opt, V1Optimizer):
+        assert steps.item() == 10
+    else:
+        assert opt.iterations.item() == 10
+
+
+def _restored(case: dict[str, Any], prefix: str) -> tuple[Any, dict[str, Any], Any]:
+    """The optimizer of a case, its variables, and the count of steps."""
+    shapes = {name: grad.shape[1:] for name, grad in arrays_of(case["id"], "gradient").items()}
+    own, steps = fresh({name: shapes[name] for name in case["variables"]}), counter()
+    file = tensorflow.load(prefix)
+    return tensorflow.restore(file, own, global_step=steps, **case["arguments"]), own, steps
+
+
+def _by_object_names(found: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Recorded values by the names of variables, whatever the kind of checkpoint."""
+    named: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.removesuffix(SUFFIX)
+        for layer in ("1", "2"):
+            name = name.replace(f"model/layer_with_weights-{int(layer) - 1}", f"layer{layer}")
+        named[name] = value
+    assert own.keys() <= named.keys()
+    return named
+
+
+@pytest.mark.parametrize("case_id", PLAIN)
+def test_recorded_gradients_give_the_bits_of_tensorflow(case_id: str) -> None:
+    case = recorded()[case_id]
+    gradients = arrays_of(case_id, "gradient")
+    prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
+    opt, own, steps = _restored(case, str(prefix))
+    for number in range(5):
+        pairs = [(torch.from_numpy(gradients[name][number].copy()), own[name]) for name in own]
+        counted = {"global_step": steps} if case_id.startswith("saver/") else {}
+        opt.apply_gradients(pairs, **counted)
+    after = _by_object_names(arrays_of(case_id, "value_after"), own)
+    bound = BOUNDS.get(case_id)
+    for name, var in own.items():
+        if bound is None:
+            assert distances(var.numpy(), after[name]).max() == 0, name
+        else:
+            np.testing.assert_allclose(var.numpy(), after[name], rtol=bound, atol=1e-7)
+    for name, var in own.items():
+        for kind in opt.get_slot_names():
+            keys = [key for key in after if _is_slot(key, name, kind, case)]
+            assert len(keys) == 1
+            slot = opt.get_slot(var, kind).numpy()
+            if bound is None:
+                assert distances(slot, after[keys[0]]).max() == 0, keys[0]
+            else:
+                np.testing.assert_allclose(slot, after[keys[0]], rtol=bound, atol=1e-7)
+
+
+def _is_slot(key: str, name: str, kind: str, case: dict[str, Any]) -> bool:
+    if "slots" in case:
+        return case["slots"].get(key) == [name, kind]
+    return key == f"{name}/.OPTIMIZER_SLOT/optimizer/{kind}"
+
+
+def _training(case: dict[str, Any], own: dict[str, Any], fed: dict[str, Any]) -> Any:
+    """A step of training as OpenSeq2Seq made it."""
+    params = {key: each for key, each in case["arguments"].items() if key != "learning_rate"}
+    kind: Any = case["optimizer"]
+    if kind == "NovoGrad":
+        kind = NovoGrad
+
+    def loss() -> torch.Tensor:
+        parts = [(fed[name] * var.float()).sum() for name, var in own.items()]
+        return torch.stack(parts).sum()
+
+    return optimize_loss(
+        loss,
+        kind,
+        params,
+        lambda step: case["arguments"]["learning_rate"],
+        var_list=list(own.values()),
+        dtype="mixed",
+        loss_scaling=case["scaler"],
+        loss_scaling_params=case["scaler_params"],
+        as_shipped=True,
+    )
+
+
+@pytest.mark.parametrize("case_id", MIXED)
+def test_a_training_of_openseq2seq_goes_on(case_id: str) -> None:
+    case = recorded()[case_id]
+    value, after = arrays_of(case_id, "value"), arrays_of(case_id, "value_after")
+    gradients = arrays_of(case_id, "gradient")
+    own = {
+        name: thalweg.Variable(torch.zeros(value[name].shape, dtype=kind), name)
+        for name in gradients
+        for kind in [torch.float16 if value[name].dtype == np.float16 else torch.float32]
+    }
+    fed: dict[str, Any] = {}
+    step = _training(case, own, fed)
+    prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
+    assert tensorflow.restore(prefix, own, optimizer=step) is step
+    assert step.global_step.item() == value["global_step"]
+    _compare(step, own, case, value, 0)
+    applied = []
+    for number in range(5):
+        fed |= {name: torch.from_numpy(grad[number].copy()) for name, grad in gradients.items()}
+        step()
+        applied.append(step.was_applied)
+    assert applied == [5 + number not in case["overflows"] for number in range(5)]
+    assert step.global_step.item() == after["global_step"]
+    _compare(step, own, case, after, 1 if case["optimizer"] == "NovoGrad" else 0)
+
+
+def _compare(step: Any, own: dict[str, Any], case: dict[str, Any], values: Any, ulps: int) -> None:
+    """Variables, masters, slots, powers and the scale are those of the checkpoint."""
+    for name, var in own.items():
+        assert distances(var.numpy(), values[name]).max() <= ulps
+    masters = {role[1]: name for name, role in case["roles"].items() if role[0] == "master"}
+    for name, full in masters.items():
+        master = step.optimizer.get_master(own[name])
+        assert distances(master.numpy(), values[full]).max() <= ulps
+    for full, role in case["roles"].items():
+        if role[0] == "slot":
+            name = role[1].partition("FP32-master-copy/")[2] or role[1]
+            slot = step.optimizer.get_slot(own[name], role[2])
+            assert distances(slot.numpy(), values[full]).max() <= ulps
+        if role[0] == "power":
+            power = step.optimizer.optimizer._get_non_slot_variable(role[1])
+            assert power.numpy() == values[full]
+        if role[0] == "scaler" and role[1] != "last_overflow_iteration":
+            found = step.loss_scaler.variables[role[1]].numpy()
+            if case["scaler"] == "Backoff":
+                assert found == values[full]
+            else:
+                np.testing.assert_allclose(found, values[full], rtol=2e-5)
+
+
+def test_masters_without_a_step_give_an_optimizer_of_masters() -> None:
+    case = recorded()["openseq2seq/momentum_backoff"]
+    value = arrays_of(case["id"], "value")
+    own = {
+        name: thalweg.Variable(torch.from_numpy(value[name].copy()) * 0, name)
+        for name in arrays_of(case["id"], "gradient")
+    }
+    prefix = FOLDER / "checkpoints_with_gradients" / case["prefix"]
+    opt = tensorflow.restore(
+        prefix, own, learning_rate=0.125, momentum=0.9, loss_scaling_params=case["scaler_params"]
+    )
+    assert type(opt).__name__ == "MixedPrecisionOptimizerWrapper"
+    for name, full in [(n[1], key) for key, n in case["roles"].items() if n[0] == "master"]:
+        assert np.array_equal(opt.get_master(own[name]).numpy(), value[full])
+    assert opt.loss_scale.item() == value["Loss_Optimization/Variable_2"]

@@ -1,0 +1,142 @@
+"""Checkpoints of TensorFlow become the library's, and go back, without a module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from golden_files import FOLDER
+from tensorflow_files import RULES, TRAINED, Network, counter, held, prefix_of, recorded
+from thalweg import CheckpointMismatchError, InvalidArgumentError, UnsupportedCheckpointError
+from thalweg.checkpoint import restore, tensorflow
+from thalweg.errors import OptionError
+from thalweg.storage import container
+from thalweg.v1 import train
+
+SAVERS = [name for name in TRAINED if tensorflow.load(prefix_of(name)).kind == "saver"]
+
+
+def _state(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
+    if isinstance(optimizer, train.Optimizer):
+        return optimizer.state_dict(variables)
+    found = optimizer.state_dict()
+    slots = {f"{title}|{n}": s for title, own in found["slots"].items() for n, s in own.items()}
+    return {**slots, **found["weights"], "iterations": found["iterations"]}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_converted_file_restores_what_the_original_does(name: str, tmp_path: Path) -> None:
+    tensorflow.convert(prefix_of(name), tmp_path / "run", RULES, **TRAINED[name])
+    one, other = Network(), Network()
+    thalweg.named_variables(one)
+    found = restore(tmp_path / "run", module=one)
+    opt = tensorflow.restore(prefix_of(name), other, RULES, **TRAINED[name])
+    assert type(found.optimizer) is type(opt)
+    assert found.extra["tensorflow"]["global_step"] == 5
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    mine = _state(found.optimizer, list(one.parameters()))
+    theirs = _state(opt, list(other.parameters()))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+@pytest.mark.parametrize("rules", [None, RULES], ids=["same names", "rules"])
+@pytest.mark.parametrize("name", SAVERS)
+def test_there_and_back_gives_tensorflows_own_bytes(name: str, rules: Any, tmp_path: Path) -> None:
+    tensorflow.convert(prefix_of(name), tmp_path / "run", rules, **TRAINED[name])
+    tensorflow.convert(tmp_path / "run", tmp_path / "back", rules, to="tf1")
+    for ending in (".index", ".data-00000-of-00001"):
+        original = Path(prefix_of(name) + ending).read_bytes()
+        assert Path(f"{tmp_path / 'back'}{ending}").read_bytes() == original
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in SAVERS])
+def test_object_checkpoints_go_back_with_every_value(name: str, tmp_path: Path) -> None:
+    tensorflow.convert(prefix_of(name), tmp_path / "run", **TRAINED[name])
+    tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
+    before = held(tensorflow.load(prefix_of(name)))
+    after = held(tensorflow.load(tmp_path / "back"))
+    before.pop("step", None)  # a variable of the root, which no optimizer has
+    assert after.pop("save_counter") == 1
+    assert before.keys() == after.keys()
+    assert all(before[key].tobytes() == after[key].tobytes() for key in before)
+
+
+@pytest.mark.parametrize("file", ["adam.keras", "nadam.h5", "adam_schedule.keras", "rmsprop.h5"])
+def test_files_of_keras(file: str, tmp_path: Path) -> None:
+    tensorflow.convert(FOLDER / "keras_files" / file, tmp_path / "run")
+    original = tensorflow.load(FOLDER / "keras_files" / file)
+    own = {
+        name: thalweg.Variable(each.tensor() * 0, name) for name, each in original.variables.items()
+    }
+    found = restore(tmp_path / "run", variables=own)
+    assert found.optimizer.iterations.item() == 5
+    for name, var in own.items():
+        assert np.array_equal(var.numpy(), original.variables[name].array())
+        for kind, slot in original.slots[name].items():
+            assert np.array_equal(found.optimizer.get_slot(var, kind).numpy(), slot.array())
+
+
+def test_weights_of_keras_need_the_class(tmp_path: Path) -> None:
+    path = FOLDER / "keras_files" / "adam_weights.weights.h5"
+    with pytest.raises(CheckpointMismatchError, match="fits no optimizer for certain"):
+        tensorflow.convert(path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    tensorflow.convert(path, tmp_path / "run", optimizer=thalweg.keras.optimizers.Adam, beta_1=0.8)
+    assert container.is_container(tmp_path / "run")
+
+
+def test_masters_need_their_step(tmp_path: Path) -> None:
+    case = recorded()["openseq2seq/momentum_backoff"]
+    path = FOLDER / "checkpoints_with_gradients" / case["prefix"]
+    with pytest.raises(UnsupportedCheckpointError, match="belong to a step of optimize_loss"):
+        tensorflow.convert(path, tmp_path / "run", learning_rate=0.1, momentum=0.9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_an_optimizer_reads_is_a_variable(tmp_path: Path) -> None:
+    w, step = thalweg.Variable(torch.ones(3), "w"), counter()
+    opt = train.AdagradDAOptimizer(0.1, step)
+    for _ in range(3):
+        opt.apply_gradients([(torch.ones(3), w)], global_step=step)
+    tensorflow.save(tmp_path / "model", opt, [w], kind="tf1", global_step=step)
+    tensorflow.convert(tmp_path / "model", tmp_path / "run", learning_rate=0.1)
+    again, count = thalweg.Variable(torch.zeros(3), "w"), counter()
+    found = restore(tmp_path / "run", variables={"w": again, "global_step": count})
+    assert count.item() == 3
+    for optimizer, var, number in ((opt, w, step), (found.optimizer, again, count)):
+        optimizer.apply_gradients([(torch.ones(3), var)], global_step=number)
+    assert torch.equal(w, again)
+    tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1")
+    assert tensorflow.load(tmp_path / "back").step == 3
+
+
+def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="learning_rate and momentum of MomentumOptimizer"):
+        tensorflow.convert(prefix_of("ckpt_v1/momentum"), tmp_path / "run")
+    for rules, name in (
+        ({"*/kernel": "*.weight dense"}, "layer1/bias"),
+        ({"*/kernel": "*.weight conv2d", "*/bias": "*.bias"}, "layer1/kernel"),
+    ):
+        with pytest.raises(CheckpointMismatchError, match=f"no rule that fits is for '{name}'"):
+            tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", rules)
+    with pytest.raises(InvalidArgumentError, match="to must be one of thalweg, tf, tf1"):
+        tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", to="torch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_variables_alone(tmp_path: Path) -> None:
+    model = Network()
+    tensorflow.save(tmp_path / "model", None, model, kind="tf1")
+    tensorflow.convert(tmp_path / "model", tmp_path / "run", {"**": "**"})
+    again = Network()
+    assert restore(tmp_path / "run", module=again).optimizer is None
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    tensorflow.convert(tmp_path / "run", tmp_path / "back", {"model/**": "**"}, to="tf")
+    assert "model/layer1/weight" in tensorflow.load(tmp_path / "back").variables

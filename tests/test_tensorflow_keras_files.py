@@ -1,0 +1,225 @@
+"""Files of Keras are sorted, their optimizers restored, and their training goes on."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from golden_files import FOLDER
+from replay import distances
+from thalweg import NumericsWarning, UnsupportedCheckpointError
+from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.keras_order import trained_in
+from thalweg.keras import optimizers
+from thalweg.storage.keras_files import KerasFile
+from thalweg.storage.stored import Stored, of_tensor
+
+HOME = FOLDER / "keras_files"
+# What a `.weights.h5` file does not tell.
+CLASSES = {
+    "keras3/adam_weights": (optimizers.Adam, {"beta_1": 0.8}),
+    "keras3/bfloat16": (optimizers.SGD, {"momentum": 0.9}),
+}
+SCALED = "keras3/mixed"  # its loss is scaled, and its gradients with it
+
+
+@cache
+def _cases() -> dict[str, dict[str, Any]]:
+    return {case["id"]: case for case in json.loads((HOME / "cases.json").read_text())["cases"]}
+
+
+@cache
+def _arrays() -> Any:
+    return np.load(HOME / "cases.npz")
+
+
+def _of(case: dict[str, Any], what: str) -> dict[str, np.ndarray]:
+    start = f"{case['id']}|{what}|"
+    return {key.removeprefix(start): _arrays()[key] for key in _arrays() if key.startswith(start)}
+
+
+def _floats(bits: np.ndarray) -> torch.Tensor:
+    """Recorded values; those of bfloat16 are recorded as bits."""
+    if bits.dtype == np.uint16:
+        return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(bits.copy())
+
+
+def _restored(case: dict[str, Any]) -> tuple[Any, dict[str, thalweg.Variable]]:
+    """The optimizer and the variables, by the names that the case has."""
+    file = tensorflow.load(HOME / case["file"])
+    own = {
+        name: thalweg.Variable(value.tensor() * 0, name) for name, value in file.variables.items()
+    }
+    cls, given = CLASSES.get(case["id"], (None, {}))
+    opt = tensorflow.restore(file, own, optimizer=cls, **given)
+    return opt, dict(zip(case["variables"], own.values(), strict=True))
+
+
+@pytest.mark.parametrize("case_id", _cases())
+def test_every_value_is_restored_to_the_bit(case_id: str) -> None:
+    case = _cases()[case_id]
+    opt, own = _restored(case)
+    for name, value in _of(case, "value").items():
+        assert torch.equal(own[name].detach(), _floats(value)), name
+    slots = [value for value in _of(case, "slot").values() if value.shape]
+    found = [
+        slot
+        for var in own.values()
+        for slot in [opt.get_slot(var, kind) for kind in opt.get_slot_names()]
+    ]
+    wanted = sorted(_floats(value).float().numpy().tobytes() for value in slots)
+    assert sorted(slot.float().detach().numpy().tobytes() for slot in found) == wanted
+    assert opt.iterations.item() == 5
+
+
+@pytest.mark.parametrize("case_id", _cases())
+def test_five_more_steps_have_the_values_of_keras(case_id: str) -> None:
+    case = _cases()[case_id]
+    opt, own = _restored(case)
+    scale = 1024.0 if case_id == SCALED else 1.0
+    gradients = _of(case, "gradient")
+    for number in range(5):
+        opt.apply_gradients(
+            [(_floats(grad[number]) / scale, own[name]) for name, grad in gradients.items()]
+        )
+    for name, value in _of(case, "value_after").items():
+        wanted = _floats(value)
+        if case["keras"] == 2:  # OptimizerV2, whose arithmetic this is
+            assert distances(own[name].numpy(), value).max() == 0, name
+        elif wanted.dtype == torch.bfloat16:
+            torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-2, atol=1e-2)
+        else:
+            torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["layer1/kernel", "layer1/bias", "layer2/kernel"])
+def test_slots_stand_beside_their_own_variables(name: str) -> None:
+    file = tensorflow.load(HOME / "adam.keras")
+    case = _cases()["keras3/adam"]
+    recorded = _of(case, "slot")
+    title = name.replace("/", "_")
+    for kind, word in (("m", "momentum"), ("v", "velocity")):
+        key = next(key for key in recorded if key.endswith(f"{title}_{word}"))
+        assert np.array_equal(file.slots[name][kind].array(), recorded[key])
+
+
+def test_what_a_configuration_says_is_taken_over() -> None:
+    file = tensorflow.load(HOME / "adam_schedule.keras")
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in file.variables.items()}
+    opt = tensorflow.restore(file, own)
+    assert opt.learning_rate.decay_steps == 3
+    assert opt.get_config()["beta_1"] == 0.9
+    legacy = tensorflow.load(HOME / "adam_amsgrad.h5").optimizer
+    assert legacy is not None
+    assert legacy.hyperparameters["decay"] == 0.1
+    assert legacy.hyperparameters["learning_rate"] == 0.01
+
+
+def _file(
+    kind: str = "keras", class_name: str | None = "Adam", **config: Any
+) -> tuple[KerasFile, dict[str, Stored]]:
+    """A file with one layer, and its variables."""
+    variables = {
+        "dense/kernel": of_tensor(torch.ones(2, 3)),
+        "dense/bias": of_tensor(torch.ones(3)),
+    }
+    slots = [each for each in variables.values() for _ in range(2)]
+    values = [of_tensor(torch.tensor(5)), of_tensor(torch.tensor(0.1)), *slots]
+    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
+    return KerasFile(kind, class_name, config or None, arrays, variables), variables
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"weight_decay": 0.004}, {"use_ema": True}, {"gradient_accumulation_steps": 4}],
+    ids=str,
+)
+def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, Any]) -> None:
+    file, variables = _file(**config)
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    (name, value) = next(iter(config.items()))
+    with pytest.raises(UnsupportedCheckpointError, match=f"{name}={value}"):
+        tensorflow.restore(sorted_file("run", file), own)
+    opt = optimizers.Adam(0.1)
+    assert tensorflow.restore(sorted_file("run", file), own, optimizer=opt) is opt
+
+
+@pytest.mark.parametrize("class_name", ["AdamW", "Lion", "Adagrad"])
+def test_classes_that_do_not_fit_are_named(class_name: str) -> None:
+    file, variables = _file(class_name=class_name)
+    found = sorted_file("run", file)
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    with pytest.raises(thalweg.CheckpointMismatchError, match=f"{class_name}, 6 arrays"):
+        tensorflow.restore(found, own)
+    assert len(found.unknown) == 6
+
+
+def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
+    file, variables = _file(class_name="RMSprop", momentum=0.0, centered=False)
+    values = list(file.optimizer.items())
+    arrays = dict([*values[:2], values[2], values[4]])
+    found = KerasFile("keras", "RMSprop", file.config, arrays, variables)
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    with pytest.warns(NumericsWarning, match="epsilon"):
+        tensorflow.restore(sorted_file("run", found), own)
+
+
+def _weights(*shapes: tuple[str, tuple[int, ...]], kind: str = "weights.h5") -> KerasFile:
+    variables = {name: of_tensor(torch.ones(shape)) for name, shape in shapes}
+    return KerasFile(kind, None, None, {}, variables)
+
+
+A, B, C = (2, 3), (3,), (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "shapes", "wanted"),
+    [
+        # Layers of one class are numbered in their order.
+        (
+            ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"],
+            [A, B, A, B],
+            [0, 1, 2, 3],
+        ),
+        # Two classes: their shapes tell which comes first.
+        (["conv/kernel", "conv/bias", "dense/kernel", "dense/bias"], [C, B, A, B], [2, 3, 0, 1]),
+        # They do not.
+        (["conv/gamma", "dense/gamma"], [B, B], None),
+        # A variable that is not trained.
+        (["dense/kernel", "norm/moving_mean"], [A], [0]),
+        (["dense/kernel", "dense/bias"], [A], None),
+    ],
+    ids=["one class", "two classes", "alike", "mean", "frozen"],
+)  # fmt: skip
+def test_the_order_of_layers_is_found_or_not_guessed(
+    variables: list[str], shapes: list[tuple[int, ...]], wanted: list[int] | None
+) -> None:
+    own = {"kernel": {"conv": A, "dense": C}, "bias": {}, "gamma": {}}
+    numbered = "dense_1/kernel" in variables or len(variables) < 3
+    given = []
+    for name in variables:
+        layer, part = name.split("/")
+        shape = own.get(part, {}).get(layer, B if part in ("bias", "gamma") else A)
+        given.append((name, A if numbered and part == "kernel" else shape))
+    found = trained_in(_weights(*given), shapes)
+    assert found == (None if wanted is None else [variables[index] for index in wanted])
+
+
+def test_a_keras_file_may_have_layers_that_are_not_trained() -> None:
+    names = [("a/kernel", A), ("a/bias", B), ("b/kernel", C), ("b/bias", (2,))]
+    assert trained_in(_weights(*names, kind="keras"), [C, (2,)]) == ["b/kernel", "b/bias"]
+    alike = [("a/kernel", A), ("b/kernel", A)]
+    assert trained_in(_weights(*alike, kind="keras"), [A]) is None
+
+
+def test_many_orders_are_not_looked_through() -> None:
+    names = [(f"c{'abcdefghijklmnop'[i]}_{n}/gamma", B) for i in range(16) for n in range(15)]
+    assert trained_in(_weights(*names, ("z/kernel", A)), [B] * 240 + [C]) is None

@@ -1,0 +1,84 @@
+"""Powers of beta tell how many steps a checkpoint has seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.checkpoint.tensorflow.steps import after, beta_of, steps_of, told
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 100, 700])
+@pytest.mark.parametrize("beta", [0.9, 0.5, 0.8, 0.999])
+def test_steps_are_the_index_of_the_running_product(beta: float, steps: int) -> None:
+    power = np.float32(1)
+    for _ in range(steps + 1):
+        power = np.float32(power * np.float32(beta))
+        power = np.float32(0) if power < np.finfo(np.float32).tiny else power
+    assert after(np.float32(beta), steps) == power
+    if power:
+        assert steps_of(power, np.float32(beta)) == steps
+        assert beta_of(power, steps) == beta
+    else:
+        assert steps_of(power, np.float32(beta)) is None
+
+
+def test_long_trainings_and_doubles() -> None:
+    assert steps_of(after(np.float32(0.999), 80_000), np.float32(0.999)) == 80_000
+    assert steps_of(after(np.float32(0.99999), 200_001), np.float32(0.99999)) == 200_001
+    assert steps_of(after(np.float64(0.9), 3000), np.float64(0.9)) == 3000
+    assert steps_of(np.float32(0.123), np.float32(0.9)) is None
+    for beta in (0.0, 1.0, -0.5, np.nan):
+        assert steps_of(np.float32(0.5), np.float32(beta)) is None
+
+
+def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
+    return {name: after(dtype(beta), steps) for name, beta in betas.items()}
+
+
+@pytest.mark.parametrize(
+    ("powers", "counters", "count", "betas", "notes"),
+    [
+        # The counter and the powers agree: any decimal is found.
+        (_of(37, beta1=0.87, beta2=0.9973), {"global_step": 37}, 37, (0.87, 0.9973), 0),
+        # No counter: usual betas are tried.
+        (_of(12, beta1=0.9, beta2=0.999), {}, 12, (0.9, 0.999), 0),
+        (_of(12, beta1=0.5, beta2=0.9), {}, 12, (0.5, 0.9), 0),
+        (_of(12, beta1=0.73, beta2=0.999), {}, 12, (0.73, 0.999), 0),
+        # A counter that counts something else is named.
+        (_of(12, beta1=0.9, beta2=0.999), {"global_step": 40}, 12, (0.9, 0.999), 1),
+        # beta1 has gone to 0: beta2 tells.
+        (_of(3000, beta1=0.9, beta2=0.999), {}, 3000, (None, 0.999), 0),
+        (_of(3000, beta1=0.9, beta2=0.999), {"global_step": 3000}, 3000, (None, 0.999), 0),
+        # Both have.
+        (_of(10**6, beta1=0.9, beta2=0.999), {"global_step": 10**6}, 10**6, (None, None), 0),
+        (_of(10**6, beta1=0.9, beta2=0.999), {}, None, (None, None), 0),
+        ({**_of(12, beta1=0.9), **_of(13, beta2=0.999)}, {}, None, (None, None), 1),
+        ({"beta1": np.float32(0.123)}, {}, None, (None, None), 1),
+        ({}, {"global_step": 9}, 9, (None, None), 0),
+    ],
+)
+def test_what_powers_tell(
+    powers: dict[str, Any],
+    counters: dict[str, int],
+    count: int | None,
+    betas: tuple[float | None, float | None],
+    notes: int,
+) -> None:
+    found = told(powers, counters)
+    assert found.count == count
+    assert (found.betas.get("beta1"), found.betas.get("beta2")) == betas
+    assert len(found.notes) == notes
+
+
+def test_a_count_beyond_measure_is_not_looked_for() -> None:
+    powers = _of(3, beta1=0.9, beta2=0.999)
+    assert told(powers, {"global_step": 2**62}).count == 3
+
+
+def test_betas_that_are_doubles_stay_doubles() -> None:
+    powers = _of(5, np.float64, beta1=0.9, beta2=0.999)
+    found = told(powers, {"global_step": 5})
+    assert {type(beta) for beta in found.betas.values()} == {np.float64}

@@ -1,0 +1,215 @@
+"""Checkpoints that are written for TensorFlow: it has restored these very files, and gone on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from golden_files import FOLDER
+from tensorflow_files import RULES as READING
+from tensorflow_files import TRAINED, Network, counter, held, prefix_of, values_of
+from thalweg import CheckpointMismatchError, CheckpointWriteError, InvalidTypeError
+from thalweg.checkpoint import tensorflow
+from thalweg.keras import optimizers as keras
+from thalweg.storage import bundle
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+from written_cases import CASES, RULES, SAVER_RULES, step, turned, variables, write
+
+HOME = FOLDER / "written"
+FILES = ("ckpt.index", "ckpt.data-00000-of-00001")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_are_those_that_tensorflow_restored(name: str, tmp_path: Path) -> None:
+    write(CASES[name], tmp_path / "ckpt")
+    sums = json.loads((HOME / "sha256.json").read_text())
+    for file in FILES:
+        made = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
+        assert made == sums[f"{name}/{file}"], file
+        assert made == hashlib.sha256((HOME / name / file).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
+    case = CASES[name]
+    is_saver = case.kind == "tf1"
+    own, steps = variables(), counter()
+    with torch.no_grad():
+        for var in own.values():
+            var.zero_()
+    opt = tensorflow.restore(
+        HOME / name / "ckpt",
+        own,
+        SAVER_RULES if is_saver else RULES,
+        optimizer=case.optimizer(),
+        global_step=steps if is_saver else None,
+    )
+    for number in range(5, 10):
+        step(opt, own, number, steps if is_saver else None)
+    recorded = np.load(HOME / "values.npz")
+    for title, var in own.items():
+        key = title.replace(".", "/").replace("weight", "kernel")
+        assert np.array_equal(var.numpy(), turned(title, recorded[f"{name}|{key}"])), title
+    if is_saver:
+        assert steps.item() == recorded[f"{name}|global_step"] == 10
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None:
+    model, steps = Network(), counter()
+    opt = tensorflow.restore(prefix_of(name), model, READING, global_step=steps, **TRAINED[name])
+    file = tensorflow.load(prefix_of(name))
+    kind = "tf1" if file.kind == "saver" else "tf2"
+    rules: Any = READING
+    if kind == "tf2":
+        rules = {
+            f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{own}"
+            for index in (0, 1)
+            for part, own in (("kernel", "weight dense"), ("bias", "bias"))
+        }
+    tensorflow.save(
+        tmp_path / "again", opt, model, rules, kind, global_step=steps if kind == "tf1" else None
+    )
+    again = tensorflow.load(tmp_path / "again")
+    before, after = held(file), held(again)
+    extra = {"save_counter", "step"} if kind == "tf2" else set()
+    assert before.keys() - extra == after.keys() - extra
+    for key in before.keys() - extra:
+        assert before[key].tobytes() == after[key].tobytes(), key
+    assert again.optimizers[0].family == file.optimizers[0].family
+    assert values_of(name)["x"].shape == (10, 8, 4)
+
+
+def _trained(optimizer: Any, *names: str) -> tuple[Any, dict[str, thalweg.Variable]]:
+    own = {name: thalweg.Variable(torch.arange(3.0), name) for name in names or ("w",)}
+    optimizer.apply_gradients([(torch.ones(3), var) for var in own.values()])
+    return optimizer, own
+
+
+V1: list[Any] = [
+    lambda: train.AdagradOptimizer(0.1),
+    lambda: train.AdadeltaOptimizer(0.1),
+    lambda: train.ProximalAdagradOptimizer(0.1),
+    lambda: contrib.AdaMaxOptimizer(0.1),
+    lambda: contrib.LARSOptimizer(0.1),
+    lambda: contrib.MomentumWOptimizer(0.01, 0.1, 0.9),
+    lambda: train.FtrlOptimizer(0.1, accum_name="A", linear_name="L"),
+    lambda: train.AdamOptimizer(0.1, name="MyAdam"),
+    lambda: thalweg.openseq2seq.optimizers.novograd.NovoGrad(0.1),
+]
+
+
+@pytest.mark.parametrize("kind", ["tf1", "tf2"])
+@pytest.mark.parametrize("make", V1, ids=range(len(V1)))
+def test_other_optimizers_go_there_and_back(make: Any, kind: str, tmp_path: Path) -> None:
+    opt, own = _trained(make(), "a", "b")
+    tensorflow.save(tmp_path / "ckpt", opt, own, {"model/*": "*"} if kind == "tf2" else None, kind)
+    again = {name: thalweg.Variable(torch.zeros(3), name) for name in own}
+    rules = {"model/*": "*"} if kind == "tf2" else None
+    other = tensorflow.restore(tmp_path / "ckpt", again, rules, optimizer=make())
+    for name, value in opt.state_dict(own.values()).items():
+        assert torch.equal(other.state_dict(again.values())[name], value), name
+    assert all(torch.equal(own[name], again[name]) for name in own)
+
+
+KERAS: list[Any] = [
+    lambda: keras.Adagrad(0.1),
+    lambda: keras.Adadelta(0.1),
+    lambda: keras.Adamax(0.1),
+    lambda: keras.RMSprop(0.1),
+    lambda: keras.Ftrl(0.1, beta=0.5),
+    lambda: keras.SGD(np.float64(0.1)),
+    lambda: keras.SGD(1),
+    lambda: keras.Adam(keras.schedules.ExponentialDecay(0.1, 10, 0.5)),
+]
+
+
+@pytest.mark.parametrize("make", KERAS, ids=range(len(KERAS)))
+def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) -> None:
+    opt, own = _trained(make())
+    tensorflow.save(tmp_path / "ckpt", opt, own)
+    again = {"w": thalweg.Variable(torch.zeros(3), "w")}
+    scheduled = isinstance(opt._hyper.raw("learning_rate"), keras.schedules.LearningRateSchedule)
+    given = {"learning_rate": opt.learning_rate} if scheduled else {}
+    other = tensorflow.restore(tmp_path / "ckpt", again, **given)
+    assert type(other) is type(opt)
+    for each in (opt, other):
+        each.apply_gradients([(torch.ones(3), {id(opt): own, id(other): again}[id(each)]["w"])])
+    assert own["w"].numpy().tobytes() == again["w"].numpy().tobytes()
+
+
+def test_without_rules_names_are_those_of_the_module(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    tensorflow.save(tmp_path / "tf2", None, model)
+    tensorflow.save(tmp_path / "tf1", None, model, kind="tf1")
+    names = {name.replace(".", "/") for name in model.state_dict() if "num_batches" not in name}
+    assert set(tensorflow.load(tmp_path / "tf1").variables) == names
+    assert set(tensorflow.load(tmp_path / "tf2").variables) == {f"model/{name}" for name in names}
+
+
+def test_dots_in_names_are_written_as_tensorflow_does(tmp_path: Path) -> None:
+    own = {"net.v1/w": thalweg.Variable(torch.ones(2), "net.v1/w")}
+    tensorflow.save(tmp_path / "ckpt", None, own, {"model/net.v1/*": "net.v1/*"})
+    assert "model/net..v1/w/.ATTRIBUTES/VARIABLE_VALUE" in bundle.read(tmp_path / "ckpt").tensors
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"a*": "b*"}, "no rule says what 'w' is called in TensorFlow"),
+    ({"k": "w conv2d"}, "'w' has 1 axes, its rule 4"),
+    ({"optimizer/w": "w"}, "begins with 'optimizer', which is another object"),
+    ({"save_counter": "w"}, "begins with 'save_counter'"),
+]
+
+
+@pytest.mark.parametrize(("rules", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_named_is_refused(rules: Any, message: str, tmp_path: Path) -> None:
+    opt, own = _trained(train.AdamOptimizer(0.1))
+    with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was written"):
+        tensorflow.save(tmp_path / "ckpt", opt, own, rules)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_variables_of_one_name_are_refused(tmp_path: Path) -> None:
+    own = {name: thalweg.Variable(torch.ones(2), name) for name in ("a.b", "a/b")}
+    with pytest.raises(CheckpointMismatchError, match="'a/b' would be several variables"):
+        tensorflow.save(tmp_path / "ckpt", None, own, kind="tf1")
+
+
+def test_a_variable_that_is_called_like_a_slot_is_refused(tmp_path: Path) -> None:
+    opt, own = _trained(train.MomentumOptimizer(0.1, 0.9), "w", "w/Momentum")
+    with pytest.raises(CheckpointMismatchError, match="'w/Momentum' is a variable and a slot"):
+        tensorflow.save(tmp_path / "ckpt", opt, own, kind="tf1")
+    own = {"beta1_power": thalweg.Variable(torch.ones(2), "beta1_power")}
+    opt = train.AdamOptimizer(0.1)
+    opt.apply_gradients([(torch.ones(2), own["beta1_power"])])
+    with pytest.raises(CheckpointMismatchError, match="a variable and the optimizer's"):
+        tensorflow.save(tmp_path / "ckpt", opt, own, kind="tf1")
+
+
+def test_slots_of_other_variables_are_refused(tmp_path: Path) -> None:
+    opt, own = _trained(train.AdamOptimizer(0.1), "a", "b")
+    with pytest.raises(CheckpointMismatchError, match="the optimizer has slots of 'b'"):
+        tensorflow.save(tmp_path / "ckpt", opt, {"a": own["a"]})
+
+
+def test_optimizers_without_a_checkpoint_of_this_kind(tmp_path: Path) -> None:
+    own = {"w": thalweg.Variable(torch.ones(2), "w")}
+    with pytest.raises(InvalidTypeError, match="write an optimizer of Keras as 'tf2'"):
+        tensorflow.save(tmp_path / "ckpt", keras.SGD(0.1), own, kind="tf1")
+    around = contrib.MovingAverageOptimizer(train.GradientDescentOptimizer(0.1))
+    with pytest.raises(InvalidTypeError, match="wraps another optimizer"):
+        tensorflow.save(tmp_path / "ckpt", around, own)
+    with pytest.raises(InvalidTypeError, match=r"must be one of thalweg\.v1"):
+        tensorflow.save(tmp_path / "ckpt", torch.optim.SGD(own.values(), 0.1), own)
+    with pytest.raises(thalweg.InvalidArgumentError, match="kind must be one of tf2, tf1"):
+        tensorflow.save(tmp_path / "ckpt", None, own, kind="tf3")  # pyright: ignore
+    with pytest.raises(CheckpointWriteError):
+        tensorflow.save(tmp_path / "none" / "ckpt", None, own)

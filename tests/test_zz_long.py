@@ -1,0 +1,224 @@
+"""Checkpoints that lie: only the documented errors, in bounded time, and nothing changes."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thalweg
+from tensorflow_files import RULES, Network, prefix_of
+from thalweg import (
+    CheckpointMismatchError,
+    DataLossError,
+    MissingFileError,
+    NumericsWarning,
+    ThalwegError,
+    UnsupportedCheckpointError,
+)
+from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.objects import sorted_objects
+from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.keras.optimizers import Adam
+from thalweg.storage import container
+from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.keras_files import KerasFile
+from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.v1 import train
+
+PARTS = [
+    *("w", "b", "Adam", "Adam_1", "Momentum", "RMSProp", "RMSProp_2", "beta1_power"),
+    *("beta2_power_1", "iter", "global_step", "Variable", "Variable_1"),
+    *("FP32-master-copy", "nvgrad2_ema0"),
+]
+KEYS = ["iter", "learning_rate", "decay", "beta_1", "momentum", "beta1_power", "m", "v", "w"]
+OPTIONS = [
+    *("learning_rate", "beta_1", "epsilon", "amsgrad", "momentum", "centered", "name", "clipnorm"),
+    *("decay", "inner_optimizer", "weight_decay", "nesterov"),
+]
+
+
+@st.composite
+def tensors(draw: Any, names: Any) -> dict[str, Stored]:
+    """Tensors of any dtypes and small shapes, full of any bytes."""
+    found: dict[str, Stored] = {}
+    for name in draw(st.lists(names, max_size=12, unique=True)):
+        dtype = draw(st.sampled_from(["F32", "F32", "F32", "I64", *ITEM_BYTES]))
+        shape = tuple(draw(st.lists(st.integers(0, 2), max_size=2)))
+        size = ITEM_BYTES[dtype]
+        for each in shape:
+            size *= each
+        found[name] = Stored(
+            dtype, shape, memoryview(draw(st.binary(min_size=size, max_size=size)))
+        )
+    return found
+
+
+paths = st.lists(st.sampled_from([*PARTS, ""]), min_size=1, max_size=4).map("/".join)
+
+
+def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
+    """Restoring it either raises one of the library's errors, or does what it says."""
+    assert isinstance(file.summary(), str)
+    assert file.counters is not None
+    shapes = {name: each.shape for name, each in file.variables.items()}
+    for optimizer in (None, train.AdamOptimizer(0.1), Adam(0.1), train.MomentumOptimizer):
+        own = {name: thalweg.Variable(torch.zeros(shape), name) for name, shape in shapes.items()}
+        options = {"learning_rate": 0.1, "momentum": 0.9} if isinstance(optimizer, type) else {}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericsWarning)
+                tensorflow.restore(file, own, optimizer=optimizer, **options)
+        except ThalwegError:
+            assert all(not var.detach().any() for var in own.values())
+
+
+@settings(max_examples=1500)
+@given(tensors(paths))
+def test_any_names_of_a_saver(found: dict[str, Stored]) -> None:
+    try:
+        file = sorted_names("m", found)
+    except ThalwegError:
+        return
+    _tried(file)
+
+
+@st.composite
+def graphs(draw: Any) -> tuple[dict[str, Stored], ObjectGraph]:
+    """Tensors, and a graph that may or may not fit them."""
+    found = draw(tensors(st.sampled_from(KEYS)))
+    names = [*found, "missing"]
+    count = draw(st.integers(0, 6))
+    index = st.integers(-1, count)
+    nodes = []
+    for _ in range(count):
+        children = draw(st.dictionaries(st.sampled_from([*KEYS, "model"]), index, max_size=4))
+        attribute = st.builds(
+            Attribute, st.sampled_from(["VARIABLE_VALUE", "OTHER"]), paths, st.sampled_from(names)
+        )
+        slot = st.builds(SlotVariable, index, st.sampled_from(KEYS), index)
+        attributes = draw(st.lists(attribute, max_size=2))
+        nodes.append(Node(children, tuple(attributes), tuple(draw(st.lists(slot, max_size=3)))))
+    return found, ObjectGraph(tuple(nodes))
+
+
+@settings(max_examples=1500)
+@given(graphs())
+def test_any_object_graph(given_: tuple[dict[str, Stored], ObjectGraph]) -> None:
+    try:
+        file = sorted_objects("m", *given_)
+    except ThalwegError:
+        return
+    _tried(file)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.just({"class_name": "ExponentialDecay", "config": {"initial_learning_rate": 0.1}}),
+    st.just({"class_name": "os.system", "config": {}}),
+)
+configs = st.dictionaries(st.sampled_from(OPTIONS), values, max_size=5)
+
+
+@settings(max_examples=1500)
+@given(
+    st.sampled_from(["keras", "weights.h5", "h5"]),
+    st.sampled_from([None, "Adam", "SGD", "RMSprop", "Nadam", "LossScaleOptimizer", "os.system"]),
+    st.none() | configs,
+    tensors(st.sampled_from([f"optimizer/vars/{index}" for index in range(9)])),
+    tensors(st.sampled_from(["a/kernel", "a/bias", "b_1/kernel", "b/kernel"])),
+)
+def test_any_file_of_keras(
+    kind: str, name: str | None, config: Any, arrays: Any, variables: Any
+) -> None:
+    try:
+        file = sorted_file("m", KerasFile(kind, name, config, arrays, variables))
+    except ThalwegError:
+        return
+    _tried(file)
+
+
+def test_names_without_end_take_no_time() -> None:
+    small = Stored("F32", (), memoryview(bytes(4)))
+    names = [
+        "/" * 500_000 + "Adam",
+        "a" * 1_000_000,
+        "w/" * 100_000 + "beta1_power",
+        "w" + "_1" * 300_000,
+    ]
+    found = dict.fromkeys(names, small)
+    start = time.process_time()
+    file = sorted_names("m", found)
+    model = torch.nn.Linear(3, 3)
+    with pytest.raises(CheckpointMismatchError):
+        tensorflow.restore(file, model, {"**/kernel/**/**": "**.weight.**.**"})
+    with pytest.raises(CheckpointMismatchError):
+        tensorflow.restore(file, model)
+    assert time.process_time() - start < 5
+
+
+def test_many_names_that_fit_nothing_take_no_time() -> None:
+    small = Stored("F32", (), memoryview(bytes(4)))
+    file = sorted_names("m", {f"net/layer{index}/kernel": small for index in range(5_000)})
+    model = torch.nn.ParameterDict({f"layer{index}": torch.zeros(()) for index in range(1000)})
+    start = time.process_time()
+    for rules in (None, {"net/*/kernel": "*.weigth"}):
+        with pytest.raises(CheckpointMismatchError, match=r"and \d+ more"):
+            tensorflow.restore(file, model, rules)
+    assert time.process_time() - start < 10
+
+
+def _damaged(tmp_path: Path, suffix: str, at: int) -> str:
+    home = Path(prefix_of("ckpt_v1/adam")).parent
+    for path in home.glob("model.ckpt-5*"):
+        data = bytearray(path.read_bytes())
+        if path.name.endswith(suffix):
+            data[at] ^= 1
+        (tmp_path / path.name).write_bytes(data)
+    return str(tmp_path / "model.ckpt-5")
+
+
+@pytest.mark.parametrize("suffix", ["00001", "index"])
+def test_damage_is_refused_and_nothing_changes(suffix: str, tmp_path: Path) -> None:
+    model = Network()
+    before = [own.detach().clone() for own in model.parameters()]
+    with pytest.raises(DataLossError, match=r"model\.ckpt-5"):
+        tensorflow.restore(_damaged(tmp_path, suffix, 100), model, RULES, learning_rate=0.1)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"neither .*none\.index nor a file"):
+        tensorflow.load(tmp_path / "none")
+    with pytest.raises(MissingFileError, match="is a folder"):
+        tensorflow.load(tmp_path)
+    container.write(tmp_path / "ours", {}, {})
+    with pytest.raises(UnsupportedCheckpointError, match=r"thalweg\.checkpoint\.restore reads it"):
+        tensorflow.load(tmp_path / "ours")
+    (tmp_path / "text").write_text("no checkpoint")
+    with pytest.raises(ThalwegError, match="text"):
+        tensorflow.load(tmp_path / "text")
+
+
+@pytest.mark.parametrize("ending", ["", ".index", ".meta"])
+def test_a_checkpoint_is_found_by_its_files_names_too(ending: str) -> None:
+    assert tensorflow.load(prefix_of("ckpt_v1/adam") + ending).step == 5
+
+
+def test_reading_tells_how_far_it_is() -> None:
+    seen: list[tuple[int, int]] = []
+    tensorflow.load(prefix_of("ckpt_v1/adam"), lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == 628

@@ -1,0 +1,122 @@
+"""Have TensorFlow restore what the library wrote, and go on with it.
+
+    python tests/written_cases.py tests/goldens/written
+    python tools/record_written.py tests/goldens/written
+
+The second needs tensorflow and tf_keras; 2.21 recorded what is there. `values.npz` gets what each
+case had after five more steps, and `sha256.json` the checksums of the files that were restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+v1 = tf.compat.v1
+SHAPES = {"layer1": (4, 6), "layer2": (6, 3)}
+OBJECTS: dict[str, Any] = {
+    "v1_adam": lambda: v1.train.AdamOptimizer(0.01, beta1=0.8),
+    "v1_momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "v1_rmsprop": lambda: v1.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
+    "v1_ftrl": lambda: v1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+    # What is not the file's: restoring sets the hyperparameters.
+    "adam": lambda: tf_keras.optimizers.legacy.Adam(),
+    "amsgrad": lambda: tf_keras.optimizers.legacy.Adam(amsgrad=True, decay=0.1),
+    "sgd": lambda: tf_keras.optimizers.legacy.SGD(),
+    "nesterov": lambda: tf_keras.optimizers.legacy.SGD(momentum=0.1, nesterov=True),
+    "rmsprop": lambda: tf_keras.optimizers.legacy.RMSprop(momentum=0.1, centered=True),
+    "nadam": lambda: tf_keras.optimizers.legacy.Nadam(),
+}
+SAVERS: dict[str, Any] = {
+    "saver_adam": lambda: v1.train.AdamOptimizer(0.01, beta1=0.8),
+    "saver_rmsprop": lambda: v1.train.RMSPropOptimizer(0.01, momentum=0.5, centered=True),
+    "saver_sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+}
+
+
+class Model(tf.Module):
+    """Two layers, whose variables are model/layer1/kernel and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            layer = tf.Module()
+            layer.kernel = tf.Variable(tf.zeros(shape), name=f"{name}/kernel")
+            layer.bias = tf.Variable(tf.zeros(shape[1:]), name=f"{name}/bias")
+            setattr(self, name, layer)
+
+    def named(self) -> dict[str, tf.Variable]:
+        return {
+            f"{name}/{part}": getattr(getattr(self, name), part)
+            for name in SHAPES
+            for part in ("kernel", "bias")
+        }
+
+
+def objects(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
+    model, optimizer = Model(), OBJECTS[name]()
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    status = checkpoint.restore(str(folder / name / "ckpt"))
+    own = model.named()
+    for number in range(5, 10):
+        pairs = [(tf.constant(gradients[title][number]), var) for title, var in own.items()]
+        optimizer.apply_gradients(pairs)
+        if number == 5:
+            status.assert_consumed()
+    return {title: var.numpy() for title, var in own.items()}
+
+
+def savers(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
+    with tf.Graph().as_default(), v1.Session() as session:
+        own: dict[str, Any] = {}
+        for layer, shape in SHAPES.items():
+            for part, form in (("kernel", shape), ("bias", shape[1:])):
+                own[f"{layer}/{part}"] = v1.get_variable(f"{layer}/{part}", form)
+        step = v1.train.get_or_create_global_step()
+        places = {title: v1.placeholder(tf.float32, var.shape) for title, var in own.items()}
+        pairs = [(places[title], var) for title, var in own.items()]
+        train = SAVERS[name]().apply_gradients(pairs, global_step=step)
+        v1.train.Saver().restore(session, str(folder / name / "ckpt"))
+        for number in range(5, 10):
+            session.run(train, {places[title]: gradients[title][number] for title in own})
+        return {**session.run(own), "global_step": session.run(step)}
+
+
+def keras_model(folder: Path) -> None:
+    """A model of Keras takes the same checkpoint, if its layers are called as in it."""
+    model = tf_keras.Sequential([tf_keras.layers.Dense(6), tf_keras.layers.Dense(3)])
+    model.build((None, 4))
+    tf.train.Checkpoint(
+        model=tf.train.Checkpoint(layer1=model.layers[0], layer2=model.layers[1]),
+        optimizer=tf_keras.optimizers.legacy.Adam(),
+    ).restore(str(folder / "adam" / "ckpt")).assert_existing_objects_matched()
+
+
+def main(folder: Path) -> None:
+    gradients = np.load(folder / "gradients.npz")
+    values: dict[str, np.ndarray] = {}
+    for name in OBJECTS:
+        values |= {f"{name}|{key}": each for key, each in objects(name, folder, gradients).items()}
+    for name in SAVERS:
+        values |= {f"{name}|{key}": each for key, each in savers(name, folder, gradients).items()}
+    keras_model(folder)
+    np.savez_compressed(folder / "values.npz", **values)
+    sums = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob("*/ckpt.*"))
+    }
+    (folder / "sha256.json").write_text(json.dumps(sums, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
