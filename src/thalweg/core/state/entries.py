@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
 
@@ -40,7 +41,12 @@ class Entry:
         return name_of(self.own).split(":")[0]
 
     def read(self) -> Tensor:
-        """A copy of the value."""
+        """A copy of the value.
+
+        Raises:
+            LayoutError: There is no memory that holds it.
+        """
+        check_memory(self.own, f"'{name_of(self.own)}'")
         return self.own.detach().clone()
 
     def difference(self, given: Any) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_memories
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, flaw, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -291,6 +292,7 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
 
 
 def _as_numpy(weight: Tensor) -> Any:
+    check_memories([weight])
     detached = weight.detach().cpu()
     if detached.dtype == torch.bfloat16:
         detached = detached.float()

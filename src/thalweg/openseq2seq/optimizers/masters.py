@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thalweg.core.checks import check_memories
 from thalweg.core.slots import SlotStore
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.v1.train.state import base_name
@@ -106,6 +107,7 @@ class Masters:
     def _made(self, var: Any) -> Any:
         title = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
+            check_memories([var])
             return over(var.detach().to(torch.float32), self._scope + title)
         with var.graph.as_default():
             return make_variable(
