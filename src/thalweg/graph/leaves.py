@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from thalweg.core.state import readable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices, with_values
@@ -39,8 +40,10 @@ class Leaves:
 
         Raises:
             InvalidArgumentError: The variable's static shape is another.
-            InvalidTypeError: The value is not numeric.
+            InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
+        if isinstance(value, torch.Tensor):
+            value = readable(value, f"The value for '{variable.name}'")
         tensor = to_tensor(value, variable.dtype).detach()
         if variable.shape is not None and not variable.shape.accepts(tensor.shape):
             raise InvalidArgumentError(

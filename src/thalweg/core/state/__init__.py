@@ -5,7 +5,7 @@ looked for, values are converted, and then all is written at once.
 """
 
 from thalweg.core.state.copies import Copied, published, staged
-from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, room_for, shown
+from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
 from thalweg.core.state.loading import differences, load, mismatch, restore, snapshot
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
@@ -25,6 +25,7 @@ __all__ = [
     "positioned",
     "positioned_keys_of",
     "published",
+    "readable",
     "restore",
     "room_for",
     "shown",

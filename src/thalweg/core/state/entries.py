@@ -127,6 +127,21 @@ def flaw(given: Any) -> str | None:
     return None
 
 
+def readable(given: Tensor, what: str) -> Tensor:
+    """A tensor to read from: the same, or a plain copy of one of another class.
+
+    Raises:
+        InvalidTypeError: It has flaws, or fails whatever is done with it.
+    """
+    try:
+        problem = flaw(given)
+        if problem is None:
+            return given if type(given) is Tensor else kept(given)
+    except Exception as error:
+        problem = f"a tensor that cannot be read: {error}"
+    raise InvalidTypeError(f"{what} is {problem}.")
+
+
 def kept(
     given: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
