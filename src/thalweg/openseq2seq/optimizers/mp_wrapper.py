@@ -52,9 +52,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     Variables of other dtypes have no master and are updated themselves. A master begins with the
     variable's value and from then on decides: a variable that is set on its own has the master's
-    value again after the next update. With an `AutomaticLossScaler` a gradient that is infinite
-    or NaN leaves variables, masters, slots and `global_step` as they are, and the scaler answers
-    to each step. A static scale is not checked: infinities and NaN reach the masters.
+    value again after the next update, in the rows that this one writes. With an
+    `AutomaticLossScaler` a gradient that is infinite or NaN leaves variables, masters, slots and
+    `global_step` as they are, and the scaler answers to each step. A static scale is not checked:
+    infinities and NaN reach the masters.
 
     Args:
         optimizer: The optimizer, of `thalweg.v1`.
