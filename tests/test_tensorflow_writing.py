@@ -21,7 +21,7 @@ from thalweg.keras import optimizers as keras
 from thalweg.storage import bundle
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
-from written_cases import CASES, RULES, SAVER_RULES, step, turned, variables, write
+from written_cases import CASES, SEQUENTIAL_RULES, step, turned, variables, write
 
 HOME = FOLDER / "written"
 FILES = ("ckpt.index", "ckpt.data-00000-of-00001")
@@ -48,7 +48,7 @@ def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
     opt = tensorflow.restore(
         HOME / name / "ckpt",
         own,
-        SAVER_RULES if is_saver else RULES,
+        case.rules,
         optimizer=case.optimizer(),
         global_step=steps if is_saver else None,
     )
@@ -70,11 +70,7 @@ def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None
     kind = "tf1" if file.kind == "saver" else "tf2"
     rules: Any = READING
     if kind == "tf2":
-        rules = {
-            f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{own}"
-            for index in (0, 1)
-            for part, own in (("kernel", "weight dense"), ("bias", "bias"))
-        }
+        rules = SEQUENTIAL_RULES
     tensorflow.save(
         tmp_path / "again", opt, model, rules, kind, global_step=steps if kind == "tf1" else None
     )
