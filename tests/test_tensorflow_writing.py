@@ -142,6 +142,18 @@ def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) 
     assert own["w"].numpy().tobytes() == again["w"].numpy().tobytes()
 
 
+def test_before_the_first_step_there_are_hyperparameters(tmp_path: Path) -> None:
+    own = {"w": thalweg.Variable(torch.ones(3), "w")}
+    tensorflow.save(tmp_path / "ckpt", keras.Adam(0.25, beta_1=0.5), own, global_step=counter())
+    file = tensorflow.load(tmp_path / "ckpt")
+    assert file.optimizer is not None
+    assert file.optimizer.hyperparameters["learning_rate"] == 0.25
+    assert file.optimizer.candidates == ()  # it has no slots yet
+    assert file.step == 0
+    opt = tensorflow.restore(file, own, {"model/*": "*"}, optimizer=keras.Adam())
+    assert (opt.learning_rate.item(), opt.beta_1.item()) == (0.25, 0.5)
+
+
 def test_without_rules_names_are_those_of_the_module(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     tensorflow.save(tmp_path / "tf2", None, model)
