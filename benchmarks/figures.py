@@ -20,6 +20,7 @@ import graph
 import host
 import loop
 import record
+import saving
 import sparse
 import startup
 import sweeps
@@ -47,6 +48,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "host": host.host,
     "allocation": host.allocation,
     "recompiling": host.recompiling,
+    "saving": saving.files,
     "import": startup.importing,
     "first-step": startup.first_steps,
 }

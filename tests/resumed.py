@@ -18,9 +18,15 @@ from torch import Tensor
 
 import openseq2seq_steps
 from thalweg import IndexedSlices, Variable
-from thalweg.catalogue import by_rule
+from thalweg.catalogue import Named, by_class, by_rule, named
+from thalweg.keras.optimizers import Nadam
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1 import train
+from thalweg.v1.contrib.opt import (
+    MovingAverageOptimizer,
+    VariableClippingOptimizer,
+    extend_with_decoupled_weight_decay,
+)
 
 STEPS = 7
 SAVED, ENDED = "saved.pt", "ended.pt"
@@ -51,10 +57,13 @@ class OfRule:
         self.own = {
             key: Variable(normal(shape, 1).to(DTYPES[key]), key) for key, shape in SHAPES.items()
         }
-        named = by_rule()[name]
+        self.make(named(name))
+
+    def make(self, named: Named) -> None:
         self.counter: Any = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
         if issubclass(named.cls, KerasOptimizer):
-            self.optimizer = named.make(0.1, **({} if name == "Nadam" else {"decay": 0.25}))
+            is_nadam = issubclass(named.cls, Nadam)
+            self.optimizer = named.make(0.1, **({} if is_nadam else {"decay": 0.25}))
         elif named.cls.CALLABLES:
             self.optimizer = named.make(lambda: 0.1 / (1 + int(self.counter)))
         else:
@@ -85,6 +94,61 @@ class OfRule:
             self.optimizer.load_state_dict(state)  # slots wait for their variables
         else:
             self.optimizer.load_state_dict(state, list(self.own.values()))
+
+
+class Around(OfRule):
+    """A training by an optimizer of `thalweg.v1` around another, or derived from another.
+
+    Args:
+        around: Makes it, of the learning rate and the variables.
+    """
+
+    def __init__(self, around: Callable[[Any, dict[str, Any]], Any]) -> None:
+        self.around = around
+        super().__init__("HeavyBall")
+
+    def make(self, named: Named) -> None:
+        self.counter = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
+        self.optimizer = self.around(lambda: 0.1 / (1 + int(self.counter)), self.own)
+
+
+AROUND: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "averages of Adam": lambda rate, own: MovingAverageOptimizer(train.AdamOptimizer(rate), 0.5),
+    "averages without slots": lambda rate, own: MovingAverageOptimizer(
+        train.GradientDescentOptimizer(rate), 0.5
+    ),
+    "Momentum with short rows": lambda rate, own: VariableClippingOptimizer(
+        train.MomentumOptimizer(rate, 0.9), {own["table"]: [1], own["w"]: [0]}, 0.5
+    ),
+    "averages of short rows": lambda rate, own: MovingAverageOptimizer(
+        VariableClippingOptimizer(train.AdagradOptimizer(rate), {own["table"]: [1]}, 0.5), 0.5
+    ),
+    "Adagrad with decay": lambda rate, own: extend_with_decoupled_weight_decay(
+        train.AdagradOptimizer
+    )(0.1, rate),
+}
+
+
+class OfAverages:
+    """Variables that go where they like, and their averages."""
+
+    def __init__(self) -> None:
+        self.own = {key: Variable(normal(shape, 1), key) for key, shape in SHAPES.items()}
+        self.averages = train.ExponentialMovingAverage(0.5)
+
+    def step(self, number: int) -> None:
+        for place, var in enumerate(self.own.values()):
+            var.assign(normal(tuple(var.shape), 10 * number + place))
+        self.averages.apply(self.own.values())
+
+    def variables(self) -> dict[str, Tensor]:
+        return dict(self.own)
+
+    def state(self) -> dict[str, Any]:
+        return self.averages.state_dict()
+
+    def load(self, state: dict[str, Any], number: int) -> None:
+        self.averages.load_state_dict(state, self.own.values())
 
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -134,17 +198,51 @@ class OfLoss:
         self.training.step.load_state_dict(state)
 
 
+class OfWrapper(OfLoss):
+    """A training by a `MixedPrecisionOptimizerWrapper`, without `optimize_loss` around it."""
+
+    def __init__(self, inside: Callable[[Any], Any]) -> None:
+        self.number, self.adapts = 0, True
+        self.training = openseq2seq_steps.Training(inside, torch.bfloat16, **SCALINGS["LogMax"])
+        self.optimizer: Any = self.training.step.optimizer
+
+    def state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load(self, state: dict[str, Any], number: int) -> None:
+        self.optimizer.load_state_dict(state, list(self.training.own.values()))
+
+
+def averages_of_adam(learning_rate: Any) -> Any:
+    return MovingAverageOptimizer(train.AdamOptimizer(learning_rate), 0.5)
+
+
 def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
     rules: dict[str, dict[str, Callable[[], Any]]] = {"keras": {}, "v1": {}}
-    for name, named in by_rule().items():
-        face = "keras" if issubclass(named.cls, KerasOptimizer) else "v1"
+    for name, own in by_rule().items():
+        face = "keras" if issubclass(own.cls, KerasOptimizer) else "v1"
         rules[face][name] = partial(OfRule, name)
     losses = {
         f"{rule}, {scaling}, {runs} runs": partial(OfLoss, rule, scaling, runs)
         for rule in openseq2seq_steps.RULES
         for scaling, runs in [*((each, 1) for each in SCALINGS), ("Backoff", 2)]
     }
-    return {**rules, "openseq2seq": losses}
+    averaged = partial(OfLoss, averages_of_adam, "Backoff", 1)
+    wrappers = {
+        "mixed Adam": partial(OfWrapper, lambda learning_rate: train.AdamOptimizer(learning_rate)),
+        "mixed averages": partial(OfWrapper, averages_of_adam),
+        "averages in a step": averaged,
+        "averages of sums in a step": partial(OfLoss, averages_of_adam, "none", 2),
+    }
+    rest = {name: partial(OfRule, name) for name in by_class().keys() - by_rule().keys()}
+    around = {name: partial(Around, make) for name, make in AROUND.items()}
+    return {
+        **rules,
+        "other classes of v1": rest,
+        "wrappers of v1": {**around, "averages": OfAverages},
+        "openseq2seq": losses,
+        "wrappers of openseq2seq": wrappers,
+    }
 
 
 FACES = _faces()

@@ -278,15 +278,19 @@ def test_averages_under_way_are_refused_in_the_child():
             stop()
 
     def child() -> Any:
-        return [
-            _refused(call)
-            for call in (lambda: averages.apply([var]), lambda: averages.average(var))
-        ]
+        calls = (lambda: averages.apply([var]), lambda: averages.average(var), averages.state_dict)
+        refused = [_refused(call) for call in calls]
+        averages.load_state_dict({"Variable/ExponentialMovingAverage": torch.tensor([3.0])}, [var])
+        averages.apply([var])
+        return refused, averages.average(var).item()
 
     with stop.reached_by(hold):
-        for message in told(child):
-            assert "ExponentialMovingAverage" in message
-            assert "Make another" in message
+        messages, average = told(child)
+    assert len(messages) == 3
+    for message in messages:
+        assert "ExponentialMovingAverage" in message
+        assert "load a state by load_state_dict" in message
+    assert average == pytest.approx(2.8)
 
 
 # What is compiled

@@ -218,6 +218,60 @@ def test_load() -> None:
         w.load([1.0, 2.0])
 
 
+def test_all_values_are_loaded_or_none() -> None:
+    with tf.Graph().as_default():
+        a, b = tf.Variable([1.0, 2.0], name="a"), tf.Variable([3.0], name="b")
+        session = tf.Session()
+        session.run(a.initializer)
+        with pytest.raises(ValueError, match=r"Cannot give 'b:0' of shape \(1,\) a value of shape"):
+            session.load_all({a: torch.tensor([5.0, 6.0]), b: torch.tensor([7.0, 8.0])})
+        assert session.run(a).tolist() == [1, 2]
+        assert not session.is_initialized(b)
+        session.load_all({a: torch.tensor([5.0, 6.0]), b: torch.tensor([7.0])})
+        assert [x.tolist() for x in session.run([a, b])] == [[5, 6], [7]]
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="'c:0' is not an element of"):
+        session.load_all({tf.Variable(1.0, name="c"): torch.tensor(2.0)})
+    session.close()
+    with pytest.raises(RuntimeError, match="closed Session"):
+        session.load_all({a: torch.tensor([5.0, 6.0])})
+
+
+def test_values_of_inference_mode_are_replaced() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        a, b = tf.Variable([1.0]), tf.Variable([2.0])
+        session.run(a.initializer)
+        with torch.inference_mode():
+            session.run(b.initializer)
+            session.load_all({a: torch.tensor([5.0]), b: torch.tensor([6.0])})
+        assert [x.tolist() for x in session.run([a, b])] == [[5], [6]]
+        assert not session.leaf(b).is_inference()
+
+
+def test_a_snapshot_shares_no_memory() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        a, b = tf.Variable([1.0]), tf.Variable(torch.ones(2, 3).t(), trainable=False)
+        session.run(tf.global_variables_initializer())
+        found = session.snapshot([a, b, a])
+        session.run(a.assign_add([1.0]).op)
+        assert [x.tolist() for x in found] == [[1], [[1, 1]] * 3, [1]]
+        assert {type(x) for x in found} == {torch.Tensor}
+        assert not any(x.requires_grad for x in found)
+
+
+def test_an_operation_may_load_variables() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        a = tf.Variable(1.0)
+        load = tf.operation(lambda: a.load(4.0, session), [], "load")
+        pure = tf.operation(
+            lambda: a.load(5.0, session), [], "pure", kind="pure", outputs=tf.Output()
+        )
+        session.run(load)
+        assert session.run(a) == 4
+        with pytest.raises(RuntimeError, match="declared as pure gives a variable a value"):
+            session.run(pure)
+        assert session.run(a) == 4
+
+
 def test_eager_mode_makes_eager_variables() -> None:
     node = tf.operation(lambda: made.append(tf.Variable([1.0], name="w")), [], "make")
     made: list[Any] = []

@@ -10,8 +10,17 @@ import torch
 
 import thalweg
 from keras_table import Row, all_rows, assert_same_bits, pair, snapshot, train
-from thalweg import VariableAggregation, VariableSynchronization
-from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, Optimizer, RMSprop
+from thalweg import NumericsWarning, VariableAggregation, VariableSynchronization
+from thalweg.keras.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Nadam,
+    Optimizer,
+    RMSprop,
+)
 
 
 def test_iterations_start_at_zero_and_come_first() -> None:
@@ -221,9 +230,63 @@ def test_example_of_the_documentation() -> None:
 @pytest.mark.parametrize("length", [1, 9])
 def test_set_weights_before_there_are_any(row: Row, length: int) -> None:
     opt = row.make()
+    if length == 1 and row.name == "Adam":
+        with pytest.warns(NumericsWarning, match="sets none of the one it was given, as in Tensor"):
+            opt.set_weights([np.array(1)])
+        assert (opt.weights, opt.iterations.item()) == ([], 0)
+        return
     with pytest.raises(ValueError, match=rf"on optimizer {row.name} with a  weight list of length"):
         opt.set_weights([np.array(1)] * length)
     opt.set_weights([])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("amsgrad", [False, True], ids=["plain", "amsgrad"])
+def test_lengths_that_adam_accepts(count: int, amsgrad: bool) -> None:
+    opt, variables = Adam(amsgrad=amsgrad), [*pair(), *pair()][:count]
+    train(opt, variables, 1)
+    kinds = 3 if amsgrad else 2
+    accepted = {1 + kinds * count, 1 + 3 * count}
+    for length in range(14):
+        given = [np.array(7), *(np.full(3, float(place)) for place in range(1, length))]
+        if length in accepted:
+            opt.set_weights(given)
+            assert opt.iterations.item() == 7
+            last = opt.get_slot(variables[-1], "vhat" if amsgrad else "v")
+            assert last.tolist() == [float(kinds * count)] * 3
+            continue
+        then = snapshot(opt, variables)
+        with pytest.raises(ValueError, match=f"weight list of length {length}"):
+            opt.set_weights(given[:length])
+        assert_same_bits(snapshot(opt, variables), then)
+
+
+@pytest.mark.parametrize("cls", [Adagrad, RMSprop, Adadelta])
+def test_lengths_that_are_one_short(cls: Any) -> None:
+    opt, variables = cls(), pair()
+    train(opt, variables, 2)
+    whole = len(opt.get_weights())
+    for length in range(whole + 3):
+        opt.iterations.assign(np.int64(5))
+        given = [np.full(3, 0.5) for _ in range(length)]
+        if length == whole:
+            given[0] = np.array(9)
+        if length in (whole, whole - 1):
+            opt.set_weights(given)
+            assert opt.iterations.item() == (9 if length == whole else 0)
+            assert opt.weights[-1].tolist() == [0.5] * 3
+        else:
+            with pytest.raises(ValueError, match=f"weight list of length {length}, but .* {whole}"):
+                opt.set_weights(given)
+            assert opt.iterations.item() == 5
+
+
+@pytest.mark.parametrize("cls", [Adagrad, RMSprop, Adadelta])
+def test_no_values_are_one_short_of_iterations(cls: Any) -> None:
+    opt = cls()
+    opt.iterations.assign(np.int64(5))
+    opt.set_weights([])
+    assert opt.iterations.item() == 0
 
 
 def test_set_weights_of_another_shape_changes_nothing() -> None:
@@ -255,7 +318,7 @@ def test_a_list_of_slots_alone_starts_at_iteration_zero(cls: Any) -> None:
 
 
 def test_adadelta_accepts_slots_alone() -> None:
-    opt, variables = thalweg.keras.optimizers.Adadelta(), pair()
+    opt, variables = Adadelta(), pair()
     train(opt, variables, 2)
     opt.set_weights([np.ones(3)] * 4)
     assert opt.iterations.item() == 0

@@ -32,6 +32,7 @@ LAYERS = (
     ("graph",),
     ("keras", "v1"),
     ("openseq2seq",),
+    ("checkpoint",),
     ("integrations",),
     ("tf",),
     ("catalogue",),

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from attack.states import same
 from openseq2seq_small import HALF, stepping
 from thalweg import Variable
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
+
+skips = [False]
 
 
 def test_a_loaded_master_keeps_its_bits() -> None:
@@ -24,21 +27,6 @@ def test_a_loaded_master_keeps_its_bits() -> None:
     for each in (step, other):
         each.apply_gradients([torch.ones(2, dtype=HALF)])
     assert torch.equal(step.optimizer.get_master(w), other.optimizer.get_master(v))
-
-
-@pytest.mark.parametrize("dtype", ["mixed", torch.float32], ids=str)
-def test_the_state_of_a_wrapped_optimizer_is_refused_and_not_left_out(dtype: Any) -> None:
-    w = Variable([1.0, 2.0], name="w")
-
-    def wrapped(learning_rate: Any) -> Any:
-        return MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
-
-    step = stepping([w], wrapped, dtype=dtype)
-    step.apply_gradients([torch.ones(2)])
-    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
-        step.state_dict()
-    with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
-        step.load_state_dict({})
 
 
 @pytest.mark.parametrize("names", [("a", "a", "a#1"), ("a#1", "a", "a"), ("a", "a#0", "a")])
@@ -53,3 +41,38 @@ def test_the_state_of_variables_with_like_names_is_whole(names: tuple[str, ...])
 def test_a_step_is_not_copied(copied: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="load state_dict"):
         copied(stepping([Variable([1.0])], dtype=torch.float32))
+
+
+def averages_of_adam(learning_rate: Any) -> Any:
+    return MovingAverageOptimizer(train.AdamOptimizer(learning_rate), 0.5)
+
+
+@pytest.mark.parametrize("dtype", ["mixed", torch.float32], ids=str)
+def test_averages_inside_of_a_step_are_part_of_its_state(dtype: Any) -> None:
+    w = Variable(torch.ones(2, dtype=HALF if dtype == "mixed" else torch.float32), name="w")
+    step = stepping([w], averages_of_adam, dtype=dtype)
+    step.apply_gradients([torch.ones_like(w)])
+    names = ["w/m", "w/v", "w/ExponentialMovingAverage", "beta1_power", "beta2_power"]
+    masters = ["w/master"] if dtype == "mixed" else []
+    assert list(step.state_dict()) == ["global_step", *masters, *names]
+    assert step.state_dict()["w/ExponentialMovingAverage"].dtype == torch.float32
+
+
+def test_to_ask_for_a_state_begins_no_averages() -> None:
+    asked, other = (
+        stepping(
+            [Variable(torch.zeros(2), name="w")],
+            averages_of_adam,
+            dtype=torch.float32,
+            iter_size=2,
+            on_horovod=True,
+            skip_update_ph=lambda: skips[0],
+        )
+        for _ in range(2)
+    )
+    for skips[0] in (True, False, True, False):
+        for step in (asked, other):
+            step.apply_gradients([torch.ones(2)])
+        state = asked.state_dict()
+        asked.load_state_dict(state)
+    assert same(asked.state_dict(), other.state_dict())

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import scalars, schedules
+from files import through_a_file
+from thalweg import CheckpointMismatchError, scalars, schedules
 from thalweg.graph import Graph, Session, placeholder
 from thalweg.v1 import train
 
@@ -564,3 +565,28 @@ def test_every_argument_of_a_decay_may_be_a_tensor(decay: Any) -> None:
         with Session() as session:
             got = session.run(rate, {x: 0.5})
     assert got == decay(3, 0.5)().numpy()
+
+
+def test_a_noisy_schedule_goes_on_with_its_sequence() -> None:
+    noisy = schedules.NoisyLinearCosineDecay(0.1, 100, seed=3)
+    for step in range(5):
+        noisy(step)
+    state = through_a_file(noisy.state_dict())
+    wanted = [float(noisy(step)) for step in range(5, 9)]
+    again = schedules.NoisyLinearCosineDecay(0.1, 100)
+    again.load_state_dict(state)
+    assert [float(again(step)) for step in range(5, 9)] == wanted
+    assert json.loads(json.dumps(state)) == state
+
+
+@pytest.mark.parametrize(
+    "state", [{}, None, {"bit_generator": "MT19937"}, {"bit_generator": "PCG64", "state": {}}]
+)
+def test_what_is_no_state_of_a_sequence_is_refused(state: Any) -> None:
+    noisy = schedules.NoisyLinearCosineDecay(0.1, 100, seed=3)
+    before = noisy.state_dict()
+    with pytest.raises(
+        CheckpointMismatchError, match=r"The state of NoisyLinearCosineDecay: .*Noth"
+    ):
+        noisy.load_state_dict(state)
+    assert noisy.state_dict() == before

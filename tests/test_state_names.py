@@ -15,11 +15,18 @@ from files import through_a_file
 from openseq2seq_small import stepping
 from openseq2seq_steps import PARAMS, RULES
 from thalweg import CheckpointMismatchError, Variable
-from thalweg.catalogue import applied, by_rule
+from thalweg.catalogue import applied, by_class, by_rule, named
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import (
+    MovingAverageOptimizer,
+    VariableClippingOptimizer,
+    extend_with_decoupled_weight_decay,
+)
 from thalweg.variable import dtype_name
 
 Slots = dict[str, Tensor]  # by "variable/slot"
+OTHERS = sorted(by_class().keys() - by_rule().keys())  # classes that share a rule with another
 SHAPES = {"a": (3,), "b": (2, 3), "c": (3,)}
 
 
@@ -28,9 +35,12 @@ class OfRule:
 
     def __init__(self, name: str) -> None:
         self.own = {key: Variable(torch.ones(shape), key) for key, shape in SHAPES.items()}
-        self.optimizer = by_rule()[name].make(0.1)
+        self.optimizer = self.made(name)
         self.is_keras = isinstance(self.optimizer, KerasOptimizer)
         self.what = "" if self.is_keras else f"The state of {self.optimizer._name}: "
+
+    def made(self, name: str) -> Any:
+        return named(name).make(0.1)
 
     def step(self, number: int) -> None:
         generator = torch.Generator().manual_seed(number)
@@ -63,6 +73,39 @@ class OfRule:
         return {**state, "slots": nested}
 
 
+class Around(OfRule):
+    """Three variables and an optimizer of `thalweg.v1` around another."""
+
+    def made(self, name: str) -> Any:
+        return AROUND[name](self.own)
+
+
+AROUND: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "averages of Adam": lambda own: MovingAverageOptimizer(train.AdamOptimizer()),
+    "averages without slots": lambda own: MovingAverageOptimizer(
+        train.GradientDescentOptimizer(0.1)
+    ),
+    "short averages": lambda own: MovingAverageOptimizer(
+        VariableClippingOptimizer(train.AdagradOptimizer(0.1), {own["b"]: [1]}, 0.5)
+    ),
+    "Adagrad with decay": lambda own: extend_with_decoupled_weight_decay(train.AdagradOptimizer)(
+        0.1, 0.1
+    ),
+}
+
+
+class OfAverages(OfRule):
+    """Three variables and their averages."""
+
+    def made(self, name: str) -> Any:
+        return train.ExponentialMovingAverage(0.5)
+
+    def step(self, number: int) -> None:
+        for var in self.own.values():
+            var.assign_add(torch.full(var.shape, float(number)))
+        self.optimizer.apply(self.own.values())
+
+
 class OfLoss(OfRule):
     """Three float16 variables with masters, and a step of `optimize_loss`."""
 
@@ -72,7 +115,10 @@ class OfLoss(OfRule):
     def __init__(self, rule: str) -> None:
         self.own = {key: Variable(torch.ones(shape).half(), key) for key, shape in SHAPES.items()}
         params = dict(PARAMS.get(rule, {}))
-        self.optimizer = stepping(list(self.own.values()), RULES[rule], 0.1, params=params)
+        self.optimizer = stepping(list(self.own.values()), self.inside(rule), 0.1, params=params)
+
+    def inside(self, rule: str) -> Any:
+        return RULES[rule]
 
     def step(self, number: int) -> None:
         generator = torch.Generator().manual_seed(number)
@@ -85,11 +131,38 @@ class OfLoss(OfRule):
         self.optimizer.load_state_dict(state)
 
 
+class OfAveragesInLoss(OfLoss):
+    """The same, with averages of the masters."""
+
+    def inside(self, rule: str) -> Any:
+        return lambda learning_rate: MovingAverageOptimizer(train.AdamOptimizer(learning_rate))
+
+
+class OfWrapper(OfAveragesInLoss):
+    """The same, with the state of the `MixedPrecisionOptimizerWrapper`."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self.training, self.optimizer = self.optimizer, self.optimizer.optimizer
+
+    def step(self, number: int) -> None:
+        self.training, self.optimizer = self.optimizer, self.training
+        super().step(number)
+        self.training, self.optimizer = self.optimizer, self.training
+
+    def load(self, state: dict[str, Any], order: str) -> None:
+        self.optimizer.load_state_dict(state, list(self.own.values()))
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
-    **{name: partial(OfRule, name) for name in by_rule()},
+    **{name: partial(OfRule, name) for name in [*by_rule(), *OTHERS]},
+    **{name: partial(Around, name) for name in AROUND},
+    "averages": partial(OfAverages, "averages"),
     **{f"optimize_loss {name}": partial(OfLoss, name) for name in RULES},
+    "optimize_loss of averages": partial(OfAveragesInLoss, "averages"),
+    "mixed averages": partial(OfWrapper, "averages"),
 }
-WITHOUT_SLOTS = {name for name, named in by_rule().items() if not named.rule.slots}
+WITHOUT_SLOTS = {name for name in [*by_rule(), *OTHERS] if not named(name).rule.slots}
 
 
 def exchanged(slots: Slots, one: str, other: str) -> Slots:

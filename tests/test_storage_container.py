@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,13 @@ def test_memory_that_is_not_aligned_is_copied() -> None:
         assert found.tensor().data_ptr() % 8 == 0
         assert bytes(found.tensor().view(torch.uint8).numpy()) == bytes(found.data)
         assert found.array().flags.aligned
+
+
+def test_bools_are_true_or_false() -> None:
+    found = Stored("BOOL", (3,), memoryview(b"\0\1\2"))
+    for function in (found.tensor, found.array):
+        with pytest.raises(DataLossError, match=re.escape("A bool of shape (3,)")):
+            function()
 
 
 def test_numpy_has_no_bfloat16() -> None:
@@ -255,6 +263,27 @@ def test_a_tensor_that_changes_meanwhile_makes_no_damaged_file(tmp_path: Path) -
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_memory_that_is_not_there_changes_nothing(
+    number: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, make = [number], np.empty
+
+    def empty(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError
+        return make(*args)
+
+    files = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(np, "empty", empty)
+    with pytest.raises(MemoryError):
+        container.read(path)
+    monkeypatch.undo()
+    assert os.listdir("/proc/self/fd") == files
+    assert same(container.read(path), Contents(DOCUMENT, a_few()))
 
 
 def test_many_tensors(tmp_path: Path) -> None:

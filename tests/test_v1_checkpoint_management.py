@@ -186,6 +186,7 @@ def test_values_of_ours(tmp_path: Path) -> None:
     prefix = saved(tmp_path / "m", net__w=[[1.0, 2.0]], step=7, half=half)
     assert train.list_variables(prefix) == [("half", [2]), ("net/w", [1, 2]), ("step", [])]
     assert train.load_variable(prefix, "net/w:0").tolist() == [[1.0, 2.0]]
+    assert train.load_variable(f"{prefix}.safetensors", "step") == 7
     assert isinstance(train.load_variable(prefix, "step"), np.int64)
     assert torch.equal(train.load_variable(prefix, "half"), half)  # NumPy has no such dtype
     with pytest.raises(NotFoundError, match=r"^Key w not found in checkpoint "):
@@ -214,9 +215,9 @@ def test_checkpoints_that_are_not_there(tmp_path: Path) -> None:
     for kind in (NotFoundError, FileNotFoundError, KeyError):
         with pytest.raises(kind, match=r"Failed to find any matching files for .*/none"):
             train.list_variables(tmp_path / "none")
-    (tmp_path / "old").write_bytes(b"")
-    with pytest.raises(NotImplementedError, match=r"what TensorFlow wrote before 0\.12"):
-        train.load_variable(tmp_path / "old", "w")
+    (tmp_path / "other").write_bytes(b"")
+    with pytest.raises(DataLossError, match=r"/other: it is a file, but no checkpoint\.$"):
+        train.load_variable(tmp_path / "other", "w")
 
 
 # --- Variables that begin with a checkpoint -------------------------------------------------------

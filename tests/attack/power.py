@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thalweg.storage import disk
+from thalweg.storage import calls, disk, temporary
 
 SECTOR = 512
 Content = bytes | None  # None: there is no file
@@ -84,7 +85,9 @@ class Recorder:
 def recorded(work: Callable[[], None]) -> list[Op]:
     """What is asked of the system while `disk` does some work."""
     recorder = Recorder()
-    with patch.object(disk, "os", recorder):
+    with ExitStack() as stack:
+        for module in (disk, calls, temporary):
+            stack.enter_context(patch.object(module, "os", recorder))
         work()
     return recorder.log
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from thalweg.errors import CheckpointMismatchError
 from thalweg.scalars import Number, Scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
@@ -84,8 +88,8 @@ class NoisyLinearCosineDecay(FormulaSchedule):
 
     Differs from:
         The random numbers are NumPy's (PCG64), not TensorFlow's. In both, every call draws the next
-        one, so two calls with the same step differ, and a run resumed from a checkpoint starts the
-        sequence again. `torch.optim` has no counterpart.
+        one, so two calls with the same step differ; there a run that is resumed starts the sequence
+        again, here `load_state_dict` goes on with it. `torch.optim` has no counterpart.
 
     Reference: `tf.keras.experimental.NoisyLinearCosineDecay`, https://arxiv.org/abs/1709.07417
     """
@@ -103,6 +107,25 @@ class NoisyLinearCosineDecay(FormulaSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._generator = np.random.default_rng(self.seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sequence of random numbers is, as strings and integers."""
+        return copy.deepcopy(dict(self._generator.bit_generator.state))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on with the sequence from where `state_dict()` was taken.
+
+        Raises:
+            CheckpointMismatchError: It is no such state. Nothing was loaded.
+        """
+        made: Any = np.random.PCG64(0)
+        try:
+            made.state = copy.deepcopy(dict(state_dict))
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise CheckpointMismatchError(
+                f"The state of {type(self).__name__}: {error}. Nothing was loaded."
+            ) from error
+        self._generator = np.random.Generator(made)
 
     def formula(self, step: Step) -> Scalar:
         numbers = (self.num_periods, self.alpha, self.beta)

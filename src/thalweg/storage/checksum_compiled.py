@@ -21,6 +21,7 @@ import numpy as np
 Function = Callable[[memoryview, int], int]
 
 _NAME = "thalweg_crc32c"
+_KNOWN, _SUM = b"123456789" * 9, 0x486A442F
 _UNROLLED = 8  # words of 8 bytes in a round of the loop
 
 
@@ -39,7 +40,8 @@ def by_instruction() -> Function | None:
     def checksum(view: memoryview, value: int) -> int:
         return function(np.frombuffer(view, np.uint8).ctypes.data, len(view), value)
 
-    return checksum
+    # Another LLVM may take the names for something else.
+    return checksum if checksum(memoryview(_KNOWN), 0) == _SUM else None
 
 
 def by_slices(table: list[int]) -> Function:
@@ -95,6 +97,8 @@ def _instruction() -> tuple[str, str] | None:
     from llvmlite import binding
 
     machine = platform.machine().lower()
+    if sys.maxsize < 2**32 or sys.byteorder != "little":  # registers are too narrow, or turned
+        return None
     try:
         features = dict(binding.get_host_cpu_features())
     except RuntimeError:  # LLVM cannot tell on this platform

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -145,16 +145,17 @@ def _manifest(path: str, metadata: Any) -> dict[str, Any]:
         found = json_text.loads(text)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: manifest: {error}") from error
-    is_whole = isinstance(found, dict) and found.keys() == {"tensors", "document"}
-    if not is_whole or not all(isinstance(each, dict) for each in found.values()):
+    made = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    if set(made) != {"tensors", "document"} or not all(type(v) is dict for v in made.values()):
         raise InvalidConfigError(f"{path}: manifest: It has not the parts of a manifest.")
-    return found
+    return made
 
 
 def _tensors(
     path: str, header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, Described]:
-    found, end = {}, start
+    found: dict[str, Described] = {}
+    end = start
     for name, each in header.items():
         described = _entry(path, name, each, start, end)
         found[name], end = described, described.begin + described.bytes
@@ -175,9 +176,10 @@ def _tensors(
 
 def _entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
     """One entry of the header, whose bytes must begin where the last one's ended."""
-    if not isinstance(given, dict) or given.keys() != {"dtype", "shape", "data_offsets"}:
+    entry = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+    if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DataLossError(f"{path}: {name[:200]!r}: The header's entry is not one of a tensor.")
-    dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES or dtype in _PAIRS:
         raise DataLossError(f"{path}: {name[:200]!r}: {dtype!r:.80} is no dtype of a file.")
     if not is_shape(shape):
@@ -191,11 +193,13 @@ def _entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
     return Described(dtype, tuple(shape), 0, end, size)
 
 
-def _is_whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+def _is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
+    if not isinstance(value, list):
+        return False
+    return all(type(each) is int and each >= 0 for each in cast(list[Any], value))
 
 
-def is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> TypeGuard[list[int]]:
     """Whether a value is a list of sizes, none of which is beyond all memory."""
     if not _is_whole_numbers(value) or len(value) > _DIMENSIONS:
         return False
@@ -217,16 +221,17 @@ def _differences(header: dict[str, Described], manifest: dict[str, Any]) -> Iter
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {wanted!r:.200}"
 
 
-def _is_entry(given: Any) -> bool:
-    if not isinstance(given, list) or len(given) != 3:
+def _is_entry(given: Any) -> TypeGuard[tuple[str, list[int], int]]:
+    entry = cast(list[Any], given) if isinstance(given, list) else []
+    if len(entry) != 3:
         return False
-    dtype, shape, checksum = given
+    dtype, shape, checksum = entry
     is_checksum = type(checksum) is int and 0 <= checksum <= _HIGHEST
     return isinstance(dtype, str) and dtype in ITEM_BYTES and is_shape(shape) and is_checksum
 
 
 def kept_as(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
-    """A tensor's dtype and shape as safetensors knows them."""
+    """Dtype and shape as safetensors knows them."""
     if dtype in _PAIRS:
         return _PAIRS[dtype], [*shape, 2]
     return dtype, list(shape)

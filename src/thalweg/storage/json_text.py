@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, InvalidTypeError
 
@@ -126,9 +126,10 @@ def _check(value: Any, path: tuple[str, ...]) -> None:
         if not math.isfinite(value):
             raise InvalidArgumentError(f"{_at(path)} is {value}, which JSON has no word for.")
     elif isinstance(value, dict):
-        _check_items(value, path)
+        _check_items(cast(dict[Any, Any], value), path)
     elif isinstance(value, list | tuple):
-        _check_all(((str(number), each) for number, each in enumerate(value)), path)
+        items = enumerate(cast(Iterable[Any], value))
+        _check_all(((str(number), each) for number, each in items), path)
     else:
         raise InvalidTypeError(f"{_at(path)} is a {type(value).__name__}, which JSON cannot hold.")
 

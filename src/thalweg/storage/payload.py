@@ -132,7 +132,9 @@ def _fill(file: BinaryIO, memory: memoryview, begin: int) -> bool:
     """Read as many bytes as there is room for; False if the file has not so many."""
     if not hasattr(os, "preadv"):
         file.seek(begin)
-        return file.readinto(memory) == len(memory)  # pyright: ignore[reportAttributeAccessIssue]
+        found = file.read(len(memory))
+        memory[: len(found)] = found
+        return len(found) == len(memory)
     while memory:
         count = os.preadv(file.fileno(), [memory], begin)
         if not count:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, UnsupportedCheckpointError
+from thalweg.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedCheckpointError,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +51,14 @@ class Stored:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """The tensor. Shares memory with `data` if that is writable and aligned, else a copy."""
+        """The tensor. Shares memory with `data` if that is writable and aligned, else a copy.
+
+        Raises:
+            DataLossError: Something is neither true nor false.
+        """
         import torch
 
-        _check_order()
+        self._check()
         kind: dtype = getattr(torch, _TORCH[self.dtype])
         if not self.data.nbytes:
             return torch.empty(self.shape, dtype=kind)
@@ -60,17 +69,26 @@ class Stored:
         """The same as NumPy's array.
 
         Raises:
+            DataLossError: Something is neither true nor false.
             UnsupportedCheckpointError: NumPy has no such dtype.
         """
         import numpy as np
 
-        _check_order()
+        self._check()
         if self.dtype in _ONLY_TORCH:
             raise UnsupportedCheckpointError(f"NumPy has no {_TORCH[self.dtype]}; use tensor().")
         if not self.data.nbytes:
             return np.empty(self.shape, _TORCH[self.dtype])
         raw = self.data if self._is_usable() else bytearray(self.data)
         return np.frombuffer(raw, _TORCH[self.dtype]).reshape(self.shape)
+
+    def _check(self) -> None:
+        import numpy as np
+
+        _check_order()
+        # Compiled code trusts that a bool is 0 or 1.
+        if self.dtype == "BOOL" and self.data and np.frombuffer(self.data, np.uint8).max() > 1:
+            raise DataLossError(f"A bool of shape {self.shape} holds a byte that is not 0 or 1.")
 
     def _is_usable(self) -> bool:
         import numpy as np

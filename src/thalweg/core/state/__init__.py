@@ -4,9 +4,17 @@ A face lists `entries`. A state is set in four parts: entries say what they want
 looked for, values are converted, and then all is written at once.
 """
 
-from thalweg.core.state.copies import Copied, published, staged
+from thalweg.core.state.copies import Copied, making, published, staged, whole
 from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, room_for, shown
-from thalweg.core.state.loading import Loading, differences, fitting, mismatch, restore, snapshot
+from thalweg.core.state.loading import (
+    Loading,
+    differences,
+    fitting,
+    mismatch,
+    of_a_graph,
+    restore,
+    snapshot,
+)
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
 __all__ = [
@@ -22,7 +30,9 @@ __all__ = [
     "flaw",
     "kept",
     "keys_of",
+    "making",
     "mismatch",
+    "of_a_graph",
     "positioned",
     "positioned_keys_of",
     "published",
@@ -31,4 +41,5 @@ __all__ = [
     "shown",
     "snapshot",
     "staged",
+    "whole",
 ]

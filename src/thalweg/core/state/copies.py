@@ -2,36 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
+from thalweg.core import section
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
 from thalweg.core.state.entries import Call
 from thalweg.locks import Guard
+from thalweg.running import handle_of
 
 _T = TypeVar("_T")
 _OPENED = (list, dict, set, SlotStore, Hyperparameters)
 
 
 def staged(holder: _T) -> _T:
-    """A twin with the same slots and variables, that can be given more without `holder` knowing."""
-    twin = object.__new__(type(holder))
-    own = {
-        name: copy.copy(value) if type(value) in _OPENED else value
-        for name, value in vars(holder).items()
-    }
+    """A twin with the same slots and variables, that can be given more without `holder` knowing.
+
+    An optimizer inside of the holder has a twin inside of the holder's.
+    """
+    return _staged(holder, {})
+
+
+def _staged(holder: _T, twins: dict[int, Any]) -> _T:
+    twin = twins[id(holder)] = object.__new__(type(holder))
+    own: dict[str, Any] = {}
+    for name, value in vars(holder).items():
+        if isinstance(value, Copied):
+            known = id(value) in twins
+            own[name] = twins[id(value)] if known else _staged(value, twins)
+        else:
+            own[name] = copy.copy(value) if type(value) in _OPENED else value
     vars(twin).update(own)
     return twin
 
 
-def published(holder: Any, twin: Any) -> Call:
-    """The call, in C alone, after which `holder` has all that `twin` has."""
+def published(holder: Any, twin: Any) -> list[Call]:
+    """The calls, in C alone, after which `holder` has all that `twin` has."""
+    return _published(holder, twin, set())
+
+
+def _published(holder: Any, twin: Any, done: set[int]) -> list[Call]:
+    done.add(id(holder))
+    given: dict[str, Any] = {**vars(twin)}
+    made: list[Call] = []
     remembered: dict[str, Any] = holder.__dict__
-    return partial(remembered.update, dict(twin.__dict__))
+    for name, value in remembered.items():
+        if isinstance(value, Copied):
+            inside = given.pop(name, value)
+            if id(value) not in done:
+                made += _published(value, inside, done)
+    return [*made, partial(remembered.update, given)]
+
+
+@contextlib.contextmanager
+def whole(holder: Any, unless: Sequence[Any] = ()) -> Generator[None]:
+    """Let a block make slots and variables of a holder: all of them, or none if it fails.
+
+    Args:
+        holder: What remembers.
+        unless: What was made stays if this list is no longer empty: a step was taken.
+    """
+    before = staged(holder)
+    try:
+        yield
+    except BaseException:
+        if not unless:
+            section.run(published(holder, before))
+        raise
+
+
+def making(
+    holder: Any, variables: Iterable[Any], unless: Sequence[Any] = ()
+) -> contextlib.AbstractContextManager[None]:
+    """`whole`; nothing, where the holder has slots of all these variables and need make none."""
+    known = set(map(id, holder._slots.owners()))
+    asked = (id(handle_of(var)) for var in variables)
+    return contextlib.nullcontext() if known.issuperset(asked) else whole(holder, unless)
 
 
 class Copied:

@@ -11,9 +11,22 @@ from torch._C import DisableTorchFunction
 
 from thalweg.core import section
 from thalweg.core.state.entries import Call, Item, shown
-from thalweg.errors import CheckpointMismatchError
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 
 LISTED = 10  # differences that an error names
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
+
+
+def of_a_graph(what: str) -> FailedPreconditionError:
+    """The error that says who saves the state of a graph.
+
+    Args:
+        what: Whose state it is: "The state of Adam".
+    """
+    return FailedPreconditionError(
+        f"{what} is variables of a graph, whose values a session has: save and restore them by"
+        " thalweg.v1.train.Saver."
+    )
 
 
 def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
@@ -39,6 +52,8 @@ def differences(
             continue
         try:
             found.append(entry.difference(given[name]))
+        except NO_MEMORY:
+            raise
         except Exception as error:  # a class of tensors that fails whatever it is asked for
             found.append(f"{name!r} cannot be read: {error}")
     for name in given:
@@ -89,6 +104,8 @@ class Loading:
         for entry, value in self.pairs:
             try:
                 calls += entry.calls(value)
+            except NO_MEMORY:
+                raise
             except Exception as error:
                 found = [f"{entry.name!r} cannot be read: {error}"]
                 raise mismatch(found, self.what) from error

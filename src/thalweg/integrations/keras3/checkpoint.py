@@ -1,11 +1,68 @@
-"""Whether a saved state of an optimizer fits the variables it is loaded into."""
+"""The state of an optimizer: what is saved of it, and whether a saved one fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from thalweg.core import state
 from thalweg.core.state import mismatch
+from thalweg.errors import FailedPreconditionError
+from thalweg.keras.optimizers import Optimizer
+from thalweg.tracing import untraced
+
+_BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's
+
+
+class StateDict:
+    """The part of `FusedOptimizer` that has a `state_dict`, which Keras' optimizers have not."""
+
+    name: str
+    built: bool
+    wrapped: Optimizer
+    variables: list[Any]
+    _shared: list[tuple[Any, Tensor]]
+
+    @untraced
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and under "keras" what Keras keeps beside it, by name.
+
+        Keras keeps moving averages of variables and accumulated gradients, where it was asked to.
+        """
+        with self.wrapped._lock:
+            return {**self.wrapped.state_dict(), _BESIDE: state.snapshot(self._beside())}
+
+    @untraced
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set all state from `state_dict()`; all or nothing.
+
+        Before the optimizer is built, slots wait for their variables.
+
+        Raises:
+            ValueError: It is the state of another class of optimizer.
+            CheckpointMismatchError: Names, shapes or dtypes differ.
+            FailedPreconditionError: Keras keeps something, and the optimizer is not built.
+        """
+        given = dict(state_dict)
+        own = given.pop(_BESIDE, {})
+        if not isinstance(own, dict):
+            raise mismatch([f"{_BESIDE}: {state.shown(own)} is no dictionary"])
+        if own and not self.built:
+            raise FailedPreconditionError(
+                f"{self.name} is not built: call optimizer.build(model.trainable_variables) first."
+                " Nothing was loaded."
+            )
+        with self.wrapped._loading(given) as found:
+            state.restore(found, state.fitting(self._beside(), own, self.name))
+
+    def _beside(self) -> list[state.Entry]:
+        """What Keras keeps and the wrapped optimizer does not."""
+        shared = {id(variable) for variable, _ in self._shared}
+        own = [each for each in self.variables if id(each) not in shared]
+        names = state.distinct([each.path.removeprefix(f"{self.name}/") for each in own])
+        return [state.Entry(name, each.value) for name, each in zip(names, own, strict=True)]
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:

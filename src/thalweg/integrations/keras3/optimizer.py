@@ -12,7 +12,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch import Tensor
 
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.integrations.keras3.checkpoint import check_saved
+from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
 from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
 
 
 @keras.saving.register_keras_serializable(package="thalweg")
-class FusedOptimizer(ClippingOptions, keras.optimizers.Optimizer):
+class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
     """Makes an optimizer of thalweg one of Keras, for `model.compile`.
 
     The update, with clipping, is one fused pass over the memory of the model's variables. The

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.errors import NumericsWarning, warn
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAM, AMSGRAD
@@ -66,7 +67,16 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
-        # As in Keras, weights saved with amsgrad may be set without it.
+        # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
+        # of no variables.
+        if not self._weights and len(weights) == 1:
+            warn(
+                f"{self._name} has no weights before its first step, and sets none of the one it"
+                " was given, as in TensorFlow.",
+                NumericsWarning,
+            )
+            return []
+        # Weights saved with amsgrad may be set without it.
         slots = len(self._weights) - 1
         surplus = slots > 0 and slots % 2 == 0 and 2 * (len(weights) - 1) == 3 * slots
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights

@@ -14,6 +14,7 @@ from thalweg.core.complexes import as_real, check_complex
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
+from thalweg.core.state import making
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
@@ -77,7 +78,8 @@ class KerasHooks(Hooks):
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create(self, variables: Sequence[Tensor]) -> None:
-        self._optimizer._create_all_weights(list(variables))
+        with making(self._optimizer, variables):
+            self._optimizer._create_all_weights(list(variables))
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
         self._state = self._optimizer._prepare(distinct(variables))

@@ -16,7 +16,7 @@ from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Number
 from thalweg.core.trackable import TrackableSlots
-from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
+from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
@@ -76,9 +76,9 @@ class StateDict(TrackableSlots, state.Copied):
             The second variable of a name is "name:0#1".
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        self._check_eager("get_weights()")
+        self._check_eager()
         with self._lock:
             self._settle()
             owners = self._slots.owners()
@@ -113,7 +113,7 @@ class StateDict(TrackableSlots, state.Copied):
         Raises:
             ValueError: It is the state of another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
@@ -124,19 +124,16 @@ class StateDict(TrackableSlots, state.Copied):
     ) -> Generator[state.Loading]:
         """What `load_state_dict` sets; the lock is held meanwhile."""
         var_list = None if var_list is None else flatten(var_list)
-        self._check_eager("set_weights(values)", var_list or ())
+        self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
             yield self._fitting(state_dict, var_list)
             self._lock.loaded()
 
-    def _check_eager(self, instead: str, variables: Sequence[Any] = ()) -> None:
+    def _check_eager(self, variables: Sequence[Any] = ()) -> None:
         is_deferred = any(map(is_symbolic, [*self._weights, *variables]))
         if is_deferred or not (self._weights or executing_eagerly()):
-            raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values. Use"
-                f" {instead} inside `with session:`."
-            )
+            raise state.of_a_graph(f"The state of {self._name}")
 
     def _fitting(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> state.Loading:
         made, slots = state.staged(self), given["slots"]
@@ -151,14 +148,14 @@ class StateDict(TrackableSlots, state.Copied):
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():
                 made._make_extra(name, _float_type(given["weights"].get(name)))
-        entries, known, others = made._slot_entries(owners, slots)
-        waiting = [] if var_list is not None else made._make_room(others)
+        entries, known, rest = made._slot_entries(owners, slots)
+        waiting = [] if var_list is not None else made._make_room(rest)
         parts: list[tuple[Sequence[Item], dict[str, Any], bool]] = [
             ([made._counter()], {"iterations": given["iterations"]}, True),
             (made._numbers(all_of_them=True), given["hyperparameters"], False),
             (made._extras(), given["weights"], bool(slots)),
             (entries, known, True),
-            (waiting, _flat(others), True),
+            (waiting, _flat(rest), True),
         ]
         found = [each for part in parts for each in state.differences(*part)]
         if found:
@@ -167,7 +164,7 @@ class StateDict(TrackableSlots, state.Copied):
         pairs = [
             (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
         ]
-        return state.Loading(pairs, [state.published(self, made)])
+        return state.Loading(pairs, state.published(self, made))
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""

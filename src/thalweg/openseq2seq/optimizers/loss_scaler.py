@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.core.state import Entry, fitting, restore, snapshot
-from thalweg.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from thalweg.core.state import Entry, fitting, of_a_graph, restore, snapshot
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     Output,
     by_reference,
@@ -142,7 +138,7 @@ class LossScaler:
         """Copies of the state by name.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
         return snapshot(self.entries())
 
@@ -151,7 +147,7 @@ class LossScaler:
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ, as with another algorithm.
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
@@ -159,14 +155,11 @@ class LossScaler:
         """The variables of the state as entries, by names with `scope` before them.
 
         Raises:
-            FailedPreconditionError: They are variables of a graph, which sessions keep.
+            FailedPreconditionError: They are variables of a graph, which `Saver` saves.
         """
         own = self.variables
         if any(map(is_symbolic, own.values())):
-            raise FailedPreconditionError(
-                f"The state of this {type(self).__name__} is variables of a graph: a session has"
-                " its values. Run `variables`."
-            )
+            raise of_a_graph(f"The state of this {type(self).__name__}")
         return [Entry(scope + name, own[name], lowest=_LOWEST.get(name)) for name in own]
 
 

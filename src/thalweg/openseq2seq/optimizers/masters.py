@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.v1.train.state import base_name
 from thalweg.variable import REDUCED, over
@@ -61,7 +62,8 @@ class Masters:
             or not all(map(is_, asked, variables))
             or had != dtypes
         ):
-            found = list(map(self.of, variables))
+            with making(self, [var for var in variables if var.dtype in REDUCED]):
+                found = list(map(self.of, variables))
             self._last = list(variables), dtypes, found
         return list(found)
 

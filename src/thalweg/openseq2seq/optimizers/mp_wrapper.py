@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -292,9 +292,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         The variables themselves are the model's.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        check_inner(self._opt)
         return self._remembering(self._trained()).state_dict()
 
     def load_state_dict(
@@ -309,24 +308,31 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
         with self._loading(state_dict, var_list) as found:
             restore(found)
 
+    @contextmanager
     def _loading(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
-    ) -> AbstractContextManager[Loading]:
-        check_inner(self._opt)
+    ) -> Generator[Loading]:
         variables = self._trained() if var_list is None else list(var_list)
-        return self._remembering(variables).loading(state_dict)
+        with self._remembering(variables).loading(state_dict) as found:
+            yield found
+
+    def _check_has_state(self) -> None:
+        raise InvalidTypeError(
+            "An optimizer around MixedPrecisionOptimizerWrapper has no names for its masters. Put"
+            " it inside, around the optimizer that the wrapper is given."
+        )
 
     def _remembering(self, variables: list[Any]) -> Training:
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
     def _trained(self) -> list[Any]:
         """The variables that have state, in order."""
-        owners: list[Any] = self._opt._slots.owners()
+        owners: list[Any] = self._opt._owners()
         known = {id(each) for each in owners}
         masters = [master for _, master in self._masters.pairs()]
         targets = [*owners, *(master for master in masters if id(master) not in known)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.engines import saturated
-from thalweg.errors import FailedPreconditionError
-from thalweg.graph import is_symbolic
+from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
@@ -71,13 +71,16 @@ class Training:
         """Copies of masters, slots, sums, the scaler's state, and others.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
         self._refuse_symbols()
         with self.optimizer._locked():
             keys = state.keys_of(self.variables)
             if self._entries(keys):
-                self._complete()  # a first run may make no update
+                with ExitStack() as stack:
+                    for keeper in self._keepers():
+                        stack.enter_context(state.whole(keeper))
+                    self._complete()  # a first run may make no update
             return state.snapshot([*self.others, *self._entries(keys), *self._scales()])
 
     def load_state_dict(self, given: Mapping[str, Any]) -> None:
@@ -85,7 +88,7 @@ class Training:
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state is variables of a graph.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
         with self.loading(given) as found:
             state.restore(found)
@@ -97,22 +100,23 @@ class Training:
         tensors = tensors_of(given)
         with self.optimizer._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             yield self._fitting(tensors)
-            self.optimizer._locked().loaded()
+            self.optimizer._loaded()
 
     def _fitting(self, tensors: Mapping[str, Any]) -> state.Loading:
         keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
         if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
             return state.fitting(others, tensors, _WHAT)  # it was saved before the first step
         # What there is decides: a variable may have another shape or dtype than its slots.
-        keepers = [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
+        keepers = self._keepers()
         twins: list[Any] = [state.staged(keeper) for keeper in keepers]
         twins[0]._forget_awaited()
         made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
-        made._complete()
+        made._complete(tensors)
         entries = made._entries(keys)
         before = made._entries(state.positioned_keys_of(self.variables))
         now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
-        return state.fitting([*others, *entries], now, _WHAT, map(state.published, keepers, twins))
+        calls = chain.from_iterable(map(state.published, keepers, twins))
+        return state.fitting([*others, *entries], now, _WHAT, calls)
 
     def _entries(self, keys: Sequence[str]) -> list[Entry]:
         """What there is of masters, slots, sums, and variables of no variable."""
@@ -122,8 +126,7 @@ class Training:
             target = var if master is None else master
             if master is not None:
                 found.append(Master(f"{key}/master", master, var=var))
-            slots = self.optimizer._slots.all_of(target)
-            found += [Entry(f"{key}/{name}", slot) for name, slot in slots.items()]
+            found += self.optimizer._slot_entries(target, key)
             total = None if self.sums is None else self.sums.get(target)
             if total is not None:
                 found.append(Entry(f"{key}/{ACCUMULATOR}", total))
@@ -132,15 +135,17 @@ class Training:
     def _scales(self) -> list[Entry]:
         return [] if self.scaler is None else self.scaler.scaler.entries("loss_scale/")
 
-    def _complete(self) -> None:
-        """Make what is missing of masters, slots and sums."""
+    def _keepers(self) -> list[Any]:
+        """What has slots."""
+        return [self.optimizer, self.masters, *([] if self.sums is None else [self.sums])]
+
+    def _complete(self, names: Collection[str] = ()) -> None:
+        """Make what is missing of masters, slots and sums, and all that a state has names of."""
         targets = [self.masters.of(var) for var in self.variables]
-        self.optimizer._create_slots(targets)
+        self.optimizer._create_for_state(targets, names)
         if self.sums is not None:
             self.sums.make(targets)
 
     def _refuse_symbols(self) -> None:
-        if any(map(is_symbolic, self.variables)):
-            raise FailedPreconditionError(
-                "The state is variables of a graph: a session has its values. Run the variables."
-            )
+        if not executing_eagerly() or any(map(is_symbolic, self.variables)):
+            raise state.of_a_graph(_WHAT)

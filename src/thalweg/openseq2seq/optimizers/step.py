@@ -20,7 +20,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.rate import LiveRate
@@ -216,10 +216,7 @@ class TrainingStep:
 
         The variables themselves are the model's; those that have masters follow from these.
 
-        Raises:
-            TypeError: The optimizer wraps another one, whose state has no names here.
         """
-        check_inner(self._inner)
         with self._lock:
             return self._remembering(self._known()).state_dict()
 
@@ -246,7 +243,6 @@ class TrainingStep:
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
-            check_inner(self._inner)
             with self._remembering(self._variables, others).loading(state_dict) as found:
                 yield found
             self._lock.loaded()

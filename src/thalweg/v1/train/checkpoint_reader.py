@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.errors import MissingFileError, NotFoundError, UnsupportedCheckpointError
+from thalweg.errors import (
+    DataLossError,
+    MissingFileError,
+    NotFoundError,
+    UnsupportedCheckpointError,
+)
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1.train.objects import files
@@ -23,37 +28,27 @@ class CheckpointReader:
 
     Args:
         filename: The checkpoint's prefix, such as "run7/model.ckpt-5": our file is called so with
-            ".safetensors" after it, TensorFlow's with ".index" and ".data-00000-of-00001".
+            ".safetensors" after it, TensorFlow's with ".index" and ".data-00000-of-00001". Files
+            that TensorFlow wrote before 1.0 are called as the prefix.
 
     Raises:
         NotFoundError: There is no such checkpoint.
-        UnsupportedCheckpointError: It is in the format that TensorFlow had before 0.12.
-        OSError: It is damaged, or cannot be read.
+        OSError: It is damaged, is something else, or cannot be read.
+        UnsafeCheckpointError, UnsupportedCheckpointError: It is not read.
 
     Reference: tf.train.NewCheckpointReader
     """
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
-        self._prefix = os.fspath(filename)
+        self._prefix = os.fspath(filename).removesuffix(SUFFIX)
         self._is_ours = os.path.exists(self._prefix + SUFFIX)
+        self._document: dict[str, Any] = {}
         if self._is_ours:
             described = container.describe(self._prefix + SUFFIX)
             self._document = described.document
             found: Any = described.tensors.items()
-        elif os.path.exists(self._prefix + INDEX):
-            self._document = {}
-            found = [(each.name, each) for each in bundle.describe(self._prefix)]
-        elif os.path.isfile(self._prefix):
-            raise UnsupportedCheckpointError(
-                f"{self._prefix} is no checkpoint that is read here: one file without an index is"
-                " what TensorFlow wrote before 0.12. Restore it there, and save it with"
-                " write_version=2."
-            )
         else:
-            raise MissingFileError(
-                "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
-                f" {self._prefix}"
-            )
+            found = [(each.name, each) for each in _described(self._prefix)]
         self._entries = {name: (each.dtype, tuple(each.shape)) for name, each in found}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
@@ -97,8 +92,16 @@ class CheckpointReader:
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """The tensors of these names, which must be there; their checksums are verified."""
-        return {name: each.tensor() for name, each in self._read(names).items()}
+        """The tensors of these names, which must be there; their checksums are verified.
+
+        Raises:
+            OSError: They are damaged, or another checkpoint has taken the place of this one.
+        """
+        found = self._read(names)
+        for name in names:
+            if name not in found or (found[name].dtype, found[name].shape) != self._entries[name]:
+                raise DataLossError(f"{self._prefix}: {name!r} was changed while it was read.")
+        return {name: found[name].tensor() for name in names}
 
     def keys_by_name(self) -> dict[str, str]:
         """The names of tensors by the names of their variables, where objects have been saved."""
@@ -122,7 +125,19 @@ def _dtype_of(name: str) -> Any:
     return Stored(name, (0,), memoryview(b"")).tensor().dtype
 
 
+def _described(prefix: str) -> list[bundle.EntryDescription]:
+    try:
+        return bundle.describe(prefix)
+    except MissingFileError as error:
+        if os.path.isfile(prefix):
+            raise DataLossError(f"{prefix}: it is a file, but no checkpoint.") from error
+        raise MissingFileError(
+            "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
+            f" {prefix}"
+        ) from error
+
+
 def exists(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
     paths = prefix + SUFFIX, prefix + INDEX, prefix
-    return any(os.path.isfile(path) for path in paths)
+    return any(os.path.isfile(path) for path in paths) or bundle.is_bundle(prefix)

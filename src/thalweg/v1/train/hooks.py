@@ -15,6 +15,7 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.outcome import After, EnableTorchFunction
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
+from thalweg.core.state import making
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
@@ -73,7 +74,8 @@ class V1Hooks(Hooks):
 
     def create(self, variables: Sequence[Tensor]) -> None:
         if current_session() is None:  # in a graph they were made when it was built
-            self._optimizer._create_slots(list(variables))
+            with making(self._optimizer, variables):
+                self._optimizer._create_slots(list(variables))
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
         self._optimizer._prepare()

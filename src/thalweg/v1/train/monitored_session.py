@@ -94,9 +94,11 @@ class MonitoredSession:
             with self._graph.as_default():
                 self._open(session_creator or ChiefSessionCreator())
         except BaseException:
-            if self._session is not None:
-                self._close_session()
-            self._reopen_graph()
+            try:
+                if self._session is not None:
+                    self._close_session()
+            finally:
+                self._reopen_graph()
             raise
 
     def _open(self, session_creator: SessionCreator) -> None:

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core import section
 from thalweg.core.checks import check_pairs
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
-from thalweg.core.pairs import Pair, check_variables
+from thalweg.core.pairs import Pair, check_variables, distinct
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Copied
+from thalweg.core.state import Entry, making
 from thalweg.core.step import take
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
@@ -41,6 +42,7 @@ from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.tracing import untraced
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.state import base_name, scoped
+from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import is_variable, over, titles_of
 
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
@@ -59,7 +61,7 @@ MOVING_AVERAGE = Rule(
 )
 
 
-class ExponentialMovingAverage(Copied):
+class ExponentialMovingAverage(StateDict):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)
@@ -146,14 +148,38 @@ class ExponentialMovingAverage(Copied):
         variables = list(var_list)
         _check(variables)
         share = _share(self._decay, self._num_updates, scalar_type(self._decay))
-        with self._lock:
-            for var in variables:
-                if self._slots.get(var, _AVERAGE) is None:
-                    value = var.detach().clone()
-                    self._slots.put(var, _AVERAGE, over(value, f"{base_name(var)}/{self._name}"))
+        begun: list[str] = []
+        with self._lock, making(self, variables, begun):
+            self._create_slots(variables)
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            self._move(averages, variables, share)
+            self._move(averages, variables, share, begun=begun)
         return None
+
+    def _lacking(self, variables: Sequence[Any]) -> list[Any]:
+        """The variables without an average, each once."""
+        return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
+
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        """Make the averages that are lacking, with the values of their variables."""
+        _check(var_list)
+        with torch.inference_mode(False):
+            for var in self._lacking(var_list):
+                title = f"{base_name(var)}/{self._name}"
+                self._slots.put(var, _AVERAGE, over(var.detach().clone(), title))
+
+    def _begin(self, variables: Sequence[Any]) -> None:
+        """Set averages to the values of their variables."""
+        averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
+        section.run(
+            [
+                partial(average.copy_, var.detach())
+                for average, var in zip(averages, variables, strict=True)
+            ]
+        )
+
+    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
+        average = self._slots.get(var, _AVERAGE)
+        return [] if average is None else [Entry(f"{key}/{self._name}", average)]
 
     def _move(
         self,
@@ -161,11 +187,19 @@ class ExponentialMovingAverage(Copied):
         values: Sequence[Tensor],
         share: Any,
         counts: Sequence[Call] = (),
+        begun: list[str] | None = None,
     ) -> None:
-        """Bring averages nearer to values, all in one pass; `counts` are called after it."""
+        """Bring averages nearer to values, all in one pass.
+
+        Args:
+            averages, values: What is moved, and to what.
+            share: How far.
+            counts: Is called after it.
+            begun: Optional. Is given a sentence when they are moved.
+        """
         if averages:
             pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-            hooks = _Moving(share, counts)
+            hooks = _Moving(share, counts, [] if begun is None else begun)
             raise_first(take(hooks, self._plans.now(), pairs).errors)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
@@ -318,10 +352,12 @@ class _Moving(Hooks):
     Args:
         share: How far they go.
         counts: What follows, as functions in C.
+        begun: See `Hooks`.
     """
 
-    def __init__(self, share: Any, counts: Sequence[Call]) -> None:
+    def __init__(self, share: Any, counts: Sequence[Call], begun: list[str]) -> None:
         super().__init__()
+        self.begun = begun
         self._share = share
         self._counts = counts
         self.selection = current()

@@ -40,6 +40,7 @@ from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
+from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import name_of, titles_of
 
@@ -48,7 +49,7 @@ _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _NOT_COPIED = ("_lock", "_under_way")
 
 
-class Optimizer(StateDict):
+class Optimizer(State, StateDict):
     """Base class of the optimizers; derive from it to write one in plain torch code.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
@@ -87,7 +88,7 @@ class Optimizer(StateDict):
     ) -> None:
         if not name:
             raise ValueError("Must specify the optimizer name")
-        StateDict.__init__(self)
+        State.__init__(self)
         self._use_locking = use_locking
         self._name = name
         self._engine: EngineName | None = None

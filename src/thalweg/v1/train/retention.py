@@ -13,7 +13,7 @@ class Retention:
     """The newest checkpoints, and of the older ones one for each so many hours.
 
     A checkpoint that is no longer among the newest is kept for good if it was saved after a certain
-    time, which then moves on by so many hours. At first it is so many hours from now.
+    time, which then moves on by so many hours. At first it is so many hours after `begin`.
 
     Args:
         max_to_keep: How many are the newest; 0 for all, which are not listed then.
@@ -26,8 +26,12 @@ class Retention:
     def __init__(self, max_to_keep: int, hours: float) -> None:
         self._max_to_keep = max_to_keep
         self._seconds = hours * 3600
-        self._next_kept = time.time() + self._seconds
+        self._next_kept = 0.0
         self.newest: list[Dated] = []
+
+    def begin(self) -> None:
+        """Count the hours from now."""
+        self._next_kept = time.time() + self._seconds
 
     def after(self, prefix: str) -> tuple[list[Dated], Dated | None]:
         """What `newest` will be once a checkpoint has been saved, and what it pushes out."""

@@ -119,12 +119,10 @@ class Saver:
             _refuse("saver_def and builder")
         self._var_list = var_list
         self._reshape = reshape
-        self._max_to_keep = max_to_keep or 0
-        self._hours = keep_checkpoint_every_n_hours
         self._allow_empty = allow_empty
         self._pad_step_number = pad_step_number
         self._variables: dict[str, GraphVariable] | None = None
-        self._retention = Retention(self._max_to_keep, self._hours)
+        self._retention = Retention(max_to_keep or 0, keep_checkpoint_every_n_hours)
         self._lock = Lock()
         if not defer_build:
             self.build()
@@ -148,7 +146,7 @@ class Saver:
         found = saveables.by_name(var_list)
         if not found and not self._allow_empty:
             raise InvalidArgumentError("No variables to save")
-        self._retention = Retention(self._max_to_keep, self._hours)
+        self._retention.begin()
         self._variables = found
 
     @untraced
@@ -261,6 +259,7 @@ class Saver:
         prefix = os.fspath(save_path)
         if not checkpoint_exists(prefix):
             raise InvalidArgumentError(f"The passed save_path is not a valid checkpoint: {prefix}")
+        _LOG.info("Restoring parameters from %s", prefix)
         session.load_all(fitted(CheckpointReader(prefix), prefix, variables, self._reshape))
 
     def _built(self, purpose: str) -> dict[str, GraphVariable]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import Entry
 from thalweg.core.trackable import TrackableSlots
 from thalweg.formula import Slot
 from thalweg.graph import (
@@ -211,3 +212,7 @@ class State(TrackableSlots):
             return found
         graph = None if executing_eagerly() else get_default_graph()
         return self._get_non_slot_variable(name, graph=graph)
+
+    def _own_entries(self) -> list[Entry]:
+        """What is of no variable, for a state."""
+        return [Entry(name, each) for (name, _), each in self._non_slots.items()]

@@ -1,8 +1,8 @@
-"""`state_dict` and `load_state_dict` of v1 optimizers: what eager mode keeps, by name."""
+"""`state_dict` and `load_state_dict` of the v1 face: what eager mode keeps, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,20 +11,23 @@ from torch import Tensor
 
 from thalweg.core import state
 from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.tracing import untraced
-from thalweg.v1.train.state import State, base_name
-from thalweg.variable import to_tensor
+from thalweg.variable import name_of, to_tensor
 
 
-class StateDict(State, state.Copied):
-    """The part of `Optimizer` that saves and loads."""
+class StateDict(state.Copied):
+    """The part of an optimizer, or of what keeps averages, that saves and loads."""
+
+    _name: str
+    _slots: SlotStore
 
     @untraced
     def state_dict(self, var_list: Iterable[Any] | None = None) -> dict[str, Tensor]:
-        """Copies of the slots and of the optimizer's other variables, by name.
+        """Copies of the slots and of other variables that are kept, by name.
 
         A slot is called like its variable and itself, "w/momentum", a slot of the second variable
         called "w" is "w#1/momentum"; what belongs to no variable has its own name, "beta1_power".
@@ -36,10 +39,9 @@ class StateDict(State, state.Copied):
                 `load_state_dict` will be given them; needed if several have the same name.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which sessions keep.
+            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
             InvalidArgumentError: Several variables have the same name and there is no `var_list`,
                 or one that has slots is not in it.
-            InvalidTypeError: The optimizer wraps another one.
         """
         self._check_has_state()
         with self._locked():
@@ -51,7 +53,7 @@ class StateDict(State, state.Copied):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
     ) -> None:
-        """Set all slots and other variables of the optimizer; all or nothing.
+        """Set all slots and other variables that are kept; all or nothing.
 
         Args:
             state_dict: What `state_dict` returned: tensors or arrays by name.
@@ -61,8 +63,8 @@ class StateDict(State, state.Copied):
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ. Nothing was loaded.
             FailedPreconditionError: There are no slots yet and no `var_list`, or the state is
-                variables of a graph, which sessions keep.
-            InvalidArgumentError, InvalidTypeError: See `state_dict`.
+                variables of a graph, which `Saver` restores.
+            InvalidArgumentError: See `state_dict`.
         """
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
@@ -76,11 +78,11 @@ class StateDict(State, state.Copied):
         given = tensors_of(state_dict)
         with self._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
-            if given or self._slots.owners():
+            if given or self._owners():
                 yield self._fitting(given, variables)
             else:  # it was saved before the first step
                 yield state.Loading()
-            self._locked().loaded()
+            self._loaded()
 
     def _fitting(self, given: Mapping[str, Any], variables: list[Tensor]) -> state.Loading:
         if not variables:
@@ -91,29 +93,40 @@ class StateDict(State, state.Copied):
         # What there is decides: a variable may have another shape by now than its slots.
         made = state.staged(self)
         made._forget_awaited()
-        made._create_slots(variables)
+        made._create_for_state(variables, given)
         entries = made._entries(variables, state.keys_of(variables))
         before = made._entries(variables, state.positioned_keys_of(variables))
         given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
         what = f"The state of {self._name}"
-        return state.fitting(entries, given, what, [state.published(self, made)])
+        return state.fitting(entries, given, what, state.published(self, made))
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         raise NotImplementedError
 
+    def _settle(self) -> None:
+        """Make the slots that values wait for; here none do."""
+
+    def _forget_awaited(self) -> None:
+        """Let go of what waits for slots to be made."""
+
+    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+        """Make all that a state with these names is of."""
+        self._create_slots(variables)
+
+    def _loaded(self) -> None:
+        """All that is kept is whole."""
+        self._locked().loaded()
+
     def _check_has_state(self) -> None:
-        own = [*self._slots.owners(), *self._non_slots.values()]
+        own = [*self._owners(), *(entry.own for entry in self._own_entries())]
         if not executing_eagerly() or any(map(is_symbolic, own)):
-            raise FailedPreconditionError(
-                f"The state of {self._name} is variables of a graph: a session has its values, and"
-                " thalweg.v1.train.Saver saves and restores them."
-            )
+            raise state.of_a_graph(f"The state of {self._name}")
 
     def _chosen_for_state(self, var_list: Any) -> list[Tensor]:
         """The variables of a state, in the order in which those of one name are numbered."""
-        owners = self._slots.owners()
+        owners = self._owners()
         if var_list is None:
-            names = [base_name(var) for var in owners]
+            names = [_base_name(var) for var in owners]
             repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
             if repeated:
                 raise InvalidArgumentError(
@@ -125,7 +138,7 @@ class StateDict(State, state.Copied):
         variables = distinct(flatten(var_list))
         check_variables(variables)
         known = {id(var) for var in variables}
-        left = [base_name(var) for var in owners if id(var) not in known]
+        left = [_base_name(var) for var in owners if id(var) not in known]
         if left:
             raise InvalidArgumentError(
                 f"var_list must hold all variables that {self._name} has slots of; not in it:"
@@ -133,18 +146,30 @@ class StateDict(State, state.Copied):
             )
         return variables
 
+    def _owners(self) -> list[Tensor]:
+        """The variables that have slots, in order of their first."""
+        return self._slots.owners()
+
     def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
         """The slots of these variables, whose names begin with these, and what is of none."""
         slots = [
-            Entry(f"{key}/{name}", slot)
+            entry
             for key, var in zip(keys, variables, strict=True)
-            for name, slot in self._slots.all_of(var).items()
+            for entry in self._slot_entries(var, key)
         ]
         return slots + self._own_entries()
 
+    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
+        """The slots of one variable."""
+        return [Entry(f"{key}/{name}", slot) for name, slot in self._slots.all_of(var).items()]
+
     def _own_entries(self) -> list[Entry]:
         """What is of no variable."""
-        return [Entry(name, each) for (name, _), each in self._non_slots.items()]
+        return []
+
+
+def _base_name(var: Tensor) -> str:
+    return name_of(var).split(":")[0]
 
 
 def tensors_of(given: Any) -> dict[str, Tensor]:

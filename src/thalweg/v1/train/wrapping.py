@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.state import Entry
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.locks import Guard, Lock
@@ -75,8 +79,27 @@ class WrappingOptimizer(Optimizer):
     def _locked(self) -> Guard:
         return self._opt._locked()
 
-    def _check_has_state(self) -> NoReturn:
-        raise InvalidTypeError(
-            f"{type(self).__name__} wraps an optimizer, {type(self._opt).__name__}, which has the"
-            " slots: call state_dict and load_state_dict of that one."
-        )
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        self._opt._create_slots(var_list)
+
+    def _owners(self) -> list[Tensor]:
+        return self._opt._owners()
+
+    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
+        return self._opt._slot_entries(var, key)
+
+    def _own_entries(self) -> list[Entry]:
+        return self._opt._own_entries()
+
+    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+        self._opt._create_for_state(variables, names)
+
+    def _forget_awaited(self) -> None:
+        self._opt._forget_awaited()
+
+    def _check_has_state(self) -> None:
+        self._opt._check_has_state()
+        super()._check_has_state()
+
+    def _loaded(self) -> None:
+        self._opt._loaded()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from thalweg.core.pairs import as_pairs, distinct
+from torch import Tensor
+
+from thalweg.core.outcome import say, says_not_taken
+from thalweg.core.pairs import as_pairs, check_variables, distinct
+from thalweg.core.state import Entry, making
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import control_dependencies, graph_variable_of, group
+from thalweg.graph import (
+    control_dependencies,
+    executing_eagerly,
+    graph_variable_of,
+    group,
+    is_symbolic,
+)
 from thalweg.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saveables import all_saveable, by_name
@@ -95,6 +105,21 @@ class MovingAverageOptimizer(WrappingOptimizer):
             swapped[key] = other
         return Saver(swapped, name=name, **kwargs)
 
+    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+        super()._create_for_state(variables, names)
+        if any(name.endswith(f"/{self._ema.name}") for name in names):
+            self._ema._create_slots(variables)
+
+    def _owners(self) -> list[Tensor]:
+        return distinct([*super()._owners(), *self._ema._owners()])
+
+    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
+        return [*super()._slot_entries(var, key), *self._ema._slot_entries(var, key)]
+
+    def _loaded(self) -> None:
+        super()._loaded()
+        self._ema._loaded()
+
     @untraced
     def apply_gradients(
         self,
@@ -106,14 +131,34 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """As `Optimizer.apply_gradients`; the averages follow."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
-        with self._turn(), self._locked():
-            step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
-            if step is None:
-                self._ema.apply(variables)
-                return None
+        if executing_eagerly() and not any(is_symbolic(part) for pair in pairs for part in pair):
+            with self._turn(), self._locked(), making(self._ema, variables):
+                self._step(pairs, variables, global_step, name)
+            return None
+        step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
         with control_dependencies([step] if self._sequential_update else []):
             averages = self._ema.apply(variables)
         for var in map(graph_variable_of, variables):
             average = self._ema.average(var)
             self._counterparts |= {var: average, average: var}
         return group(step, averages, name="train_with_avg")
+
+    def _step(
+        self,
+        pairs: list[tuple[Any, Any]],
+        variables: list[Tensor],
+        global_step: Any,
+        name: str | None,
+    ) -> None:
+        """Take the step, and move the averages; memory for new ones is there before it."""
+        check_variables(variables)
+        new = self._ema._lacking(variables)
+        self._ema._create_slots(new)
+        self._opt.apply_gradients(pairs, global_step=global_step, name=name)
+        try:
+            self._ema._begin(new)
+            self._ema.apply(variables)
+        except BaseException as error:
+            if says_not_taken(error) or not getattr(error, "__notes__", None):
+                say(error, ["The step was taken, but the averages were not moved."])
+            raise

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import section
+from thalweg.core.outcome import say
 from thalweg.core.pairs import as_gradient, as_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
@@ -96,13 +97,17 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
-            with self._turn(), self._locked(), torch.no_grad():
-                section.run(
-                    [
-                        _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
-                        for grad, var, dims in clipped
-                    ]
-                )
+            try:
+                with self._turn(), self._locked(), torch.no_grad():
+                    section.run(
+                        [
+                            _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
+                            for grad, var, dims in clipped
+                        ]
+                    )
+            except BaseException as error:
+                say(error, ["The step was taken, but the variables were not clipped."])
+                raise
             return None
         with control_dependencies([step]):
             operations = [self._clip_in_graph(*each) for each in clipped]

@@ -1,0 +1,10 @@
+"""The state of optimizers of `torch.optim`, taken over and handed back.
+
+Slots are converted where both keep the same thing in different forms. Where the arithmetic of a
+step differs, a `NumericsWarning` says how.
+"""
+
+from thalweg.checkpoint.torch_optim.exporting import to_torch
+from thalweg.checkpoint.torch_optim.importing import from_torch
+
+__all__ = ["from_torch", "to_torch"]

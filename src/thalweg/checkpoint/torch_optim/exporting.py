@@ -1,0 +1,219 @@
+"""`to_torch`: the state of an optimizer, as one of `torch.optim` loads it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.powers import steps_of
+from thalweg.checkpoint.torch_optim import notes
+from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
+from thalweg.checkpoint.torch_optim.hypers import beta_of, decay_of, now, plain
+from thalweg.core import state
+from thalweg.core.hyperparameters import as_hyper
+from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.errors import InvalidArgumentError
+from thalweg.scalars import scalar_type
+from thalweg.v1 import train
+from thalweg.variable import name_of
+
+Slots = Sequence[Mapping[str, Tensor]]
+
+_WHOLE = 2**24  # up to it float32 has all integers
+
+
+def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict[str, Any]:
+    """The state that an optimizer of `torch.optim` goes on with; warns of all that differs.
+
+    Args:
+        optimizer: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the rule of an `Adam`,
+            `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`. Schedules and
+            callables among its hyperparameters are asked for their values now.
+        variables: The variables, in the order in which that optimizer has them in one group.
+        step: The number of steps, where the optimizer keeps none, as most of `thalweg.v1`: that is
+            their `global_step`.
+
+    Returns:
+        What `load_state_dict` of the optimizer of torch takes.
+
+    Raises:
+        InvalidTypeError: The rule has no counterpart in torch.optim.
+        InvalidArgumentError: The number of steps is not known, or a slot that has the learning
+            rate as a factor cannot be divided by it.
+        FailedPreconditionError: The optimizer's state is variables of a graph.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.v1.train import MomentumOptimizer
+        >>> w, opt = Variable([1.0, 2.0], name="w"), MomentumOptimizer(0.5, 0.75)
+        >>> opt.apply_gradients([([4.0, 8.0], w)])
+        >>> state = to_torch(opt, [w])
+        >>> new = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+        >>> new.load_state_dict(state)
+        >>> new.state[w]["momentum_buffer"].tolist(), new.param_groups[0]["momentum"]
+        ([4.0, 8.0], 0.75)
+    """
+    counterpart = counterpart_of(optimizer)
+    found = distinct(flatten(variables))
+    check_variables(found)
+    with optimizer._locked():
+        if isinstance(optimizer, train.Optimizer):
+            optimizer._check_has_state()
+            slots: Slots = [optimizer._slots.all_of(var) for var in found]
+        else:
+            slots = _keras_slots(optimizer, found)
+        hypers = now(optimizer)
+        steps = _steps(optimizer) if step is None else step
+        group = _group(counterpart, optimizer, hypers, found)
+        states = _states(counterpart, optimizer, slots, hypers, steps)
+    if counterpart.family == "Adagrad":  # which makes its state before the first step
+        initial = _initial(optimizer, "accumulator")
+        for index, var in enumerate(found):
+            own = {"step": _count(0), "sum": torch.full_like(var, initial, requires_grad=False)}
+            states.setdefault(index, own)
+    family = "AdamW" if group.get("decoupled_weight_decay") else counterpart.family
+    said = notes.of_formula(counterpart, [hypers.get("epsilon")])
+    title = f"From {type(optimizer).__name__} to torch.optim.{family}"
+    notes.say(title, said + _left_behind(optimizer, hypers, group))
+    return {"state": dict(sorted(states.items())), "param_groups": [group]}
+
+
+def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
+    """Also those that wait for their variables."""
+    kept = optimizer.state_dict()["slots"]
+    owners = distinct([*optimizer._slots.owners(), *variables])
+    titles = state.distinct([name_of(var) for var in owners])
+    known = dict(zip(map(id, owners), titles, strict=True))
+    return [kept.get(known[id(var)], {}) for var in variables]
+
+
+def _initial(optimizer: Any, name: str) -> float:
+    """What slots of this name begin with."""
+    if isinstance(optimizer, train.Optimizer):
+        fills: Any = optimizer._slot_fills()  # pyright: ignore[reportAttributeAccessIssue]
+        return next(value for slot, value, _ in fills if slot == name)
+    return optimizer._slot_initial(name)
+
+
+def _steps(optimizer: Any) -> int | None:
+    """How many steps the optimizer has counted; None if it does not count."""
+    if not isinstance(optimizer, train.Optimizer):
+        return int(optimizer.iterations)
+    powers: dict[str, str] = getattr(optimizer, "POWERS", {})
+    for name, hyper in powers.items():
+        own = optimizer._get_non_slot_variable(name)
+        if own is None:
+            return 0
+        kind = scalar_type(own)
+        beta = as_hyper(beta_of(optimizer, hyper), kind)
+        steps = steps_of(kind(own.item()), beta, kind)
+        if steps is not None:
+            return steps
+    return None
+
+
+def _states(
+    counterpart: Counterpart,
+    optimizer: Any,
+    slots: Slots,
+    hypers: dict[str, float],
+    steps: int | None,
+) -> dict[int, dict[str, Any]]:
+    """What torch keeps for each parameter that had a gradient."""
+    found: dict[int, dict[str, Any]] = {}
+    for index, own in enumerate(slots):
+        if not own:
+            continue
+        made: dict[str, Any] = {}
+        if counterpart.family != "SGD":
+            if steps is None:
+                raise InvalidArgumentError(
+                    f"{type(optimizer).__name__} does not know how many steps it has taken: give"
+                    " step=..., which is the global step."
+                )
+            made["step"] = _count(steps)
+        if counterpart.family == "NAdam":
+            product = optimizer._extra_weights()["momentum_cache"].detach()
+            made["mu_product"] = product.to(torch.float32, copy=True)
+        for name, kept in counterpart.slots.items():
+            if kept.may_lack and not hypers["momentum"]:
+                continue
+            made[kept.key] = _converted(own[name], kept.rates, hypers["learning_rate"], name)
+        found[index] = made
+    return found
+
+
+def _converted(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
+    value = state.kept(slot)
+    if not rates:
+        return value
+    if not rate:
+        raise InvalidArgumentError(
+            f"The slot {name} has the learning rate as a factor, which is 0 now: it cannot be"
+            " divided by it."
+        )
+    return (value.double() / (rates * rate)).to(value.dtype)
+
+
+def _count(steps: int) -> Tensor:
+    return torch.tensor(steps, dtype=torch.float32 if steps <= _WHOLE else torch.float64)
+
+
+def _group(
+    counterpart: Counterpart, optimizer: Any, hypers: dict[str, float], variables: Sequence[Tensor]
+) -> dict[str, Any]:
+    """A group with all that this version of torch has in one."""
+    is_decayed = counterpart.family == "Adam" and bool(hypers.get("weight_decay"))
+    cls = torch.optim.AdamW if is_decayed else getattr(torch.optim, counterpart.family)
+    group = {
+        name: each.default
+        for name, each in inspect.signature(cls.__init__).parameters.items()
+        if name not in ("self", "params")
+    }
+    known = inspect.signature(torch.optim.Adam.__init__).parameters
+    if is_decayed and "decoupled_weight_decay" in known:
+        group["decoupled_weight_decay"] = True
+    for name, value in counterpart.options.items():
+        group[name] = value
+    for name, key in counterpart.hypers.items():
+        key, _, index = key.partition(".")
+        if index:
+            pair = list(group[key])
+            pair[int(index)] = hypers[name]
+            group[key] = tuple(pair)
+        else:
+            group[key] = hypers[name]
+    if "epsilon" not in hypers and "eps" in group:
+        group["eps"] = 0.0
+    if "weight_decay" in group:
+        rate = hypers["learning_rate"]
+        group["weight_decay"] = hypers["weight_decay"] / rate if is_decayed and rate else 0.0
+    if counterpart.family == "Adagrad" and decay_of(optimizer):
+        own = plain(optimizer)
+        group["lr"] = own.get("learning_rate", group["lr"])
+        group["lr_decay"] = decay_of(optimizer) if "learning_rate" in own else 0.0
+    group["params"] = list(range(len(variables)))
+    names = [name_of(var).split(":")[0] for var in variables]
+    if "Variable" not in names and len({*names}) == len(names):
+        group["param_names"] = names
+    return group
+
+
+def _left_behind(optimizer: Any, hypers: dict[str, float], group: dict[str, Any]) -> list[str]:
+    """What torch cannot be told."""
+    found: list[str] = []
+    if "learning_rate" not in plain(optimizer):
+        found.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")
+    elif decay_of(optimizer) and not group.get("lr_decay"):
+        found.append(f"the learning rate stays {group['lr']:g}, without its decay")
+    if hypers.get("weight_decay") and not group.get("decoupled_weight_decay"):
+        found.append("the decay of weights stays behind")
+    options = getattr(optimizer, "_clipping_options", dict)()
+    set_options = [name for name, value in options.items() if value is not None]
+    if set_options:
+        found.append(f"{', '.join(set_options)}: clip before step() by torch.nn.utils")
+    return found

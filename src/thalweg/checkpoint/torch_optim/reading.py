@@ -1,0 +1,183 @@
+"""What an optimizer of `torch.optim` has saved: groups, and for each parameter what was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.checkpoint.torch_optim.families import NAMES, family_of
+from thalweg.core.pairs import check_variables, distinct, flatten
+from thalweg.core.state import flaw, kept, mismatch, shown
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import name_of
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of torch's.
+
+    Attributes:
+        name: Its name, or None where torch was given none.
+        group: The group it is in.
+        state: What was kept for it; nothing before its first gradient.
+    """
+
+    name: str | None
+    group: Group
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The state of an optimizer of torch's.
+
+    Attributes:
+        family: The class.
+        groups: The groups.
+        parameters: The parameters of all groups, in order.
+    """
+
+    family: str
+    groups: Sequence[Group]
+    parameters: Sequence[Parameter]
+
+
+def read(given: Any) -> Saved:
+    """Read a state.
+
+    Args:
+        given: An optimizer of `torch.optim`, or what its `state_dict()` returned.
+
+    Raises:
+        InvalidTypeError: It is something else, or of a class without a counterpart here.
+        CheckpointMismatchError: It is damaged.
+    """
+    if isinstance(given, torch.optim.Optimizer):
+        given = given.state_dict()
+    if not (isinstance(given, Mapping) and given.keys() >= {"state", "param_groups"}):
+        raise InvalidTypeError(
+            "The state must be an optimizer of torch.optim or its state_dict(), not"
+            f" {shown(given)}."
+        )
+    states, groups = _parts(given)
+    family = family_of(groups)
+    if family is None:
+        raise InvalidTypeError(
+            "The state is of none of those of torch.optim that can be taken over:"
+            f" {', '.join(NAMES)}."
+        )
+    keys = [key for group in groups for key in group["params"]]
+    names = [name for group in groups for name in group.get("param_names", group["params"])]
+    owners = [group for group in groups for _ in group["params"]]
+    problems = [f"the state of {shown(key)} is of no parameter" for key in states.keys() - {*keys}]
+    if len(names) != len(keys) or len({*keys}) != len(keys):
+        problems.append("parameters and their names are not the same number, or come twice")
+    if problems:
+        raise mismatch(problems, _what(family))
+    is_named = all(isinstance(name, str) for name in names)
+    parameters = [
+        Parameter(name if is_named else None, group, states.get(key, {}))
+        for key, name, group in zip(keys, names, owners, strict=True)
+    ]
+    return Saved(family, groups, parameters)
+
+
+def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
+    """The states by parameter and the groups, if they are what they should be."""
+    states, groups = given["state"], given["param_groups"]
+    problems: list[str] = []
+    if not isinstance(states, dict) or not all(isinstance(own, dict) for own in states.values()):
+        problems.append("'state' is no dict of dicts")
+    if not (isinstance(groups, list) and groups and all(map(_is_group, groups))):
+        problems.append("'param_groups' is no list of groups with their 'params'")
+    if problems:
+        raise mismatch(problems, "The state of torch.optim")
+    return cast("dict[Any, Any]", states), cast("list[Group]", groups)
+
+
+def _is_group(group: Any) -> bool:
+    if not isinstance(group, dict):
+        return False
+    parts = [group.get("params"), group.get("param_names", [])]
+    keys = [key for part in parts if isinstance(part, list) for key in part]
+    return all(isinstance(part, list) for part in parts) and all(
+        isinstance(key, int | str) for key in keys
+    )
+
+
+def _what(family: str) -> str:
+    return f"The state of torch.optim.{family}"
+
+
+def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, Tensor]]:
+    """The parameters with their variables: by name where both sides have names, else by order.
+
+    Args:
+        saved: The state.
+        given: The optimizer of torch's it was read from, or anything else.
+        variables: Variables, or a dict of variables by torch's names. None stands for the
+            parameters of the optimizer.
+
+    Raises:
+        InvalidArgumentError: There is nothing that says which variables there are.
+        CheckpointMismatchError: Names or numbers differ.
+    """
+    if variables is None:
+        if not isinstance(given, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                "Give the variables, in the order of torch's parameters or by their names."
+            )
+        variables = [param for group in given.param_groups for param in group["params"]]
+    names: list[str] | None = None
+    if isinstance(variables, Mapping):
+        names = list(variables.keys())
+        variables = list(variables.values())
+    found = distinct(flatten(variables))
+    check_variables(found)
+    if names is None:
+        names = [name_of(var, "").split(":")[0] for var in found]
+        has_names = all(name not in ("", "Variable") for name in names)
+        names = names if has_names and len({*names}) == len(names) else None
+    torches = [parameter.name for parameter in saved.parameters]
+    if names is None or None in torches:
+        if len(found) != len(torches):
+            raise mismatch(
+                [f"there are {len(torches)} parameters, and {len(found)} variables"],
+                _what(saved.family),
+            )
+        return list(zip(saved.parameters, found, strict=True))
+    known = dict(zip(torches, saved.parameters, strict=True))
+    problems = [f"'{name}' is none of its parameters" for name in names if name not in known]
+    problems += [f"'{name}' belongs to nothing here" for name in torches if name not in names]
+    if problems:
+        raise mismatch(problems, _what(saved.family))
+    return [(known[name], var) for name, var in zip(names, found, strict=True)]
+
+
+def number(value: Any) -> float | None:
+    """A number, also of a tensor of one element; None for what is none."""
+    if isinstance(value, Tensor):
+        if flaw(value) is not None or value.numel() != 1 or value.is_complex():
+            return None
+        value = kept(value).item()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return float(value) if is_number else None
+    except OverflowError:
+        return None
+
+
+def option(group: Group, key: str) -> float | None:
+    """A number of a group; of "betas.0" the first of "betas"."""
+    key, _, index = key.partition(".")
+    value = group.get(key)
+    if index:
+        pair: Any = value if isinstance(value, tuple | list) and len(value) == 2 else (None, None)
+        value = pair[int(index)]
+    return number(value)

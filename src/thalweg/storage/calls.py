@@ -1,0 +1,102 @@
+"""System calls as a commit needs them: again after a signal, and down to the disk itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LINKS = 40  # as many as Linux follows
+
+
+def retried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call again what a signal has interrupted; Python does that for most calls, not for all."""
+    while True:
+        try:
+            return call(*args, **options)
+        except InterruptedError:
+            continue
+
+
+def without_links(path: str) -> str:
+    """The file that a path leads to, which may not be there."""
+    for _ in range(_LINKS):
+        folder, name = os.path.split(path)
+        if name in ("", ".", ".."):
+            return retried(os.path.realpath, path, strict=True)
+        path = os.path.join(retried(os.path.realpath, folder, strict=True), name)
+        found = status(path)
+        if found is None or not stat.S_ISLNK(found.st_mode):
+            return path
+        path = os.path.join(os.path.dirname(path), retried(os.readlink, path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def status(path: str) -> os.stat_result | None:
+    """What the system says of a path itself, not of what a link leads to; None if it is not."""
+    try:
+        return retried(os.lstat, path)
+    except FileNotFoundError:
+        return None
+
+
+def close(file: int) -> None:
+    """Close a file that was written."""
+    with contextlib.suppress(InterruptedError):  # Linux has closed it then
+        os.close(file)
+
+
+def start(file: int, begin: int, size: int) -> None:
+    """Have the disk begin with what it would otherwise only be given by `fsync`."""
+    advise = getattr(os, "posix_fadvise", None)
+    if advise is not None:
+        with contextlib.suppress(OSError):
+            # Linux begins to write what it is told to forget, and forgets only what is written.
+            advise(file, begin, size, os.POSIX_FADV_DONTNEED)
+
+
+def sync(file: int) -> None:
+    """Return when the disk has what was written."""
+    full: Any = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: `fsync` leaves it in the disk's cache
+    if full is not None and fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(file, full)
+            return
+    retried(os.fsync, file)
+
+
+def folder(path: str) -> int | None:
+    """A folder's descriptor; None on systems that have none."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return None
+    flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
+    return retried(os.open, path, flags)
+
+
+def leave(folder: int | None) -> None:
+    """Close a folder, which nothing depends on any more."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.close(folder)
+
+
+def sync_folder(folder: int | None) -> None:
+    """Return when the disk has the names in a folder."""
+    if folder is None:
+        return
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system keeps names without being asked
+            raise

@@ -1,0 +1,111 @@
+"""`state_dict` of an optimizer of Keras 3, with what Keras keeps beside the one it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attack.states import same
+from files import through_a_file
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.keras.optimizers import schedules
+
+keras: Any = pytest.importorskip("keras", reason="Keras 3 is not installed")
+
+from thalweg.integrations import keras3  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "Adam": lambda: keras3.Adam(0.1),
+    "Nadam": lambda: keras3.Nadam(0.1),
+    "a schedule": lambda: keras3.SGD(schedules.ExponentialDecay(0.5, 2, 0.5), momentum=0.9),
+    "averages": lambda: keras3.RMSprop(0.1, use_ema=True, ema_momentum=0.5),
+    "several batches": lambda: keras3.Adam(0.1, gradient_accumulation_steps=3),
+    "weight decay": lambda: keras3.Ftrl(0.1, weight_decay=0.1, clipnorm=1.0),
+}
+every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def variables() -> list[Any]:
+    return [
+        keras.Variable(np.linspace(-1, 1, 3, dtype="f4"), name="w"),
+        keras.Variable(np.ones((2, 3), "f4"), name="b"),
+    ]
+
+
+def step(opt: Any, own: list[Any], number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    opt.apply([torch.randn(tuple(var.shape), generator=generator) for var in own], own)
+
+
+def values(own: list[Any]) -> list[Any]:
+    return [var.numpy().copy() for var in own]
+
+
+@every
+@pytest.mark.parametrize("count", range(5))
+def test_a_fresh_optimizer_goes_on(make: Callable[[], Any], count: int) -> None:
+    opt, own = make(), variables()
+    opt.build(own)
+    for number in range(count):
+        step(opt, own, number)
+    state = through_a_file(opt.state_dict())
+    again, others = make(), variables()
+    for var, other in zip(own, others, strict=True):
+        other.assign(var)
+    if count % 2 or state["keras"]:
+        again.build(others)
+    again.load_state_dict(state)
+    for number in range(count, 6):
+        step(opt, own, number), step(again, others, number)
+    assert all(map(np.array_equal, values(own), values(others)))
+    assert same(again.state_dict(), opt.state_dict())
+
+
+def test_what_keras_keeps_has_names() -> None:
+    opt, own = MAKE["averages"](), variables()
+    step(opt, own, 0)
+    assert list(opt.state_dict()["keras"]) == ["w_average", "b_average"]
+    assert list(opt.state_dict()["slots"]) == ["w:0", "b:0"]
+    assert MAKE["Adam"]().state_dict()["keras"] == {}
+
+
+SLIPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "'w_average' is missing": lambda state: state["keras"].pop("w_average"),
+    r"'b_average' is float32 of shape \(6,\)": lambda state: state["keras"].update(
+        {"b_average": torch.zeros(6)}
+    ),
+    "'more' belongs to nothing here": lambda state: state["keras"].update(more=torch.zeros(1)),
+    "keras: 3 is no dictionary": lambda state: state.update(keras=3),
+    "'w/rms' is missing": lambda state: state["slots"]["w:0"].pop("rms"),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), SLIPS.items(), ids=SLIPS)
+def test_a_slip_changes_nothing(message: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    opt, own = MAKE["averages"](), variables()
+    step(opt, own, 0)
+    state = through_a_file(opt.state_dict())
+    step(opt, own, 1)
+    change(state)
+    before = opt.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=rf"{message}.*Nothing was loaded\.$"):
+        opt.load_state_dict(state)
+    assert same(opt.state_dict(), before)
+
+
+def test_an_optimizer_that_is_not_built_has_no_averages() -> None:
+    opt = MAKE["averages"]()
+    opt.build(variables())
+    with pytest.raises(FailedPreconditionError, match=r"is not built: call optimizer\.build"):
+        MAKE["averages"]().load_state_dict(opt.state_dict())
+
+
+def test_the_state_of_another_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="The state is of Adam, this optimizer is SGD"):
+        keras3.SGD().load_state_dict(keras3.Adam().state_dict())

@@ -1,0 +1,240 @@
+"""States of `torch.optim` that do not fit are refused by name, and nothing has changed then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attack.states import everything, same
+from files import through_a_file
+from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, v1
+from thalweg.checkpoint import from_torch, to_torch
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, RMSprop
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
+from thalweg.v1.train import AdamOptimizer, MomentumOptimizer, RMSPropOptimizer
+from torch_counterparts import our_step, parameters, torch_step
+
+State = dict[str, Any]
+
+
+def saved(cls: Any = torch.optim.Adam, **options: Any) -> State:
+    """A state of "w" of shape (7,) and "b" of shape (2, 3) after two steps."""
+    own = parameters(torch.float32)
+    optimizer = cls(list(own.items()), **options)
+    torch_step(optimizer, 0), torch_step(optimizer, 1)
+    return through_a_file(optimizer.state_dict())
+
+
+def variables(*names: str) -> list[Any]:
+    own = parameters(torch.float32)
+    return [Variable(own[name].detach(), name) for name in names or ("w", "b")]
+
+
+def of(number: int, change: Callable[[State], Any]) -> Callable[[State], Any]:
+    return lambda state: change(state["state"][number])
+
+
+def renamed(state: State) -> None:
+    state["param_groups"][0]["param_names"] = ["w", "c"]
+
+
+# name -> (change of a good state, message); "w" is 0 and "b" is 1.
+SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
+    "missing": (of(1, lambda own: own.pop("exp_avg")), r"'b/m' is missing"),
+    "more": (
+        of(0, lambda own: own.update(max_exp_avg_sq=torch.zeros(7))),
+        r"'w/max_exp_avg_sq' belongs to nothing here",
+    ),
+    "longer": (
+        of(0, lambda own: own.update(exp_avg=torch.zeros(8))),
+        r"'w/m' is float32 of shape \(8,\), not float32 of shape \(7,\)",
+    ),
+    "of as many elements": (
+        of(1, lambda own: own.update(exp_avg_sq=torch.zeros(3, 2))),
+        r"'b/v' is float32 of shape \(3, 2\), not float32 of shape \(2, 3\)",
+    ),
+    "broadcastable": (
+        of(1, lambda own: own.update(exp_avg_sq=torch.zeros(3))),
+        r"'b/v' is float32 of shape \(3,\), not float32 of shape \(2, 3\)",
+    ),
+    "of another dtype": (
+        of(1, lambda own: own.update(exp_avg=torch.zeros(2, 3).double())),
+        r"'b/m' is float64 of shape \(2, 3\), not float32",
+    ),
+    "no tensor": (
+        of(0, lambda own: own.update(exp_avg=[0.0])),
+        "'w/m' is (no tensor|float32 of shape)",
+    ),
+    "without values": (
+        of(0, lambda own: own.update(exp_avg=torch.zeros(7, device="meta"))),
+        r"'w/m' is float32 of shape \(7,\) on the meta device",
+    ),
+    "renamed": (renamed, r"'b' is none of its parameters; 'c' belongs to nothing here"),
+    "of other steps": (
+        of(1, lambda own: own.update(step=torch.tensor(9.0))),
+        r"'b' has taken 9 steps, 'w' 2\. Here the steps of all variables are counted together",
+    ),
+    "of half a step": (
+        of(1, lambda own: own.update(step=torch.tensor(1.5))),
+        r"'b' has the step 1\.5",
+    ),
+    "of no step": (of(0, lambda own: own.update(step=float("nan"))), r"'w' has the step nan"),
+    "of a parameter that is not there": (
+        lambda state: state["state"].update({7: {}}),
+        "the state of 7 is of no parameter",
+    ),
+    "states that are no dict": (lambda state: state.update(state=[]), "'state' is no dict"),
+    "no groups": (lambda state: state.update(param_groups=[]), "'param_groups' is no list"),
+    "a group without parameters": (
+        lambda state: state["param_groups"][0].pop("params"),
+        "'param_groups' is no list of groups with their 'params'",
+    ),
+    "a parameter twice": (
+        lambda state: state["param_groups"][0].update(params=[0, 0]),
+        "come twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("make", [Adam, AdamOptimizer], ids=["keras", "v1"])
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
+@pytest.mark.parametrize(("change", "message"), SLIPS.values(), ids=SLIPS)
+def test_a_slip_is_named_and_nothing_has_changed(
+    change: Callable[[State], Any], message: str, is_fresh: bool, make: Any
+) -> None:
+    opt, own, state = make(), variables(), saved()
+    if not is_fresh:
+        our_step(opt, own, 5)
+    before = everything(opt, own)
+    change(state)
+    with pytest.raises(CheckpointMismatchError, match=message) as raised:
+        from_torch(state, into=opt, variables=own)
+    assert str(raised.value).endswith("Nothing was loaded.")
+    assert same(everything(opt, own), before)
+
+
+def test_ten_differences_are_listed_at_most() -> None:
+    own = [torch.nn.Parameter(torch.ones(1)) for _ in range(12)]
+    optimizer = torch.optim.Adam(own)
+    for param in own:
+        param.grad = torch.ones(1)
+    optimizer.step()
+    state = optimizer.state_dict()
+    for number in range(1, 12):
+        state["state"][number]["step"] = torch.tensor(2.0)
+    with pytest.raises(CheckpointMismatchError, match=r"and 1 more\. .*Here the steps"):
+        from_torch(state, into=Adam(), variables=own)
+
+
+@pytest.mark.parametrize(
+    ("cls", "into", "message"),
+    [
+        (torch.optim.SGD, Adam(), r"to Adam: Adam goes on with the state of torch\.optim\.Adam"),
+        (torch.optim.Adamax, Adam(), "goes on with the state of torch.optim.Adam"),
+        (torch.optim.RAdam, Adam(), "of none of those of torch.optim that can be taken over"),
+        (torch.optim.ASGD, SGD(), "of none of those of torch.optim that can be taken over"),
+        (torch.optim.Adam, Ftrl(), "Ftrl runs the rule Ftrl, which has no counterpart in torch"),
+        (
+            torch.optim.Adam,
+            MovingAverageOptimizer(AdamOptimizer()),
+            "MovingAverageOptimizer wraps an optimizer: give that, the AdamOptimizer",
+        ),
+    ],
+    ids=["other", "Adamax", "RAdam", "ASGD", "no counterpart", "wrapper"],
+)
+def test_what_has_no_counterpart_is_refused(cls: Any, into: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_torch(saved(cls), into=into, variables=variables())
+
+
+@pytest.mark.parametrize("given", [None, [], {}, {"state": {}}, 3, torch.ones(1)], ids=repr)
+def test_what_is_no_state_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"an optimizer of torch\.optim or its state_dict"):
+        from_torch(given, into=Adam(), variables=variables())
+
+
+def test_a_momentum_that_is_not_kept_here_is_refused() -> None:
+    state = saved(torch.optim.SGD, momentum=0.9)
+    with pytest.raises(CheckpointMismatchError, match=r"'w/momentum_buffer' belongs to nothing he"):
+        from_torch(state, into=SGD(), variables=variables())
+    state = saved(torch.optim.RMSprop)
+    with pytest.raises(CheckpointMismatchError, match=r"'w/momentum' is missing; 'b/momentum' is"):
+        from_torch(state, into=RMSprop(momentum=0.9), variables=variables())
+    state = saved(torch.optim.RMSprop, momentum=0.9)
+    state["state"][0].pop("momentum_buffer")
+    with pytest.raises(CheckpointMismatchError, match=r"'w/momentum' is missing\. Nothing was"):
+        from_torch(state, into=RMSPropOptimizer(0.1, momentum=0.9), variables=variables())
+
+
+def test_products_that_differ_are_refused() -> None:
+    state = saved(torch.optim.NAdam)
+    state["state"][1]["mu_product"] += 0.25
+    with pytest.raises(CheckpointMismatchError, match=r"'b' has the mu_product .*, 'w' 0\.2"):
+        from_torch(state, into=Nadam(), variables=variables())
+    del state["state"][0]["exp_avg"], state["state"][1]["mu_product"]
+    with pytest.raises(CheckpointMismatchError, match="'w/m' is missing"):
+        from_torch(state, into=Nadam(), variables=variables())
+
+
+def test_numbers_of_variables_must_be_the_same() -> None:
+    state = saved()
+    del state["param_groups"][0]["param_names"]
+    with pytest.raises(CheckpointMismatchError, match="there are 2 parameters, and 1 variables"):
+        from_torch(state, into=Adam(), variables=variables("w"))
+    with pytest.raises(InvalidArgumentError, match="Give the variables, in the order of torch's"):
+        from_torch(state, into=Adam())
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
+def test_a_step_is_a_count(step: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="step must be an integer of 0 or more"):
+        from_torch(saved(), into=Adam(), variables=variables(), step=step)
+
+
+@pytest.mark.parametrize("make", [Adam, AdamOptimizer], ids=["keras", "v1"])
+def test_in_a_graph_saver_is_the_way(make: Any) -> None:
+    state = saved()
+    with v1.Graph().as_default():
+        own = [v1.Variable(param.detach().numpy(), name=name) for name, param in _named().items()]
+        opt = make()
+        opt.apply_gradients([(torch.ones(var.shape), var) for var in own])
+        with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
+            to_torch(opt, list(_named().values()))
+    with pytest.raises(FailedPreconditionError, match=r"thalweg\.v1\.train\.Saver"):
+        from_torch(state, into=opt, variables=variables())
+
+
+def _named() -> dict[str, torch.nn.Parameter]:
+    return parameters(torch.float32)
+
+
+def test_steps_that_are_not_known_are_asked_for() -> None:
+    opt, own = RMSPropOptimizer(0.1), variables()
+    our_step(opt, own, 0)
+    with pytest.raises(
+        InvalidArgumentError, match=r"how many steps it has taken: give step=\.\.\."
+    ):
+        to_torch(opt, own)
+
+
+def test_a_rate_of_zero_cannot_be_taken_out_of_a_slot() -> None:
+    opt, own = SGD(0.5, momentum=0.5), variables()
+    our_step(opt, own, 0)
+    opt.learning_rate = 0.0
+    with pytest.raises(InvalidArgumentError, match="The slot momentum has the learning rate as a"):
+        to_torch(opt, own)
+
+
+def test_an_optimizer_that_knows_other_variables_is_refused() -> None:
+    opt, more = MomentumOptimizer(0.1, 0.9), Variable([1.0], name="more")
+    opt.apply_gradients([([1.0], more)])
+    with pytest.raises(ValueError, match=r"not in it: \['more'\]"):
+        from_torch(saved(torch.optim.SGD, momentum=0.9), into=opt, variables=variables())
+    opt = Adagrad()
+    opt.apply_gradients([([1.0], more)])
+    with pytest.raises(CheckpointMismatchError, match="'more/accumulator' is missing"):
+        from_torch(saved(torch.optim.Adagrad), into=opt, variables=variables())
