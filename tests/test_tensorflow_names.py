@@ -216,6 +216,10 @@ def test_a_checkpoint_without_an_optimizer_sets_variables() -> None:
     assert w.numpy().tolist() == [1.0, 1.0]
     given = train.GradientDescentOptimizer(0.1)
     assert tensorflow.restore(_sorted(_tensors("w")), [w], optimizer=given) is given
+    counting = keras.Adam(0.1)
+    counting.apply_gradients([(torch.ones(2), w)])
+    assert tensorflow.restore(_sorted(_tensors("w")), [w], optimizer=counting) is counting
+    assert counting.iterations.item() == 1
 
 
 def test_a_variable_without_all_slots_is_refused() -> None:
