@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from tensorflow_files import (
     values_of,
 )
 from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.openseq2seq import from_config
+from thalweg.openseq2seq.optimizers.lr_policies import fixed_lr
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1.train import Optimizer as V1Optimizer
@@ -230,3 +234,70 @@ def test_masters_without_a_step_give_an_optimizer_of_masters() -> None:
     for name, full in [(n[1], key) for key, n in case["roles"].items() if n[0] == "master"]:
         assert np.array_equal(opt.get_master(own[name]).numpy(), value[full])
     assert opt.loss_scale.item() == value["Loss_Optimization/Variable_2"]
+
+
+def _momentum() -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """The case of momentum, its checkpoint, and its variables."""
+    case = recorded()["openseq2seq/momentum_backoff"]
+    value = arrays_of(case["id"], "value")
+    own = {
+        name: thalweg.Variable(torch.from_numpy(value[name].copy()) * 0, name)
+        for name in arrays_of(case["id"], "gradient")
+    }
+    return case, FOLDER / "checkpoints_with_gradients" / case["prefix"], own
+
+
+def test_masters_need_a_loss_scale() -> None:
+    _, prefix, own = _momentum()
+    file = tensorflow.load(prefix)
+    assert file.mixed is not None
+    fixed = replace(file, mixed=replace(file.mixed, scaler="", scale={}))
+    with pytest.raises(thalweg.errors.OptionError, match=r"give restore.*loss_scale="):
+        tensorflow.restore(fixed, own, learning_rate=0.1, momentum=0.9)
+    opt = tensorflow.restore(fixed, own, learning_rate=0.1, momentum=0.9, loss_scale=64.0)
+    assert opt.loss_scale == 64.0
+
+
+def test_a_step_has_to_know_its_variables() -> None:
+    case, prefix, own = _momentum()
+    step = _training(case, own, {})
+    step._variables = None
+    with pytest.raises(thalweg.FailedPreconditionError, match="Give var_list to optimize_loss"):
+        tensorflow.restore(prefix, own, optimizer=step)
+    assert not any(var.detach().any() for var in own.values())
+
+
+def test_batches_to_an_update_are_counted_anew() -> None:
+    case, prefix, own = _momentum()
+    config = {
+        "optimizer": "Momentum",
+        "optimizer_params": {"momentum": 0.9},
+        "lr_policy": fixed_lr,
+        "lr_policy_params": {"learning_rate": 0.125},
+        "dtype": "mixed",
+        "loss_scaling": "Backoff",
+        "loss_scaling_params": case["scaler_params"],
+        "iter_size": 2,
+        "max_steps": 10,
+    }
+    fed = {name: torch.ones(var.shape) for name, var in own.items()}
+
+    def loss() -> torch.Tensor:
+        return torch.stack([(fed[name] * var.float()).sum() for name, var in own.items()]).sum()
+
+    step = from_config(config).optimize(loss, list(own.values()))
+    assert tensorflow.restore(prefix, own, optimizer=step) is step
+    step()
+    assert (step.was_applied, step.global_step.item()) == (False, 4)
+    step()
+    assert (step.was_applied, step.global_step.item()) == (True, 5)
+
+
+def test_novograd_needs_an_average_for_each_variable() -> None:
+    case = recorded()["openseq2seq/novograd_backoff"]
+    _, _, own = _momentum()
+    file = tensorflow.load(FOLDER / "checkpoints_with_gradients" / case["prefix"])
+    some = {name: each for name, each in file.source.items() if not name.endswith("ema1")}
+    short = sorted_names(file.path, some)
+    with pytest.raises(thalweg.CheckpointMismatchError, match=r"2 averages .* for 3 variables"):
+        tensorflow.restore(short, own, optimizer=_training(case, own, {}))

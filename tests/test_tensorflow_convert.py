@@ -12,7 +12,12 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from tensorflow_files import RULES, TRAINED, Network, counter, held, prefix_of, recorded
-from thalweg import CheckpointMismatchError, InvalidArgumentError, UnsupportedCheckpointError
+from thalweg import (
+    CheckpointMismatchError,
+    InvalidArgumentError,
+    InvalidConfigError,
+    UnsupportedCheckpointError,
+)
 from thalweg.checkpoint import restore, tensorflow
 from thalweg.errors import OptionError
 from thalweg.storage import container
@@ -129,6 +134,13 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
     with pytest.raises(InvalidArgumentError, match="to must be one of thalweg, tf, tf1"):
         tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", to="torch")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("document", [{}, {"variables": [1]}, {"variables": {"w": 3}}], ids=str)
+def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
+    container.write(tmp_path / "run", {}, document)
+    with pytest.raises(InvalidConfigError, match="is no checkpoint of a training"):
+        tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
 
 
 def test_variables_alone(tmp_path: Path) -> None:

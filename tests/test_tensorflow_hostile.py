@@ -181,6 +181,14 @@ def test_many_names_that_fit_nothing_take_no_time() -> None:
     assert time.process_time() - start < 10
 
 
+def test_a_slot_of_what_is_no_variable() -> None:
+    small = Stored("F32", (), memoryview(bytes(4)))
+    value = Attribute("VARIABLE_VALUE", "", "m")
+    nodes = (Node({"optimizer": 1}, (), (SlotVariable(1, "m", 2),)), Node(), Node({}, (value,)))
+    with pytest.raises(DataLossError, match="node 1 has a slot, but is no variable"):
+        sorted_objects("run", {"m": small}, ObjectGraph(nodes))
+
+
 def _damaged(tmp_path: Path, suffix: str, at: int) -> str:
     home = Path(prefix_of("ckpt_v1/adam")).parent
     for path in home.glob("model.ckpt-5*"):

@@ -13,7 +13,7 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from replay import distances
-from thalweg import NumericsWarning, UnsupportedCheckpointError
+from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.keras_order import trained_in
@@ -150,6 +150,26 @@ def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, A
         tensorflow.restore(sorted_file("run", file), own)
     opt = optimizers.Adam(0.1)
     assert tensorflow.restore(sorted_file("run", file), own, optimizer=opt) is opt
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"learning_rate": {"class_name": "os.system", "config": {}}}, "schedule of the learning"),
+        ({"learning_rate": {"class_name": "ExponentialDecay"}}, "schedule of the learning rate"),
+        ({"clipnorm": -1.0}, "Adam cannot be made: Expected clipnorm >= 0"),
+        ({"beta_1": "fast"}, "Adam cannot be made: beta_1"),
+    ],
+    ids=str,
+)
+def test_configurations_that_say_nothing(config: dict[str, Any], message: str) -> None:
+    file, variables = _file(**config)
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
+    if "learning_rate" in config:
+        arrays = {n: each for n, each in file.optimizer.items() if n != "optimizer/vars/1"}
+        file = KerasFile(file.kind, file.class_name, file.config, arrays, file.variables)
+    with pytest.raises(InvalidConfigError, match=message):
+        tensorflow.restore(sorted_file("run", file), own)
 
 
 @pytest.mark.parametrize("class_name", ["AdamW", "Lion", "Adagrad"])

@@ -216,6 +216,10 @@ def test_a_checkpoint_without_an_optimizer_sets_variables() -> None:
     assert w.numpy().tolist() == [1.0, 1.0]
     given = train.GradientDescentOptimizer(0.1)
     assert tensorflow.restore(_sorted(_tensors("w")), [w], optimizer=given) is given
+    counting = keras.Adam(0.1)
+    counting.apply_gradients([(torch.ones(2), w)])
+    assert tensorflow.restore(_sorted(_tensors("w")), [w], optimizer=counting) is counting
+    assert counting.iterations.item() == 1
 
 
 def test_a_variable_without_all_slots_is_refused() -> None:
@@ -292,6 +296,31 @@ def test_default_betas_that_cannot_be_are_refused() -> None:
     found = _sorted({**_tensors("w w/Adam w/Adam_1"), **powers})
     with pytest.raises(CheckpointMismatchError, match="'beta1_power' is 0, no power"):
         tensorflow.restore(found, [_variable("w")], learning_rate=0.1)
+
+
+def test_powers_of_different_steps_are_refused() -> None:
+    powers = {**_powers(5), "beta2_power": _powers(6)["beta2_power"]}
+    found = _sorted({**_tensors("w w/Adam w/Adam_1"), **powers})
+    assert found.optimizer is not None
+    assert "after the same number of steps" in found.optimizer.notes[0]
+    message = "different numbers of steps: 'beta1_power' after 5 and 'beta2_power' after 6"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        tensorflow.restore(found, [_variable("w")], learning_rate=0.1)
+
+
+def test_an_optimizer_finds_the_slots_of_its_name() -> None:
+    found = _sorted({**_tensors("w w/Adam w/Adam_1 w/Momentum"), **_powers(5)})
+    opt, w = train.MomentumOptimizer(0.1, 0.9), _variable("w")
+    tensorflow.restore(found, [w], optimizer=opt)
+    assert opt.get_slot(w, "momentum").numpy()[0] == 4.0
+
+
+def test_a_count_needs_a_variable_that_can_hold_it() -> None:
+    found = _sorted({**_tensors("w"), "global_step": of_tensor(torch.tensor(5))})
+    w, step = _variable("w"), thalweg.Variable(torch.zeros(2, dtype=torch.int64), "step")
+    with pytest.raises(CheckpointMismatchError, match="'global_step' is int64 of shape"):
+        tensorflow.restore(found, [w], global_step=step)
+    assert not w.numpy().any()
 
 
 def test_adamax_of_contrib_has_one_power() -> None:

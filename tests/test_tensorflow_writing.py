@@ -21,7 +21,7 @@ from thalweg.keras import optimizers as keras
 from thalweg.storage import bundle
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
-from written_cases import CASES, RULES, SAVER_RULES, step, turned, variables, write
+from written_cases import CASES, SEQUENTIAL_RULES, step, turned, variables, write
 
 HOME = FOLDER / "written"
 FILES = ("ckpt.index", "ckpt.data-00000-of-00001")
@@ -48,7 +48,7 @@ def test_tensorflow_went_on_with_the_same_bits(name: str) -> None:
     opt = tensorflow.restore(
         HOME / name / "ckpt",
         own,
-        SAVER_RULES if is_saver else RULES,
+        case.rules,
         optimizer=case.optimizer(),
         global_step=steps if is_saver else None,
     )
@@ -70,11 +70,7 @@ def test_what_is_read_and_written_is_the_same(name: str, tmp_path: Path) -> None
     kind = "tf1" if file.kind == "saver" else "tf2"
     rules: Any = READING
     if kind == "tf2":
-        rules = {
-            f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{own}"
-            for index in (0, 1)
-            for part, own in (("kernel", "weight dense"), ("bias", "bias"))
-        }
+        rules = SEQUENTIAL_RULES
     tensorflow.save(
         tmp_path / "again", opt, model, rules, kind, global_step=steps if kind == "tf1" else None
     )
@@ -144,6 +140,18 @@ def test_other_optimizers_of_keras_go_there_and_back(make: Any, tmp_path: Path) 
     for each in (opt, other):
         each.apply_gradients([(torch.ones(3), {id(opt): own, id(other): again}[id(each)]["w"])])
     assert own["w"].numpy().tobytes() == again["w"].numpy().tobytes()
+
+
+def test_before_the_first_step_there_are_hyperparameters(tmp_path: Path) -> None:
+    own = {"w": thalweg.Variable(torch.ones(3), "w")}
+    tensorflow.save(tmp_path / "ckpt", keras.Adam(0.25, beta_1=0.5), own, global_step=counter())
+    file = tensorflow.load(tmp_path / "ckpt")
+    assert file.optimizer is not None
+    assert file.optimizer.hyperparameters["learning_rate"] == 0.25
+    assert file.optimizer.candidates == ()  # it has no slots yet
+    assert file.step == 0
+    opt = tensorflow.restore(file, own, {"model/*": "*"}, optimizer=keras.Adam())
+    assert (opt.learning_rate.item(), opt.beta_1.item()) == (0.25, 0.5)
 
 
 def test_without_rules_names_are_those_of_the_module(tmp_path: Path) -> None:

@@ -27,6 +27,12 @@ SHAPES = {
     "layer2.bias": (3,),
 }
 RULES = {"model/*/kernel": "*.weight dense", "model/*/bias": "*.bias"}
+# A `Sequential` of Keras tracks its layers so.
+SEQUENTIAL_RULES = {
+    f"model/layer_with_weights-{index}/{part}": f"layer{index + 1}.{own}"
+    for index in (0, 1)
+    for part, own in (("kernel", "weight dense"), ("bias", "bias"))
+}
 SAVER_RULES = {"*/kernel": "*.weight dense", "*/bias": "*.bias"}
 
 
@@ -37,6 +43,7 @@ class Written(NamedTuple):
     cls: str
     arguments: dict[str, Any]
     kind: str = "tf2"
+    rules: dict[str, str] = RULES
 
     def optimizer(self) -> Any:
         """A new optimizer."""
@@ -62,12 +69,23 @@ CASES = {
         keras, "RMSprop", {"learning_rate": 0.01, "momentum": 0.5, "centered": True}
     ),
     "nadam": Written(keras, "Nadam", {"learning_rate": 0.01}),
-    "saver_adam": Written(train, "AdamOptimizer", {"learning_rate": 0.01, "beta1": 0.8}, "tf1"),
-    "saver_rmsprop": Written(
-        train, "RMSPropOptimizer", {"learning_rate": 0.01, "momentum": 0.5, "centered": True}, "tf1"
+    "saver_adam": Written(
+        train, "AdamOptimizer", {"learning_rate": 0.01, "beta1": 0.8}, "tf1", SAVER_RULES
     ),
-    "saver_sgd": Written(train, "GradientDescentOptimizer", {"learning_rate": 0.1}, "tf1"),
-}  # fmt: skip
+    "saver_rmsprop": Written(
+        train,
+        "RMSPropOptimizer",
+        {"learning_rate": 0.01, "momentum": 0.5, "centered": True},
+        "tf1",
+        SAVER_RULES,
+    ),
+    "saver_sgd": Written(
+        train, "GradientDescentOptimizer", {"learning_rate": 0.1}, "tf1", SAVER_RULES
+    ),
+    "sequential": Written(
+        keras, "Adam", {"learning_rate": 0.01, "beta_1": 0.8}, "tf2", SEQUENTIAL_RULES
+    ),
+}
 
 
 def gradients() -> dict[str, np.ndarray]:
@@ -118,7 +136,7 @@ def write(case: Written, prefix: Path) -> None:
         prefix,
         optimizer,
         own,
-        SAVER_RULES if is_saver else RULES,
+        case.rules,
         "tf1" if is_saver else "tf2",
         global_step=counter if is_saver else None,
     )

@@ -23,6 +23,7 @@ import tensorflow as tf
 import tf_keras
 
 v1 = tf.compat.v1
+PARTS = ("kernel", "bias")
 SHAPES = {"layer1": (4, 6), "layer2": (6, 3)}
 OBJECTS: dict[str, Any] = {
     "v1_adam": lambda: v1.train.AdamOptimizer(0.01, beta1=0.8),
@@ -59,15 +60,21 @@ class Model(tf.Module):
         return {
             f"{name}/{part}": getattr(getattr(self, name), part)
             for name in SHAPES
-            for part in ("kernel", "bias")
+            for part in PARTS
         }
 
 
 def objects(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
     model, optimizer = Model(), OBJECTS[name]()
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    status = checkpoint.restore(str(folder / name / "ckpt"))
-    own = model.named()
+    return gone_on(checkpoint, optimizer, model.named(), str(folder / name / "ckpt"), gradients)
+
+
+def gone_on(
+    checkpoint: tf.train.Checkpoint, optimizer: Any, own: Any, prefix: str, gradients: Any
+) -> dict[str, np.ndarray]:
+    """What the variables have after five steps; everything in the file must have been taken."""
+    status = checkpoint.restore(prefix)
     for number in range(5, 10):
         pairs = [(tf.constant(gradients[title][number]), var) for title, var in own.items()]
         optimizer.apply_gradients(pairs)
@@ -92,14 +99,14 @@ def savers(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
         return {**session.run(own), "global_step": session.run(step)}
 
 
-def keras_model(folder: Path) -> None:
-    """A model of Keras takes the same checkpoint, if its layers are called as in it."""
-    model = tf_keras.Sequential([tf_keras.layers.Dense(6), tf_keras.layers.Dense(3)])
+def sequential(name: str, folder: Path, gradients: Any) -> dict[str, np.ndarray]:
+    layers = [tf_keras.layers.Dense(6, name="layer1"), tf_keras.layers.Dense(3, name="layer2")]
+    model = tf_keras.Sequential(layers)
     model.build((None, 4))
-    tf.train.Checkpoint(
-        model=tf.train.Checkpoint(layer1=model.layers[0], layer2=model.layers[1]),
-        optimizer=tf_keras.optimizers.legacy.Adam(),
-    ).restore(str(folder / "adam" / "ckpt")).assert_existing_objects_matched()
+    own = {f"{each.name}/{part}": getattr(each, part) for each in layers for part in PARTS}
+    optimizer = tf_keras.optimizers.legacy.Adam()
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    return gone_on(checkpoint, optimizer, own, str(folder / name / "ckpt"), gradients)
 
 
 def main(folder: Path) -> None:
@@ -109,7 +116,8 @@ def main(folder: Path) -> None:
         values |= {f"{name}|{key}": each for key, each in objects(name, folder, gradients).items()}
     for name in SAVERS:
         values |= {f"{name}|{key}": each for key, each in savers(name, folder, gradients).items()}
-    keras_model(folder)
+    own = sequential("sequential", folder, gradients)
+    values |= {f"sequential|{key}": each for key, each in own.items()}
     np.savez_compressed(folder / "values.npz", **values)
     sums = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -72,10 +72,11 @@ def restore(
             several.
         global_step: Optional. A variable that is set to the file's count of steps.
         **hyperparameters: Arguments of the new optimizer that the file does not hold, such as
-            `learning_rate`.
+            `learning_rate`. A number that is not the file's is refused; a schedule or a callable
+            takes its place.
 
     Returns:
-        The optimizer; None if there is none in the file and none was given.
+        The optimizer. If the file has none, the one that was given, as it was, or None.
 
     Raises:
         CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
@@ -93,7 +94,7 @@ def restore(
         opt = _made(file, found, optimizer, global_step, hyperparameters)
         with torch.inference_mode(False), torch.no_grad(), ExitStack() as held:
             loadings = [_values(placed, found, global_step)]
-            if opt is not None:
+            if found is not None or is_training(opt):
                 setting = _setting(opt, placed, found, is_new=opt is not optimizer)
                 loadings.insert(0, held.enter_context(setting))
             state.restore(*loadings)
