@@ -143,7 +143,7 @@ def convert(
     from thalweg.checkpoint.tensorflow import convert as converted
 
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
-    given = dict(map(_number, numbers))
+    given: dict[str, Any] = dict(map(_number, numbers))
     with _watched(path) as progress:
         converted(path, out, rules, to, optimizer=cls, progress=progress, **given)
     found = listing(out)
