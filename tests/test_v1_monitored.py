@@ -402,7 +402,7 @@ def test_intervals_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         def before_run(self, run_context: Any) -> None:
             now[0] += 1
 
-    monkeypatch.setattr("thalweg.v1.train.step_timer.time.time", lambda: now[0])
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
     cases: dict[str, tuple[dict[str, Any], list[int]]] = {
         "seconds": ({"save_checkpoint_secs": 2.5, "save_checkpoint_steps": None}, [0, 3, 6, 7]),
         "default": ({"save_checkpoint_steps": None, "save_checkpoint_secs": 600}, [0, 7]),
@@ -637,7 +637,7 @@ def test_values_are_logged_from_time_to_time(
     graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.step_timer.time.time", lambda: now[0])
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
     w, step, train_op = counted()
     hooks = [
         train.LoggingTensorHook({"value": w, "at": "global_step:0"}, every_n_iter=2),
@@ -654,7 +654,7 @@ def test_values_are_logged_every_so_many_seconds(
     graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.step_timer.time.time", lambda: now[0])
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
     w, _, train_op = counted()
     hook = train.LoggingTensorHook([w], every_n_secs=5)
     with train.MonitoredSession(hooks=[hook]) as session:
@@ -688,7 +688,7 @@ def test_steps_are_counted(
     graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.step_timer.time.time", lambda: now[0])
+    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
     w, _, train_op = counted()
     writer = Writer()
     hook = train.StepCounterHook(every_n_steps=3, summary_writer=writer)
@@ -730,7 +730,7 @@ def test_waiting_for_a_step(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) ->
     def sleep(_: float) -> None:
         raw.run(train_op)  # another worker's
 
-    monkeypatch.setattr("thalweg.v1.train.basic_session_run_hooks.time.sleep", sleep)
+    monkeypatch.setattr("thalweg.v1.train.monitored.basic_session_run_hooks.time.sleep", sleep)
     with train.SingularMonitoredSession([hook, train.GlobalStepWaiterHook(0)]) as session:
         raw = session.raw_session()
         assert session.run([w, step]) == [3.0, 3]

@@ -5,34 +5,6 @@ from thalweg.v1.train.adadelta import AdadeltaOptimizer
 from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
 from thalweg.v1.train.adam import AdamOptimizer
-from thalweg.v1.train.basic_session_run_hooks import (
-    FeedFnHook,
-    FinalOpsHook,
-    GlobalStepWaiterHook,
-    LoggingTensorHook,
-    NanLossDuringTrainingError,
-    NanTensorHook,
-    StopAtStepHook,
-)
-from thalweg.v1.train.checkpoint import Checkpoint
-from thalweg.v1.train.checkpoint_management import (
-    checkpoint_exists,
-    generate_checkpoint_state_proto,
-    get_checkpoint_mtimes,
-    get_checkpoint_state,
-    latest_checkpoint,
-    remove_checkpoint,
-    update_checkpoint_state,
-)
-from thalweg.v1.train.checkpoint_manager import CheckpointManager
-from thalweg.v1.train.checkpoint_reader import CheckpointReader as NewCheckpointReader
-from thalweg.v1.train.checkpoint_saver_hook import CheckpointSaverHook, CheckpointSaverListener
-from thalweg.v1.train.checkpoint_utils import (
-    init_from_checkpoint,
-    list_variables,
-    load_checkpoint,
-    load_variable,
-)
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.decay import (
     cosine_decay,
@@ -56,26 +28,57 @@ from thalweg.v1.train.global_step import (
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
 from thalweg.v1.train.momentum import MomentumOptimizer
-from thalweg.v1.train.monitored_session import MonitoredSession, SingularMonitoredSession
-from thalweg.v1.train.monitored_training_session import MonitoredTrainingSession
+from thalweg.v1.train.monitored.basic_session_run_hooks import (
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    StopAtStepHook,
+)
+from thalweg.v1.train.monitored.checkpoint_saver_hook import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+)
+from thalweg.v1.train.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
+from thalweg.v1.train.monitored.monitored_training_session import MonitoredTrainingSession
+from thalweg.v1.train.monitored.scaffold import Scaffold
+from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.monitored.session_manager import SessionManager
+from thalweg.v1.train.monitored.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
+from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
 from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner, start_queue_runners
 from thalweg.v1.train.rmsprop import RMSPropOptimizer
-from thalweg.v1.train.saver import Saver, SaverDef
-from thalweg.v1.train.scaffold import Scaffold
-from thalweg.v1.train.session_creator import ChiefSessionCreator, SessionCreator
-from thalweg.v1.train.session_manager import SessionManager
-from thalweg.v1.train.session_run_hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
+from thalweg.v1.train.saving.checkpoint import Checkpoint
+from thalweg.v1.train.saving.checkpoint_management import (
+    checkpoint_exists,
+    generate_checkpoint_state_proto,
+    get_checkpoint_mtimes,
+    get_checkpoint_state,
+    latest_checkpoint,
+    remove_checkpoint,
+    update_checkpoint_state,
 )
-from thalweg.v1.train.step_counter_hook import StepCounterHook
-from thalweg.v1.train.step_timer import SecondOrStepTimer
+from thalweg.v1.train.saving.checkpoint_manager import CheckpointManager
+from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader as NewCheckpointReader
+from thalweg.v1.train.saving.checkpoint_utils import (
+    init_from_checkpoint,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+)
+from thalweg.v1.train.saving.saver import Saver, SaverDef
 from thalweg.v1.train.sync_replicas import SyncReplicasOptimizer
 
 __all__ = [

@@ -34,11 +34,11 @@ from thalweg.graph import (
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.tracing import untraced
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
+from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
 from thalweg.v1.train.rendezvous import Rendezvous
-from thalweg.v1.train.session_run_hook import SessionRunHook
 from thalweg.v1.train.state import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 

@@ -20,8 +20,8 @@ from thalweg.graph import (
 )
 from thalweg.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
-from thalweg.v1.train.saveables import all_saveable, by_name
-from thalweg.v1.train.saver import Saver
+from thalweg.v1.train.saving.saveables import all_saveable, by_name
+from thalweg.v1.train.saving.saver import Saver
 from thalweg.v1.train.wrapping import WrappingOptimizer
 
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Self
 from thalweg.errors import NotConsumedError
 from thalweg.graph import GraphVariable
 from thalweg.graph.nodes import session_for
-from thalweg.v1.train.objects.members import Member
-from thalweg.v1.train.objects.values import Values
+from thalweg.v1.train.saving.objects.members import Member
+from thalweg.v1.train.saving.objects.values import Values
 
 _LISTED = 10  # names in a message
 

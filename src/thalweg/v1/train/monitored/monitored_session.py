@@ -11,15 +11,15 @@ from typing import Any, Self
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphKeys, Session, get_default_graph
 from thalweg.v1.train.coordinator import Coordinator
-from thalweg.v1.train.queue_runner import start_queue_runners
-from thalweg.v1.train.scaffold import Scaffold
-from thalweg.v1.train.session_creator import ChiefSessionCreator, SessionCreator
-from thalweg.v1.train.session_run_hook import (
+from thalweg.v1.train.monitored.scaffold import Scaffold
+from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
+from thalweg.v1.train.queue_runner import start_queue_runners
 
 _CALLER = "caller"
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphKeys, GraphVariable, Output, get_default_graph, operation
 from thalweg.graph.variables import begin_with
-from thalweg.v1.train.checkpoint_management import latest_checkpoint
-from thalweg.v1.train.checkpoint_reader import CheckpointReader
-from thalweg.v1.train.saveables import as_variable
+from thalweg.v1.train.saving.checkpoint_management import latest_checkpoint
+from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
+from thalweg.v1.train.saving.saveables import as_variable
 from thalweg.variable import dtype_name
 
 Path = str | os.PathLike[str]

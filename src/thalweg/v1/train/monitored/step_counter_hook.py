@@ -7,14 +7,14 @@ import os
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.train.basic_session_run_hooks import global_step_for
-from thalweg.v1.train.session_run_hook import (
+from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from thalweg.v1.train.step_timer import SecondOrStepTimer
+from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 20  # runs without a step, after which it is told

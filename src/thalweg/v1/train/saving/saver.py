@@ -14,17 +14,17 @@ from thalweg.storage import container
 from thalweg.storage.bundle import CheckpointState, write_state
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
-from thalweg.v1.train import saveables
-from thalweg.v1.train.checkpoint_management import (
+from thalweg.v1.train.saving import saveables
+from thalweg.v1.train.saving.checkpoint_management import (
     STATE,
     checkpoint_exists,
     get_checkpoint_mtimes,
     remove_checkpoint,
 )
-from thalweg.v1.train.checkpoint_reader import SUFFIX, CheckpointReader
-from thalweg.v1.train.restoring import fitted
-from thalweg.v1.train.retention import Dated, Retention
-from thalweg.v1.train.saver_arguments import as_session, values_of
+from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
+from thalweg.v1.train.saving.restoring import fitted
+from thalweg.v1.train.saving.retention import Dated, Retention
+from thalweg.v1.train.saving.saver_arguments import as_session, values_of
 
 _LOG = logging.getLogger(__name__)
 _KIND = "tf.train.Saver"

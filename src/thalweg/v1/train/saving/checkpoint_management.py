@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.storage.bundle import CheckpointState, read_state, write_state
-from thalweg.v1.train.checkpoint_reader import INDEX, SUFFIX, exists
+from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, exists
 
 _LOG = logging.getLogger(__name__)
 STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder

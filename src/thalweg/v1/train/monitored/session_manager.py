@@ -11,7 +11,7 @@ import numpy as np
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import Session, get_default_graph
-from thalweg.v1.train.checkpoint_management import get_checkpoint_state
+from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
 
 Path = str | os.PathLike[str]
 

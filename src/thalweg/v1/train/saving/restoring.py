@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, NotFoundError
 from thalweg.graph import GraphVariable
-from thalweg.v1.train.checkpoint_reader import CheckpointReader
+from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.variable import dtype_name
 
 _LISTED = 10  # names and differences in a message

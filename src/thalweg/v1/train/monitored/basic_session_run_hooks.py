@@ -13,13 +13,13 @@ import torch
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
 from thalweg.graph import get_default_graph
 from thalweg.v1.train.global_step import get_global_step
-from thalweg.v1.train.session_run_hook import (
+from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from thalweg.v1.train.step_timer import SecondOrStepTimer
+from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two looks at the global step

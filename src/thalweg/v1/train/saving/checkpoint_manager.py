@@ -10,8 +10,8 @@ from typing import Any
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import get_default_session, is_symbolic
 from thalweg.tracing import untraced
-from thalweg.v1.train.checkpoint import Checkpoint, Path
-from thalweg.v1.train.checkpoint_management import (
+from thalweg.v1.train.saving.checkpoint import Checkpoint, Path
+from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_state,
     remove_checkpoint,
     update_checkpoint_state,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.graph import GraphVariable
 from thalweg.storage.bundle import ObjectGraph
-from thalweg.v1.train.objects.members import SUFFIX, VALUE
+from thalweg.v1.train.saving.objects.members import SUFFIX, VALUE
 
 Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slot's name, its own
 

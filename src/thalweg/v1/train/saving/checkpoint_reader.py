@@ -17,7 +17,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import ITEM_BYTES, Stored
-from thalweg.v1.train.objects import files
+from thalweg.v1.train.saving.objects import files
 
 SUFFIX = ".safetensors"  # of our file, after the prefix
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known

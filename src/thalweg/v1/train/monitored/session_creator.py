@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from thalweg.graph import Session, get_default_graph
-from thalweg.v1.train.scaffold import Scaffold
-from thalweg.v1.train.session_manager import SessionManager
+from thalweg.v1.train.monitored.scaffold import Scaffold
+from thalweg.v1.train.monitored.session_manager import SessionManager
 
 Path = str | os.PathLike[str]
 

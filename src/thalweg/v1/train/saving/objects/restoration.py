@@ -10,9 +10,9 @@ from torch import Tensor
 
 from thalweg.core.trackable import TrackableSlots
 from thalweg.locks import Lock
-from thalweg.v1.train.objects.members import held_by, is_variable, keepers, members_of
-from thalweg.v1.train.objects.values import Values
-from thalweg.v1.train.objects.walk import Walk
+from thalweg.v1.train.saving.objects.members import held_by, is_variable, keepers, members_of
+from thalweg.v1.train.saving.objects.values import Values
+from thalweg.v1.train.saving.objects.walk import Walk
 
 
 class Restoration(Values):

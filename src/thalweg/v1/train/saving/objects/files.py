@@ -17,7 +17,7 @@ from thalweg.errors import (
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.storage.stored import Stored, of_tensor
-from thalweg.v1.train.objects.members import VALUE
+from thalweg.v1.train.saving.objects.members import VALUE
 
 ENDING = ".safetensors"  # of our files, after the prefix
 KIND = "tf.train.Checkpoint"

@@ -18,9 +18,9 @@ from thalweg.graph.nodes import session_for
 from thalweg.locks import Lock
 from thalweg.storage.bundle import ObjectGraph
 from thalweg.tracing import untraced
-from thalweg.v1.train.checkpoint_management import update_checkpoint_state
-from thalweg.v1.train.objects import files
-from thalweg.v1.train.objects.members import (
+from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
+from thalweg.v1.train.saving.objects import files
+from thalweg.v1.train.saving.objects.members import (
     Member,
     check_trackable,
     child_of,
@@ -32,8 +32,8 @@ from thalweg.v1.train.objects.members import (
     keepers,
     members_of,
 )
-from thalweg.v1.train.objects.restoration import Restoration
-from thalweg.v1.train.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
+from thalweg.v1.train.saving.objects.restoration import Restoration
+from thalweg.v1.train.saving.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
 from thalweg.variable import Variable
 
 Path = str | os.PathLike[str]

@@ -15,8 +15,8 @@ from thalweg.graph import (
     local_variables_initializer,
     report_uninitialized_variables,
 )
-from thalweg.v1.train.checkpoint_saver_hook import the_saver
-from thalweg.v1.train.saver import Saver
+from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
+from thalweg.v1.train.saving.saver import Saver
 
 
 class Scaffold:

@@ -12,8 +12,8 @@ from thalweg.core.state import Entry
 from thalweg.core.trackable import Position, Trackable, TrackableSlots
 from thalweg.graph import GraphVariable, constant
 from thalweg.graph.variables import begin_with
-from thalweg.v1.train.objects.members import child_of, held_by, is_variable
-from thalweg.v1.train.objects.values import Link, Values
+from thalweg.v1.train.saving.objects.members import child_of, held_by, is_variable
+from thalweg.v1.train.saving.objects.values import Link, Values
 from thalweg.variable import dtype_name
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.train.checkpoint_saver_hook import CheckpointSaverHook
-from thalweg.v1.train.monitored_session import MonitoredSession
-from thalweg.v1.train.scaffold import Scaffold
-from thalweg.v1.train.session_creator import ChiefSessionCreator
-from thalweg.v1.train.session_run_hook import SessionRunHook
-from thalweg.v1.train.step_counter_hook import StepCounterHook
+from thalweg.v1.train.monitored.checkpoint_saver_hook import CheckpointSaverHook
+from thalweg.v1.train.monitored.monitored_session import MonitoredSession
+from thalweg.v1.train.monitored.scaffold import Scaffold
+from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator
+from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
+from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
 
 _DEFAULT: Any = object()  # an interval of which nothing is said
 _SECONDS = 600  # between two checkpoints

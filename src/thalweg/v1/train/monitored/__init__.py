@@ -1,0 +1,1 @@
+"""Sessions that save, count and stop by hooks."""
