@@ -234,7 +234,7 @@ def _faces() -> dict[str, dict[str, Callable[[], Any]]]:
         "averages in a step": averaged,
         "averages of sums in a step": partial(OfLoss, averages_of_adam, "none", 2),
     }
-    rest = {name: partial(OfRule, name) for name in by_class().keys() - by_rule().keys()}
+    rest = {name: partial(OfRule, name) for name in by_class() if name not in by_rule()}
     around = {name: partial(Around, make) for name, make in AROUND.items()}
     return {
         **rules,

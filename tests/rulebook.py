@@ -257,7 +257,8 @@ class Engines:
 
     def ready(self, asked: Request) -> Any:
         if self.last is None or not self.last.again(asked):
-            check_gradients(asked.variables, asked.gradients, asked.titles)
+            narrow = asked.copies is not None
+            check_gradients(asked.variables, asked.gradients, asked.titles, narrow=narrow)
             made = self.gate.ready(asked)
             self.last = made if made.is_single else None
             return made
@@ -273,14 +274,16 @@ class Engines:
 
 def take(
     case: Case, problem: Problem, selection: Selection = KEEP, *, steps: int = 1,
-    engines: Engines | None = None, stages: tuple[Any, ...] = (), **extra: float,
+    engines: Engines | None = None, stages: tuple[Any, ...] = (), copies: Any = None,
+    **extra: float,
 ) -> Problem:  # fmt: skip
     """Take steps in place, as the public optimizer does; returns the problem."""
     engines = engines or Engines()
     names = [f"w{index}" for index in range(len(problem.variables))]
     asked = Request(
-        case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection
-    )
+        case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection,
+        copies,
+    )  # fmt: skip
     for step in range(1, steps + 1):
 
         def shared(dtypes: Any, step: int = step) -> Any:

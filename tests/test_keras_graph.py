@@ -240,11 +240,9 @@ def test_the_state_of_a_graph_is_in_its_sessions(stepped: bool) -> None:
         if stepped:
             opt.minimize(w.sum(), [w])
         held = len(opt.weights)
-        with pytest.raises(
-            FailedPreconditionError, match=r"get_weights\(\) inside `with session:`"
-        ):
+        with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver"):
             opt.state_dict()
-        with pytest.raises(FailedPreconditionError, match=r"set_weights\(values\) inside `with"):
+        with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver"):
             opt.load_state_dict(saved, [w])
         assert len(opt.weights) == held
         assert eager.state_dict()["iterations"] == 0  # made outside of the graph

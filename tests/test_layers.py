@@ -32,7 +32,6 @@ LAYERS = (
     ("graph",),
     ("keras", "v1"),
     ("openseq2seq",),
-    ("checkpoint",),
     ("integrations",),
     ("tf",),
     ("catalogue",),

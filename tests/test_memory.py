@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,85 @@ def test_a_storage_that_was_cut_before_mixed_gradients_are_clipped(role: str) ->
     {"gradient": grad, "variable": w}[role].untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match="'w:0' has no memory that holds its"):
         step.apply_gradients([grad])
+
+
+@each_face
+@pytest.mark.parametrize("size", [0, 8, 24])
+def test_indices_that_were_cut(face: str, size: int) -> None:
+    training = Training(face, "cpu")
+    indices = torch.arange(4)
+    training.grads[1] = IndexedSlices(torch.ones(4, 4), indices, (4, 4))
+    indices.untyped_storage().resize_(size)
+    with pytest.raises(LayoutError, match="indices of the gradient of 'w1:0' has no memory"):
+        training.step()
+
+
+# What Keras counts is read first, by torch, which refuses what has no byte left.
+@pytest.mark.parametrize(("face", "size"), [("keras", 4), ("v1", 4), ("v1", 0)])
+def test_a_counter_that_was_cut(face: str, size: int) -> None:
+    training = Training(face, "cpu")
+    count = Variable(torch.zeros((), dtype=torch.int64), name="count", trainable=False)
+    if face == "keras":
+        training.opt = keras.optimizers.SGD(0.5)
+        training.opt.iterations = count
+        step = training.step
+    else:
+        pairs = list(zip(training.grads, training.vars, strict=True))
+
+        def step() -> None:
+            training.opt.apply_gradients(pairs, count)
+
+    step()
+    count.untyped_storage().resize_(size)
+    before = [var.clone() for var in training.vars]
+    with pytest.raises(LayoutError, match="'count:0' has no memory that holds its 1 elements"):
+        step()
+    assert all(map(torch.equal, training.vars, before))
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "state_dict": lambda opt: opt.state_dict(),
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "weights": lambda opt: opt.get_weights(),
+}
+
+
+@each_face
+@pytest.mark.parametrize("size", [0, SIZE - 4])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_state_of_which_a_slot_was_cut_is_not_copied(face: str, reader: str, size: int) -> None:
+    training = Training(face, "cpu")
+    if not hasattr(training.opt, "get_weights") and reader == "weights":
+        pytest.skip("TensorFlow 1 has none")
+    training.slot().untyped_storage().resize_(size)
+    with pytest.raises(LayoutError, match="has no memory that holds its 16 elements"):
+        READERS[reader](training.opt)
+
+
+class OwnUpdate(keras.optimizers.Adam):
+    """An optimizer that updates one variable after the other."""
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+        super()._resource_apply_dense(grad, var, apply_state)
+
+
+class OwnUpdateV1(v1.train.AdamOptimizer):
+    def _apply_dense(self, grad: Any, var: Any) -> None:
+        super()._apply_dense(grad, var)
+
+
+@pytest.mark.parametrize("made", [OwnUpdate, OwnUpdateV1])
+@pytest.mark.parametrize("size", [0, SIZE - 4])
+def test_a_slot_that_was_cut_before_hooks_of_ones_own(made: Any, size: int) -> None:
+    training = Training("keras", "cpu")
+    training.opt = made(0.1)
+    training.step()
+    training.slot().untyped_storage().resize_(size)
+    before = training.vars[0].clone()
+    with pytest.raises(LayoutError, match="has no memory that holds its 16 elements"):
+        training.step()
+    assert torch.equal(training.vars[0], before)
 
 
 @pytest.mark.parametrize("offset", [0, 4])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from openseq2seq_small import HALF, halves, stepping
+from thalweg import IndexedSlices, Variable
+from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
     mp_regularizer_wrapper,
 )
@@ -75,3 +80,69 @@ def test_a_variable_that_was_freed_is_refused() -> None:
     with pytest.raises(ValueError, match="memory"):
         step.apply_gradients([zero + 1, zero + 1])
     assert b.detach().tolist() == [1.0] * 4
+
+
+# What is read before the update: gradients that are added up, unscaled, averaged or get a penalty.
+
+
+def regularized(var: Tensor) -> None:
+    mp_regularizer_wrapper(lambda w: (w * w).sum())(var)
+
+
+ADDING: dict[str, Any] = {"iter_size": 2, "skip_update_ph": True}
+READ_EARLY: dict[str, dict[str, Any]] = {
+    "added up": ADDING,
+    "added up, float32": {**ADDING, "dtype": torch.float32},
+    "added up and written": {**ADDING, "skip_update_ph": False},
+    "averaged": {"on_horovod": True, "all_reduce": lambda grad: grad * 1},
+    "averaged, float32": {"on_horovod": True, "all_reduce": lambda grad: grad, "dtype": None},
+    "penalised": {},
+}
+PARTS = ("gradient", "values", "indices")
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("how", READ_EARLY)
+def test_a_cut_gradient_is_refused_before_it_is_read(how: str, part: str, left: int) -> None:
+    dtype = torch.float32 if "float32" in how else HALF
+    w, v = (Variable(torch.ones(4, 2, dtype=dtype), name) for name in ("w", "v"))
+    if how == "penalised":
+        regularized(w)
+    step = stepping([v, w], **READ_EARLY[how])
+    whole = torch.ones(4, 2, dtype=dtype)
+    step.apply_gradients([whole, whole])
+    kept = step.state_dict()
+    grad, values, indices = (each.clone() for each in (whole, whole, torch.arange(4)))
+    rows = IndexedSlices(values, indices, (4, 2))
+    {"gradient": grad, "values": values, "indices": indices}[part].untyped_storage().resize_(left)
+    with pytest.raises(LayoutError, match=r"gradient of 'w:0' has no memory that holds its"):
+        step.apply_gradients([whole, grad if part == "gradient" else rows])
+    now = step.state_dict()
+    assert all(torch.equal(now[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("left", [0, 4, 28])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_sum_of_gradients_that_was_cut_is_refused(skip: bool, left: int) -> None:
+    w = Variable(torch.ones(8), name="w")
+    step = stepping([w], dtype=None, **{**ADDING, "skip_update_ph": skip})
+    step.apply_gradients([torch.ones(8)])
+    step._accumulators.get(w).untyped_storage().resize_(left)
+    with pytest.raises(LayoutError, match="'w/gradient_sum:0' has no memory that holds its 8"):
+        step.apply_gradients([torch.ones(8)])
+    assert w.tolist() == ([1.0] * 8 if skip else [0.75] * 8)
+
+
+@pytest.mark.parametrize("role", ["variable", "master"])
+def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
+    w = Variable(torch.ones(8, dtype=HALF), name="w")
+    regularized(w)
+    step = stepping([w])
+    grad = torch.ones(8, dtype=HALF)
+    if role == "master":
+        step.apply_gradients([grad])
+    cut = w if role == "variable" else step.optimizer.get_master(w)
+    cut.untyped_storage().resize_(8)
+    with pytest.raises(LayoutError, match=r"w:0' has no memory that holds its 8 elements"):
+        step.apply_gradients([grad])

@@ -102,6 +102,32 @@ def test_duplicates_are_added_in_order_of_appearance(name):
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_infinities_that_cancel_are_nan_without_a_warning(name):
+    momentum = next(case for case in FIRST if case.rule.name == "Momentum")
+    values = torch.tensor([[np.inf], [-np.inf]])
+    var, slot = torch.zeros(3, 1), torch.zeros(3, 1)
+    problem = Problem([var], [[slot]], [sparse(values, [1, 1], var)])
+    take(momentum, problem, KEEP._replace(name=name))
+    assert var.isnan().flatten().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("copy_dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@by_rule([case for case in FIRST if not case.rule.is_whole])
+def test_copies_follow_in_the_rows_that_are_written(case, copy_dtype):
+    problem = make(case, 7, [5, 0, 5], (4,))
+    found = []
+    for name in ("cpu", "reference"):
+        own, copy = problem.copy(), torch.full((7, 4), 3.0, dtype=copy_dtype)
+        take(case, own, KEEP._replace(name=name), copies=[copy])
+        written = torch.arange(7) if case.rule.update_untouched else [0, 5]
+        wanted = torch.full((7, 4), 3.0, dtype=copy_dtype)
+        wanted[written] = own.variables[0].detach()[written].to(copy_dtype)
+        assert_same([copy], [wanted], name)
+        found.append([*own.written(), copy])
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_duplicates_of_gradient_descent_move_one_after_the_other(name):
     sgd = next(case for case in FIRST if case.rule.name == "SGD").with_hypers(learning_rate=1.0)
     values = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])

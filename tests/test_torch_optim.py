@@ -362,3 +362,11 @@ def test_steps_beyond_float32_are_counted_in_float64() -> None:
         opt.iterations.assign(np.int64(count))
         step = to_torch(opt, variables)["state"][0]["step"]
         assert (step.dtype, int(step)) == (dtype, count)
+
+
+def test_a_rate_of_zero_leaves_no_velocity() -> None:
+    theirs = trained(CASES["momentum to SGD"], torch.float32)[0]
+    theirs.param_groups[0]["lr"] = 0.0
+    opt, variables = SGD(0.125, 0.75), named()
+    warned("learning_rate is 0.125 here, in torch lr is 0", theirs.state_dict(), opt, variables)
+    assert not opt.get_slot(variables[0], "momentum").any()

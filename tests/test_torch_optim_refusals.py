@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from attack import mutations
 from attack.states import everything, same
 from files import through_a_file
 from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, v1
 from thalweg.checkpoint import from_torch, to_torch
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Ftrl, Nadam, RMSprop
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 from thalweg.v1.train import AdamOptimizer, MomentumOptimizer, RMSPropOptimizer
@@ -82,6 +85,7 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
         of(1, lambda own: own.update(step=torch.tensor(1.5))),
         r"'b' has the step 1\.5",
     ),
+    "without a step": (of(0, lambda own: own.pop("step")), r"'w' has the step None"),
     "of no step": (of(0, lambda own: own.update(step=float("nan"))), r"'w' has the step nan"),
     "of a parameter that is not there": (
         lambda state: state["state"].update({7: {}}),
@@ -92,6 +96,10 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
     "a group without parameters": (
         lambda state: state["param_groups"][0].pop("params"),
         "'param_groups' is no list of groups with their 'params'",
+    ),
+    "a group without a rate": (
+        lambda state: state["param_groups"][0].update(lr=None),
+        "a group has no number for its 'lr'",
     ),
     "a parameter twice": (
         lambda state: state["param_groups"][0].update(params=[0, 0]),
@@ -175,8 +183,11 @@ def test_products_that_differ_are_refused() -> None:
     state["state"][1]["mu_product"] += 0.25
     with pytest.raises(CheckpointMismatchError, match=r"'b' has the mu_product .*, 'w' 0\.2"):
         from_torch(state, into=Nadam(), variables=variables())
-    del state["state"][0]["exp_avg"], state["state"][1]["mu_product"]
-    with pytest.raises(CheckpointMismatchError, match="'w/m' is missing"):
+    del state["state"][1]["mu_product"]
+    with pytest.raises(CheckpointMismatchError, match="'b' has no mu_product"):
+        from_torch(state, into=Nadam(), variables=variables())
+    del state["state"][0]["mu_product"]
+    with pytest.raises(CheckpointMismatchError, match="'b' has no mu_product; 'w' has no"):
         from_torch(state, into=Nadam(), variables=variables())
 
 
@@ -238,3 +249,39 @@ def test_an_optimizer_that_knows_other_variables_is_refused() -> None:
     opt.apply_gradients([([1.0], more)])
     with pytest.raises(CheckpointMismatchError, match="'more/accumulator' is missing"):
         from_torch(saved(torch.optim.Adagrad), into=opt, variables=variables())
+
+
+FUZZED = {
+    "Adam": (torch.optim.Adam, {"amsgrad": True}, lambda: Adam(amsgrad=True)),
+    "SGD": (torch.optim.SGD, {"momentum": 0.5}, lambda: SGD(momentum=0.5)),
+    "NAdam": (torch.optim.NAdam, {}, Nadam),
+    "v1": (torch.optim.RMSprop, {"centered": True}, lambda: RMSPropOptimizer(0.1, centered=True)),
+}
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("cls", "options", "make"), FUZZED.values(), ids=FUZZED)
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_state_is_taken_or_refused_as_a_whole(
+    cls: Any, options: dict[str, Any], make: Any, count: int
+) -> None:
+    good, refused = saved(cls, **options), 0
+    for number in range(count):
+        dice = random.Random(f"{cls.__name__}/{number}")
+        state = copy.deepcopy(good)
+        parts = {"state": state["state"], "group": state["param_groups"][0]}
+        damage = mutations.mutated(parts, dice)
+        if "state" in parts:
+            state = {"state": parts["state"], "param_groups": [parts.get("group")]}
+        opt, own = make(), variables()
+        if number % 2:
+            our_step(opt, own, 5)
+        before = everything(opt, own)
+        try:
+            from_torch(state, into=opt, variables=own)
+        except (ThalwegError, ValueError, TypeError):
+            refused += 1
+            assert same(everything(opt, own), before), damage
+        except Exception as error:
+            raise AssertionError(f"{damage} raised {error!r}") from error
+    assert refused > count / 4

@@ -449,7 +449,9 @@ def test_objects_of_several_graphs_are_refused_in_eager_mode(tmp_path: Path) -> 
 # What is set after a restore, copies, and states from elsewhere.
 
 
-@pytest.mark.parametrize("rate", [0.125, 1, lambda: 0.125, Variable(0.125)], ids=str)
+@pytest.mark.parametrize(
+    "rate", [0.125, 1, lambda: 0.125, Variable(0.125)], ids=["float", "int", "callable", "variable"]
+)
 def test_a_hyperparameter_that_is_set_after_a_restore(rate: Any, saved: Any) -> None:
     path, then, _ = saved("keras")
     w, opt = Variable(two(0.0)), FACES["keras"]()

@@ -1,4 +1,8 @@
-"""A few rules once more in plain NumPy, from the kernels of TensorFlow: no code of the library."""
+"""A few rules once more in plain NumPy, from the kernels of TensorFlow: no code of the library.
+
+A rule of `RULES` is that of dense gradients. `ROWS` has what sparse Adam does to the rows that a
+gradient names, and `OTHERS` what becomes of the rows that it does not name, where they change.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 Array = np.ndarray[Any, Any]
 Numbers = Mapping[str, Any]
@@ -54,6 +59,80 @@ RULES: dict[str, Callable[..., tuple[Array, ...]]] = {
 }
 
 
+def sparse_adam(var: Array, grad: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
+    one = var.dtype.type(1)
+    m = m * by["beta1"] + grad * (one - by["beta1"])
+    v = v * by["beta2"] + (grad * grad) * (one - by["beta2"])
+    return _moved_by_adam(var, m, v, by)
+
+
+def other_rows_of_adam(var: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
+    return _moved_by_adam(var, m * by["beta1"], v * by["beta2"], by)
+
+
+def _moved_by_adam(var: Array, m: Array, v: Array, by: Numbers) -> tuple[Array, ...]:
+    one = var.dtype.type(1)
+    root = np.sqrt(one - by["beta2_power"])
+    alpha = by["learning_rate"] * (root / (one - by["beta1_power"]))
+    return var - (alpha * m) / (np.sqrt(v) + by["epsilon"]), m, v
+
+
+def other_rows_of_rmsprop(var: Array, rms: Array, by: Numbers) -> tuple[Array, ...]:
+    return var, rms * by["rho"]
+
+
+ROWS: dict[str, Callable[..., tuple[Array, ...]]] = {**RULES, "Adam": sparse_adam}
+OTHERS: dict[str, Callable[..., tuple[Array, ...]]] = {
+    "Adam": other_rows_of_adam,
+    "RMSprop": other_rows_of_rmsprop,
+}
+SCATTERED = ("SGD",)  # a row that a gradient names twice moves twice
+
+
+def sparse(
+    rule: str, tensors: list[Array], values: Array, indices: Array, by: Numbers, dtype: str
+) -> list[Array]:
+    """A variable and its slots after a step with a sparse gradient, one row after the other.
+
+    Args:
+        rule: Its name.
+        tensors: Variable and slots as they are, their first dimension the rows.
+        values, indices: The gradient.
+        by: The scalars.
+        dtype: The variable's, in which a sum of values is stored.
+    """
+    made = [tensor.copy() for tensor in tensors]
+    entries = list(zip(indices.tolist(), values, strict=True))
+    if rule not in SCATTERED:
+        sums: dict[int, Array] = {}
+        for row, value in entries:
+            sums[row] = sums[row] + value if row in sums else value
+        zero = values.dtype.type(0)  # which the kernels begin with: -0 is no sum
+        entries = [(row, stored(total, dtype) + zero) for row, total in sums.items()]
+    for row, value in entries:
+        found = ROWS[rule](made[0][row], value, *[each[row] for each in made[1:]], by)
+        for each, number in zip(made, found, strict=True):
+            each[row] = stored(number, dtype)
+    if rule in OTHERS:
+        named = set(indices.tolist())
+        for row in (row for row in range(len(made[0])) if row not in named):
+            found = OTHERS[rule](*[each[row] for each in made], by)
+            for each, number in zip(made, found, strict=True):
+                each[row] = number
+    return made
+
+
+def stored(values: Array, dtype: str) -> Array:
+    """Numbers as they are read again after they were written."""
+    return widened(narrowed(np.asarray(values), dtype), dtype).reshape(np.shape(values))
+
+
+def saturated(values: Array, dtype: str) -> Array:
+    """Numbers within those that a 16-bit type has."""
+    largest = values.dtype.type(torch.finfo(getattr(torch, dtype)).max)
+    return np.where(values > largest, largest, np.where(values < -largest, -largest, values))
+
+
 def widened(raw: Array, dtype: str) -> Array:
     """Bytes, a row for each element, as the numbers that are computed with."""
     if dtype == "bfloat16":
@@ -65,6 +144,7 @@ def widened(raw: Array, dtype: str) -> Array:
 
 def narrowed(values: Array, dtype: str) -> Array:
     """Numbers as bytes, a row for each element: rounded to the nearest, ties to even."""
+    values = values.ravel()
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

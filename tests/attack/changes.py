@@ -17,7 +17,7 @@ from attack.moves import CUTS, MOVES, Move, Spoilt
 from attack.server import figures_of
 from attack.trainings import FACES, Training
 
-TRIED = "trainings with 12 random changes each between steady steps, over keras, v1, optimize_loss"
+TRIED = "trainings of keras, v1, optimize_loss and sessions with 12 random changes between steps"
 CASES = {False: 500, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "spoilt")

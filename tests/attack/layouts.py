@@ -1,9 +1,10 @@
 """Steps over tensors of random layouts, compared byte by byte with NumPy over the same bytes.
 
-Variables, gradients and slots lie somewhere in buffers of random bytes: dense or strided,
-transposed, expanded, overlapping, misaligned, side by side, one in another, of one storage or of
-many. A step must be refused if two elements that it writes share memory, and then nothing may
-change; else every byte must be what a few lines of NumPy make of the buffers.
+Variables, slots, 16-bit copies and gradients, or their rows and indices, lie somewhere in buffers
+of random bytes: dense or strided, transposed, expanded, overlapping, misaligned, side by side, one
+in another, of one storage or of many. A step must be refused if two elements that it writes share
+memory, or an index is out of range, and then nothing may change; else every byte must be what a few
+lines of NumPy make of the buffers.
 """
 
 from __future__ import annotations
@@ -18,15 +19,24 @@ import torch
 
 from attack import arithmetic
 from attack.figures import Figures
-from attack.places import BYTES, SIZES, Array, Drawer, Place, overlaps_itself, shape, share
+from attack.places import BYTES, FLOATS, Array, Drawer, Place, overlaps_itself, shape, share
 from attack.server import figures_of
 from rulebook import FLUSH, KEEP, Case, Engines, Problem, case, take
-from thalweg.errors import LayoutError, PerformanceWarning
+from thalweg import IndexedSlices
+from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
 
-TRIED = "random layouts of variables, slots and gradients, 1 to 4 steps each"
+TRIED = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 100
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a sparse gradient lies."""
+
+    values: Place
+    indices: Place
 
 
 @dataclass
@@ -36,11 +46,19 @@ class Scene:
     rule: str
     variables: list[Place]
     slots: list[list[Place]]
-    gradients: list[Place]
+    copies: list[Place | None]
+    gradients: list[Place | Rows]
     order: list[int]  # which variable each gradient is for
 
     def written(self) -> list[Place]:
-        return [*self.variables, *(slot for own in self.slots for slot in own)]
+        slots = [slot for own in self.slots for slot in own]
+        return [*self.variables, *slots, *(copy for copy in self.copies if copy is not None)]
+
+    def read(self) -> list[Place]:
+        found: list[Place] = []
+        for grad in self.gradients:
+            found += [grad.values, grad.indices] if isinstance(grad, Rows) else [grad]
+        return found
 
     def must_be_refused(self) -> bool:
         written = [place for place in self.written() if 0 not in place.shape]
@@ -55,21 +73,39 @@ def scene(dice: random.Random) -> tuple[Scene, Drawer]:
     """A random one."""
     rule = dice.choice(list(arithmetic.RULES))
     drawer = Drawer(dice, dice.choice([1, 1, 2, 4]))
-    made = Scene(rule, [], [], [], [])
+    made = Scene(rule, [], [], [], [], [])
     for _ in range(dice.choice([1, 1, 2, 3])):
-        extents, dtype = shape(dice), dice.choice([*SIZES, "float32"])
+        extents, dtype = shape(dice), dice.choice([*FLOATS, "float32"])
         var = drawer.place(extents, dtype)
         slots = [drawer.place(extents, dtype, var.strides) for _ in case(rule).rule.slots]
+        copy = None
+        if dtype in ("float32", "float64") and dice.random() < 0.25:
+            copy = drawer.place(extents, dice.choice(_HALVES), var.strides)
         made.variables.append(var)
         made.slots.append(slots)
-        made.gradients.append(drawer.place(extents, dtype, var.strides))
-    made.order = list(range(len(made.variables)))
+        made.copies.append(copy)
+        made.gradients.append(_gradient(made, len(made.order), drawer, dice))
+        made.order.append(len(made.order))
     if dice.random() < 0.1:  # a variable may come twice
         again = dice.choice(made.order)
         made.order.append(again)
-        var = made.variables[again]
-        made.gradients.append(drawer.place(var.shape, var.dtype, var.strides))
+        made.gradients.append(_gradient(made, again, drawer, dice))
     return made, drawer
+
+
+_HALVES = ("float16", "bfloat16")
+
+
+def _gradient(scene: Scene, index: int, drawer: Drawer, dice: random.Random) -> Place | Rows:
+    """A place for a gradient of a variable; that of a master may be of a 16-bit type."""
+    var, dtype = scene.variables[index], scene.variables[index].dtype
+    if scene.copies[index] is not None and dtype == "float32" and dice.random() < 0.6:
+        dtype = dice.choice(_HALVES)
+    if not var.shape or dice.random() < 0.7:
+        return drawer.place(var.shape, dtype, var.strides)
+    count = dice.choice([0, 1, 2, 3, 5, 9, 30]) if var.shape[0] else 0
+    values = drawer.place((count, *var.shape[1:]), dtype, var.strides)
+    return Rows(values, drawer.place((count,), dice.choice(["int32", "int64"])))
 
 
 class Oracle:
@@ -82,39 +118,80 @@ class Oracle:
     def _get(self, place: Place) -> Array:
         raw = self.bytes[place.buffer][place.bytes()]
         values = arithmetic.widened(raw, place.dtype)
-        return -values if place.is_negative else values
+        return (-values if place.is_negative else values).reshape(place.shape)
 
     def _set(self, place: Place, values: Array) -> None:
         self.bytes[place.buffer][place.bytes()] = arithmetic.narrowed(values, place.dtype)
 
+    def _is_outside(self, index: int, grad: Place | Rows) -> bool:
+        if not isinstance(grad, Rows):
+            return False
+        rows, found = self._scene.variables[index].shape[0], self._get(grad.indices)
+        return bool(((found < 0) | (found >= rows)).any())
+
+    def must_be_refused(self) -> bool:
+        """Whether an index is out of range, as the bytes are now."""
+        own = self._scene
+        return any(map(self._is_outside, own.order, own.gradients))
+
     def step(self, of: Case, number: int) -> None:
         own = self._scene
-        gradients = [self._get(place) for place in own.gradients]
-        for index, grad in zip(own.order, gradients, strict=True):
+        given = [
+            (self._get(grad.values), self._get(grad.indices))
+            if isinstance(grad, Rows)
+            else (self._get(grad), None)
+            for grad in own.gradients
+        ]
+        for index, (values, indices) in zip(own.order, given, strict=True):
             places = [own.variables[index], *own.slots[index]]
-            var, *slots = map(self._get, places)
+            tensors = [self._get(place) for place in places]
+            by, dtype = of.scalars(tensors[0].dtype.type, number), places[0].dtype
             with np.errstate(all="ignore"):
-                made = arithmetic.RULES[own.rule](
-                    var, grad, *slots, of.scalars(var.dtype.type, number)
-                )
-            for place, values in zip(places, made, strict=True):
-                self._set(place, values)
+                if indices is None:
+                    var, *slots = tensors
+                    made = list(arithmetic.RULES[own.rule](var, values, *slots, by))
+                else:
+                    made = arithmetic.sparse(own.rule, tensors, values, indices, by, dtype)
+            for place, numbers in zip(places, made, strict=True):
+                self._set(place, numbers)
+            copy = own.copies[index]
+            if copy is not None:
+                kept = self._get(copy).astype(made[0].dtype)
+                rows: Any = ...
+                if indices is not None and own.rule not in arithmetic.OTHERS:
+                    rows = indices
+                kept[rows] = arithmetic.saturated(np.asarray(made[0])[rows], copy.dtype)
+                self._set(copy, kept)
 
 
 def _fill(scene: Scene, buffers: list[bytearray], dice: random.Random) -> None:
-    """Random bytes everywhere, and numbers of usual size where tensors are."""
+    """Random bytes everywhere, numbers of usual size where tensors are, and rows where indices."""
     rng = np.random.default_rng(dice.randrange(2**32))
     for index in range(len(buffers)):
         buffers[index][:] = rng.integers(0, 256, BYTES, np.uint8).tobytes()
-    for place in [*scene.written(), *scene.gradients]:
-        if 0 in place.shape:
-            continue
-        memory = np.frombuffer(buffers[place.buffer], np.uint8)
-        rows = place.bytes()
-        values = rng.uniform(0.5, 2.0, len(rows))
-        if place in scene.variables or place in scene.gradients:
-            values *= rng.choice([-1.0, 1.0], len(rows))
-        memory[rows] = arithmetic.narrowed(values, place.dtype)
+    for place in [*scene.written(), *scene.read()]:
+        if place.dtype in FLOATS:
+            values = rng.uniform(0.5, 2.0, len(place.bytes()))
+            if place in scene.variables or place in scene.read():
+                values *= rng.choice([-1.0, 1.0], len(values))
+            _put(place, arithmetic.narrowed(values, place.dtype), buffers)
+    for index, grad in zip(scene.order, scene.gradients, strict=True):
+        if isinstance(grad, Rows):
+            _put(grad.indices, _rows(scene.variables[index].shape[0], grad, dice), buffers)
+
+
+def _put(place: Place, raw: Array, buffers: list[bytearray]) -> None:
+    if 0 not in place.shape:
+        np.frombuffer(buffers[place.buffer], np.uint8)[place.bytes()] = raw
+
+
+def _rows(height: int, grad: Rows, dice: random.Random) -> Array:
+    """Indices as bytes; now and then one is out of range."""
+    (count,) = grad.indices.shape
+    found = [dice.randrange(height) for _ in range(count)]
+    if found and dice.random() < 0.06:
+        found[dice.randrange(count)] = dice.choice([-1, height, 2**31 - 1, -(2**31)])
+    return np.array(found, grad.indices.dtype).reshape(-1, 1).view(np.uint8)
 
 
 def _differing(scene: Scene, oracle: Oracle, buffers: list[bytearray]) -> str | None:
@@ -143,20 +220,18 @@ def attempt(seed: int, number: int) -> str:
     buffers = [bytearray(BYTES) for _ in range(4)]
     _fill(drawn, buffers, dice)
     # Bytes of other tensors make denormals, which the oracle does not flush.
-    everything = [*drawn.written(), *drawn.gradients]
+    everything = [*drawn.written(), *drawn.read()]
     is_plain = not any(map(overlaps_itself, everything)) and not share(everything)
     selection = FLUSH if is_plain and dice.random() < 0.5 else KEEP
-    selection = selection._replace(name=dice.choice(["auto", "cpu", "cpu"]))
+    selection = selection._replace(name=dice.choice(["auto", "cpu", "cpu", "reference"]))
     oracle, engines, of = Oracle(drawn, buffers), Engines(), case(drawn.rule)
-    tensors = [place.tensor(buffers) for place in drawn.variables]
-    slots = [[place.tensor(buffers) for place in own] for own in drawn.slots]
-    gradients = [place.tensor(buffers) for place in drawn.gradients]
-    problem = Problem([tensors[i] for i in drawn.order], [slots[i] for i in drawn.order], gradients)
-    is_refused = drawn.must_be_refused()
+    problem, copies = _tensors(drawn, buffers)
+    is_refused = False
     for step in range(1, dice.randint(1, 4) + 1):
+        is_refused = drawn.must_be_refused() or oracle.must_be_refused()
         try:
-            _take(of, problem, selection, engines, step)
-        except LayoutError as error:
+            _take(of, problem, copies, selection, engines, step)
+        except (LayoutError, InvalidArgumentError) as error:
             if not is_refused:
                 return f"refused without a reason: {error}"
         else:
@@ -167,18 +242,38 @@ def attempt(seed: int, number: int) -> str:
         if found is not None:
             return f"step {step}: {found}"
         if dice.random() < 0.4:
-            _move_a_gradient(drawn, problem, drawer, buffers, dice)
+            _move_a_gradient(drawn, problem, drawer, buffers, oracle, dice)
     return "refused" if is_refused else "taken"
 
 
-def _take(of: Case, problem: Problem, selection: Any, engines: Engines, step: int) -> None:
+def _tensors(scene: Scene, buffers: list[bytearray]) -> tuple[Problem, list[Any] | None]:
+    """The tensors of a step, and the copies of its variables; None if there are none."""
+    own = [place.tensor(buffers) for place in scene.variables]
+    slots = [[place.tensor(buffers) for place in each] for each in scene.slots]
+    copies = [None if place is None else place.tensor(buffers) for place in scene.copies]
+    gradients = [_given(grad, buffers) for grad in scene.gradients]
+    problem = Problem([own[i] for i in scene.order], [slots[i] for i in scene.order], gradients)
+    has_some = any(copy is not None for copy in copies)
+    return problem, [copies[i] for i in scene.order] if has_some else None
+
+
+def _given(grad: Place | Rows, buffers: list[bytearray]) -> Any:
+    if not isinstance(grad, Rows):
+        return grad.tensor(buffers)
+    return IndexedSlices(grad.values.tensor(buffers), grad.indices.tensor(buffers))
+
+
+def _take(
+    of: Case, problem: Problem, copies: Any, selection: Any, engines: Engines, step: int
+) -> None:
     scalars = type(of).scalars
 
     class Later(Case):
         def scalars(self, dtype: Any, _: int = 0) -> dict[str, Any]:
             return scalars(self, dtype, step)
 
-    take(Later(of.row, of.config, of.hypers), problem, selection, engines=engines)
+    later = Later(of.row, of.config, of.hypers)
+    take(later, problem, selection, engines=engines, copies=copies)
 
 
 def _move_a_gradient(
@@ -186,14 +281,21 @@ def _move_a_gradient(
     problem: Problem,
     drawer: Drawer,
     buffers: list[bytearray],
+    oracle: Oracle,
     dice: random.Random,
 ) -> None:
-    """Another layout for a gradient of the next step, over whatever bytes are there."""
-    index = dice.randrange(len(scene.gradients))
-    old = scene.gradients[index]
-    place = drawer.place(old.shape, old.dtype, scene.variables[scene.order[index]].strides)
-    scene.gradients[index] = replace(place, is_negative=dice.random() < 0.05)
-    problem.gradients[index] = scene.gradients[index].tensor(buffers)
+    """Another layout for a gradient of the next step, over whatever numbers are there."""
+    which = dice.randrange(len(scene.gradients))
+    index = scene.order[which]
+    grad = _gradient(scene, index, drawer, dice)
+    if isinstance(grad, Rows):
+        raw = _rows(scene.variables[index].shape[0], grad, dice)
+        _put(grad.indices, raw, buffers)
+        _put(grad.indices, raw, oracle.bytes)
+    elif dice.random() < 0.05:
+        grad = replace(grad, is_negative=True)
+    scene.gradients[which] = grad
+    problem.gradients[which] = _given(grad, buffers)
 
 
 def warm() -> None:
@@ -201,7 +303,7 @@ def warm() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", PerformanceWarning)
     for rule in arithmetic.RULES:
-        dtypes = [getattr(torch, name) for name in SIZES]
+        dtypes = [getattr(torch, name) for name in FLOATS]
         take(case(rule), Problem.make(case(rule).row, [5] * len(dtypes), dtypes, 0))
 
 

@@ -125,6 +125,8 @@ def variable_transposed(training: Training, dice: random.Random) -> None:
 
 
 def variable_swapped(training: Training, dice: random.Random) -> None:
+    if training.face == "session":  # a session knows its tensors by themselves
+        return
     var = _remembered(training, _place(training, dice))
     value = numbers(var.shape, var.dtype, dice)
     other: Any = Variable(value, var.name) if isinstance(var, Variable) else None
@@ -229,6 +231,8 @@ def slot_transposed(training: Training, dice: random.Random) -> None:
 
 
 def slot_swapped(training: Training, dice: random.Random) -> None:
+    if training.face == "session":
+        return
     slot = _remembered_slot(training, dice)
     other = torch.nn.Parameter(slot.detach() * 0.5, requires_grad=False)
     torch.utils.swap_tensors(slot, other)
@@ -370,22 +374,20 @@ def group_changed(training: Training, dice: random.Random) -> None:
 def variable_added(training: Training, dice: random.Random) -> None:
     if training.face == "optimize_loss" or len(training.variables) > 6:
         return
-    var = Variable(numbers((4, 4), torch.float32, dice), f"w{len(training.variables)}")
-    training.variables.append(var)
-    training.gradients.append(numbers(var.shape, var.dtype, dice))
+    training.add(numbers((4, 4), torch.float32, dice))
+    training.gradients.append(numbers((4, 4), torch.float32, dice))
     training.group.append(len(training.variables) - 1)
 
 
 def hyperparameter_changed(training: Training, dice: random.Random) -> None:
-    value = dice.choice([0.1, 0.05, 0.5, 0.0])
-    if training.face == "keras":
-        training.opt.learning_rate = value
-    else:
-        training.rate.assign(value)
+    training.set_rate(dice.choice([0.1, 0.05, 0.5, 0.0]))
+
+
+def skipping_switched(training: Training, dice: random.Random) -> None:
+    training.is_skipping = dice.random() < 0.6
 
 
 def hyperparameter_of_no_use(training: Training, dice: random.Random) -> None:
-    before = training.rate.detach().clone()
     if training.face == "keras":
         before = training.opt.learning_rate
         training.opt.learning_rate = _failing
@@ -405,29 +407,29 @@ def denormals_switched(training: Training, dice: random.Random) -> None:
 
 
 def state_loaded(training: Training, dice: random.Random) -> None:
-    state = training.opt.state_dict()
+    state = training.save()
     if dice.random() < 0.5:
         training.step()
-    training.opt.load_state_dict(state)
+    training.load(state)
 
 
 def state_refused(training: Training, dice: random.Random) -> None:
-    state = training.opt.state_dict()
-    state[dice.choice(["junk", "iterations", "w0"])] = "junk"
-    try:
-        training.opt.load_state_dict(state)
-    except (ValueError, TypeError):
+    if training.face == "session":
         return
+    state = training.save()
+    state[dice.choice(["junk", "iterations", "w0"])] = "junk"
+    with contextlib.suppress(ValueError, TypeError):
+        training.load(state)
 
 
 def copied(training: Training, dice: random.Random) -> None:
     how = dice.choice(["deepcopy", "pickle"])
-    if training.face != "optimize_loss":
+    if training.face in ("keras", "v1"):
         training.copied(how)
 
 
 def state_looked_at(training: Training, dice: random.Random) -> None:
-    training.opt.state_dict()
+    training.save()
     repr(training.opt)
 
 
@@ -451,7 +453,8 @@ MOVES: tuple[Move, ...] = (
     gradients_new, gradient_laid_out, gradient_expanded, gradient_negated, gradient_written,
     gradient_none, gradient_sparse, gradient_of_a_bad_row, gradient_of_another_dtype,
     gradient_of_another_shape, gradient_is_a_variable, gradient_is_a_slot, gradient_of_junk,
-    group_changed, variable_added, hyperparameter_changed, hyperparameter_of_no_use,
+    group_changed, variable_added, hyperparameter_changed, skipping_switched,
+    hyperparameter_of_no_use,
     engine_switched, denormals_switched, state_loaded, state_refused, copied, state_looked_at,
     step_of_another_thread,
 )  # fmt: skip

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 BYTES = 8192
-SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 Array = np.ndarray[Any, Any]
 
 
@@ -156,7 +157,7 @@ class Drawer:
                 break
         self._ends[buffer] = max(self._ends[buffer], begin + reach)
         is_view = begin % size == 0 and dice.random() < 0.5
-        is_negative = dice.random() < 0.02
+        is_negative = dtype in FLOATS and dice.random() < 0.02
         return Place(buffer, begin, extents, strides, dtype, is_view, is_negative)
 
 

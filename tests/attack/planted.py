@@ -14,6 +14,9 @@ from thalweg.engines.cpu import store
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.engines.cpu.plan import DensePlan
 from thalweg.engines.cpu.watched import Watched
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.keras.optimizers import weights
+from thalweg.openseq2seq.optimizers import accumulation, backward
 from thalweg.storage import disk, header
 from thalweg.storage.bundle import index
 
@@ -75,11 +78,16 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "gradients may lie in what is written": _instead(
         gate, "_apart", lambda variables, gradients, slots, copies: list(gradients)
     ),
+    "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
+    "indices are not looked at": _instead(IndexedSlices, "check_range", lambda *_: None),
+    "sums are not looked at": _instead(accumulation, "check_memories", lambda *_: None),
+    "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
     "slots are not watched": _instead(Watched, "stand", _yes),
     "everything is alike": _instead(Likeness, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
+    "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
     "states are loaded as they come": _instead(loading, "differences", lambda *_: []),
     "machine code is not sealed": _instead(store, "_read", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),

@@ -20,16 +20,17 @@ from attack import mutations
 from attack.figures import Figures
 from attack.server import figures_of
 from keras_table import train
-from thalweg import Variable
+from thalweg import Variable, graph, v1
 from thalweg.core import state
 from thalweg.keras.optimizers import Nadam
+from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.v1.train import AdamOptimizer, MomentumOptimizer
 from thalweg.variable import to_tensor
 
-TRIED = "states of keras, v1 and mixed precision with one damage each"
-CASES = {False: 4000, True: 100_000}
+TRIED = "states of keras, v1, mixed precision, optimize_loss and sessions with one damage each"
+CASES = {False: 5000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError)
@@ -40,7 +41,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, Tensor):
-        one, other = one.detach().contiguous(), other.detach().contiguous()
+        one, other = (each.detach().resolve_neg().contiguous() for each in (one, other))
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
         return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
@@ -75,7 +76,80 @@ def wrapped_trained() -> tuple[Any, list[Any]]:
     return opt, variables
 
 
-MAKE = {"keras": keras_trained, "v1": v1_trained, "openseq2seq": wrapped_trained}
+def training_trained() -> tuple[Any, list[Any]]:
+    variables = [Variable(torch.ones(3, dtype=torch.float16), "a"), Variable(torch.ones(2), "b")]
+    skips = iter([False, True])
+    step = optimize_loss(
+        lambda: sum(var.float().sum() for var in variables), "Adam", {}, lambda _: 0.5,
+        var_list=variables, dtype="mixed", loss_scaling="Backoff", iter_size=2,
+        skip_update_ph=lambda: next(skips),
+    )  # fmt: skip
+    for _ in range(2):
+        step()
+    return step, variables
+
+
+class InSession:
+    """The weights of a Keras optimizer in a session, or all of its variables, as a state.
+
+    Args:
+        by_weights: Whether they are set by `set_weights`, or one after the other by `load`.
+    """
+
+    def __init__(self, by_weights: bool) -> None:
+        self.by_weights = by_weights
+        with graph.Graph().as_default() as made:
+            variables = [v1.Variable(np.ones(3, "f4")), v1.Variable(np.ones((2, 3), "f4"))]
+            self.opt = Nadam(0.5)
+            pairs = [(np.full(var.shape, 2.0, "f4"), var) for var in variables]
+            op = self.opt.apply_gradients(pairs)
+            self.session = graph.Session()
+            self.session.run(graph.global_variables_initializer())
+        self.session.run(op)
+        own = made.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        self.variables = {var.name: var for var in (self.opt.weights if by_weights else own)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {k: self.session.leaf(var).detach().clone() for k, var in self.variables.items()}
+
+    def load_state_dict(self, given: Any, _: Any = None) -> None:
+        if list(given) != list(self.variables):
+            raise ValueError("These are other variables.")
+        with self.session.as_default():
+            if self.by_weights:
+                self.opt.set_weights(list(given.values()))
+                return
+            now = self.state_dict()
+            changed = [name for name in given if not is_same(given[name], now[name])]
+            for name in changed[:1]:  # each load is one of its own
+                self.variables[name].load(given[name])
+            given.update({name: now[name] for name in changed[1:]})
+
+
+def is_same(given: Any, now: Tensor) -> bool:
+    """Whether a value is a plain tensor that is the same to the bit."""
+    return type(given) is Tensor and state.flaw(given) is None and same(given, now)
+
+
+def weights_trained() -> tuple[Any, list[Any]]:
+    return InSession(by_weights=True), []
+
+
+def session_trained() -> tuple[Any, list[Any]]:
+    return InSession(by_weights=False), []
+
+
+MAKE = {
+    "keras": keras_trained,
+    "v1": v1_trained,
+    "openseq2seq": wrapped_trained,
+    "optimize_loss": training_trained,
+    "set_weights": weights_trained,
+    "session": session_trained,
+}
+LOADED_ONCE = ("keras", "v1")  # by a new optimizer, too
+FACES = tuple(MAKE)
+CONVERTING = ("set_weights", "session")
 
 
 def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
@@ -83,12 +157,25 @@ def everything(opt: Any, variables: list[Any]) -> dict[str, Any]:
     return {"state": opt.state_dict(), "config": getattr(opt, "get_config", dict)(), **own}
 
 
-def fits(given: Any, now: Any) -> bool:
-    """Whether a state that was loaded is what the optimizer remembers now."""
+def fits(given: Any, now: Any, face: str) -> bool:
+    """Whether a state that was loaded is what is remembered now; sessions convert numbers."""
+    if face in CONVERTING:
+        return given.keys() == now.keys() and all(_converts(given[k], now[k]) for k in now)
+    return _fits(given, now)
+
+
+def _converts(given: Any, now: Tensor) -> bool:
+    plain = state.kept(given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given)))
+    return plain.shape == now.shape and same(plain.to(now.dtype), now)
+
+
+def _fits(given: Any, now: Any) -> bool:
     if isinstance(now, dict):
         left = now.keys() - given.keys()
         numbers = all(isinstance(now[key], int | float) for key in left)
-        return given.keys() <= now.keys() and numbers and all(fits(given[k], now[k]) for k in given)
+        return (
+            given.keys() <= now.keys() and numbers and all(_fits(given[k], now[k]) for k in given)
+        )
     if isinstance(now, Tensor):
         plain = state.kept(to_tensor(given))
         return same(plain.to(now.dtype) if not now.dim() else plain, now)
@@ -98,25 +185,28 @@ def fits(given: Any, now: Any) -> bool:
 def attempt(seed: int, number: int) -> str:
     """What became of a state: "taken", "refused", or what went wrong, with the damage."""
     dice = random.Random(f"{seed}/{number}")
-    face = list(MAKE)[number % len(MAKE)]
+    face = FACES[number % len(FACES)]
     opt, variables = MAKE[face]()
     given = copy.deepcopy(opt.state_dict())
     damage = f"{face}, {mutations.mutated(given, dice)}"
-    is_fresh = face != "openseq2seq" and dice.random() < 0.5
+    is_fresh = face in LOADED_ONCE and dice.random() < 0.5
     target = type(opt)(0.25) if is_fresh else opt
     var_list = variables if is_fresh or dice.random() < 0.5 else None
     if face == "keras" and dice.random() < 0.25:
         var_list = None  # slots wait for their variables
     before = everything(target, variables)
     try:
-        target.load_state_dict(given, var_list)
+        if face == "optimize_loss":
+            target.load_state_dict(given)
+        else:
+            target.load_state_dict(given, var_list)
     except DOCUMENTED as error:
         if same(everything(target, variables), before):
             return "refused"
         return f"half a state: {damage} ({type(error).__name__}: {error})"
     except Exception as error:
         return f"{damage} raised {type(error).__name__}: {error}"
-    return "taken" if fits(given, target.state_dict()) else f"another state: {damage}"
+    return "taken" if fits(given, target.state_dict(), face) else f"another state: {damage}"
 
 
 def warm() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import thalweg
-from thalweg import IndexedSlices, Variable, keras, v1
+from thalweg import IndexedSlices, Variable, graph, keras, v1
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 HALF = (torch.float16, torch.bfloat16)
@@ -39,6 +39,7 @@ STEPS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("Adam", {}, {"larc_params": {"larc_eta": 0.01}}),
     ("Adam", {}, {"clip_gradients": 2.0}),
 ]
+MASTER, SUM = "master", "sum"  # what `optimize_loss` keeps beside slots
 
 
 class Training:
@@ -62,6 +63,7 @@ class Training:
         self.held: list[Tensor] = []  # slots that were asked for long ago
         self.undo: list[Callable[[], None]] = []  # of the last change, should it be refused
         self.is_cut = False
+        self.is_skipping = False  # whether steps only add gradients up, where they can
         self.before: dict[str, Any] = {}  # bits as they were before storages were cut
         self.opt: Any = self._made(dice)
         self.choose(None)
@@ -94,10 +96,14 @@ class Training:
         """Other gradients, all of them good."""
         self.gradients = [numbers(var.shape, var.dtype, dice) for var in self.variables]
 
+    def forget(self) -> None:
+        """Keep nothing of the steps before."""
+        self.stepping._plans = type(self.stepping._plans)()
+
     def step(self) -> None:
         """Take a step."""
         if self.is_twin:
-            self.stepping._plans = type(self.stepping._plans)()
+            self.forget()
         with thalweg.engine(denormals=self.denormals):
             grads = [self.gradients[place] for place in self.group]
             self._apply(grads, [self.variables[place] for place in self.group])
@@ -115,6 +121,22 @@ class Training:
         self.group = list(range(len(self.variables)))
         self.renew(dice)
 
+    def set_rate(self, value: float) -> None:
+        """Another learning rate."""
+        self.rate.assign(value)
+
+    def add(self, value: Tensor) -> None:
+        """One more variable, of a name that no other has."""
+        self.variables.append(Variable(value, f"w{len(self.variables)}"))
+
+    def save(self) -> dict[str, Any]:
+        """The state."""
+        return self.opt.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Set the state."""
+        self.opt.load_state_dict(state)
+
     def slot_names(self) -> list[str]:
         return self.opt.get_slot_names()
 
@@ -122,11 +144,15 @@ class Training:
         """A slot, handed out."""
         return self.opt.get_slot(self.variables[place], name)
 
-    def bits(self) -> dict[str, Any]:
-        """Everything that a step may change."""
+    def remembered(self) -> dict[str, Any]:
+        """Everything but the gradients."""
         found = flat(self.opt.state_dict())
         found |= {f"variable {k}": var.detach() for k, var in enumerate(self.variables)}
-        found["count"] = self.count.detach()
+        return {**found, "count": self.count.detach()}
+
+    def bits(self) -> dict[str, Any]:
+        """Everything that a step may change."""
+        found = self.remembered()
         for place, grad in enumerate(self.gradients):
             if isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_meta:
                 found[f"gradient {place}"] = grad.detach()
@@ -147,6 +173,9 @@ class KerasTraining(Training):
 
     def _made(self, dice: random.Random) -> Any:
         return dice.choice(KERAS)()
+
+    def set_rate(self, value: float) -> None:
+        self.opt.learning_rate = value
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         self.opt.apply_gradients(list(zip(gradients, variables, strict=True)))
@@ -173,6 +202,8 @@ class LossTraining(Training):
         name, params, options = dice.choice(STEPS)
         if dice.random() < 0.4 and "larc_params" not in options:
             options = {**options, "dtype": "mixed", "loss_scaling": dice.choice([8.0, "Backoff"])}
+        if dice.random() < 0.3:
+            options = {**options, "iter_size": 2, "skip_update_ph": lambda: self.is_skipping}
         return optimize_loss(
             lambda: None, name, params, lambda _: self.rate.detach().clone(),
             var_list=self.variables, global_step=self.count, **options,
@@ -183,16 +214,95 @@ class LossTraining(Training):
         return self.opt._inner
 
     def slot_names(self) -> list[str]:
-        return self.stepping.get_slot_names()
+        own = self.stepping.get_slot_names()
+        masters = [MASTER] if self.opt._masters.pairs() else []
+        return [*own, *masters, *([SUM] if own and self.opt._accumulators else [])]
 
     def slot(self, place: int, name: str) -> Any:
-        return self.opt.optimizer.get_slot(self.variables[place], name)
+        var = self.variables[place]
+        master = self.opt._masters.get(var)
+        if name == MASTER:
+            return var if master is None else master
+        if name == SUM:
+            return self.opt._accumulators.get(var if master is None else master)
+        return self.opt.optimizer.get_slot(var, name)
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         self.opt.apply_gradients(gradients)
 
 
-FACES = (KerasTraining, V1Training, LossTraining)
+class SessionTraining(Training):
+    """A session of a graph: its tensors in place of variables, gradients that are fed."""
+
+    face = "session"
+
+    def __init__(self, dice: random.Random, is_twin: bool) -> None:
+        self.graph, self._fed, self._ops = graph.Graph(), [], {}
+        self.session = graph.Session(graph=self.graph)
+        super().__init__(dice, is_twin)
+
+    def _made(self, dice: random.Random) -> Any:
+        values = [var.detach() for var in self.variables]
+        with self.graph.as_default():
+            self._rate = v1.Variable(0.1, trainable=False, name="rate")
+            self._count = v1.train.get_or_create_global_step()
+            self._symbols = [v1.Variable(value, name=f"w{k}") for k, value in enumerate(values)]
+            made = dice.choice([*KERAS, *[lambda each=each: each(self._rate) for each in V1]])()
+        self._initialize()
+        self.count = self.session.leaf(self._count)
+        self.variables = [self.session.leaf(symbol) for symbol in self._symbols]
+        return made
+
+    def _initialize(self) -> None:
+        """Give those that have no value their first one."""
+        with self.graph.as_default():
+            new = [v for v in graph.global_variables() if not self.session.is_initialized(v)]
+            self.session.run([v.initializer for v in new])
+
+    def set_rate(self, value: float) -> None:
+        if isinstance(self.opt, v1.train.Optimizer):
+            self._rate.load(value, self.session)
+
+    def add(self, value: Tensor) -> None:
+        with self.graph.as_default():
+            self._symbols.append(v1.Variable(value, name=f"w{len(self._symbols)}"))
+        self._initialize()
+        self.variables.append(self.session.leaf(self._symbols[-1]))
+
+    def save(self) -> dict[str, Any]:
+        own = self.graph.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        return {var.name: torch.as_tensor(self.session.leaf(var)).clone() for var in own}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            self.graph.as_graph_element(name).load(value, self.session)
+
+    def forget(self) -> None:
+        super().forget()
+        self.session._plans.clear()
+
+    def slot(self, place: int, name: str) -> Any:
+        return self.session.leaf(self.opt.get_slot(self._symbols[place], name))
+
+    def remembered(self) -> dict[str, Any]:
+        own = self.graph.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        return {var.name: self.session.leaf(var).detach() for var in own}
+
+    def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
+        key = tuple(k for k in self.group if self.gradients[k] is not None)
+        if key not in self._ops:
+            with self.graph.as_default():
+                feeds = [graph.placeholder(self._symbols[k].dtype) for k in key]
+                pairs = [(feed, self._symbols[k]) for feed, k in zip(feeds, key, strict=True)]
+                count = () if isinstance(self.opt, keras.optimizers.Optimizer) else (self._count,)
+                self._ops[key] = feeds, self.opt.apply_gradients(pairs, *count)
+            self._initialize()
+        feeds, op = self._ops[key]
+        given = [grad for grad in gradients if grad is not None]
+        self.session.run(op, dict(zip(feeds, given, strict=True)))
+
+
+FACES = (KerasTraining, V1Training, LossTraining, SessionTraining)
 
 
 def numbers(shape: Any, dtype: torch.dtype, dice: random.Random) -> Tensor:

@@ -105,6 +105,63 @@ def diff(one: str, other: str, as_json: bool) -> None:
     sys.exit(DIFFER if found else 0)
 
 
+@click.command(short_help="Turn a checkpoint of TensorFlow into one of thalweg, or back.")
+@click.argument("path")
+@click.argument("out")
+@click.option(
+    "--to",
+    type=click.Choice(["thalweg", "tf", "tf1"]),
+    default="thalweg",
+    show_default=True,
+    help="What OUT is for: tf.train.Checkpoint or tf.train.Saver.",
+)
+@click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
+@click.option("--optimizer", metavar="NAME", help="The optimizer, where the file does not tell.")
+@click.option(
+    "--set",
+    "numbers",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
+)
+def convert(
+    path: str, out: str, to: str, rules: str | None, optimizer: str | None, numbers: tuple[str, ...]
+) -> None:
+    """Write the checkpoint PATH in another form, as OUT.
+
+    PATH is a checkpoint of TensorFlow or Keras, which `thalweg.checkpoint.restore` then goes on
+    from; with --to it is a file of thalweg. `thalweg rules` lists the names for --optimizer.
+
+    \b
+    Examples:
+      thalweg convert model.ckpt-5 model.safetensors --set learning_rate=0.01
+      thalweg convert model.ckpt-5 model.safetensors --rules names.txt --optimizer v1:AdamOptimizer
+      thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
+    """
+    from thalweg.catalogue import named, spelled
+    from thalweg.checkpoint.files import listing
+    from thalweg.checkpoint.tensorflow import convert as converted
+
+    cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
+    given: dict[str, Any] = dict(map(_number, numbers))
+    with _watched(path) as progress:
+        converted(path, out, rules, to, optimizer=cls, progress=progress, **given)
+    found = listing(out)
+    click.echo(f"{out}: {len(found.tensors)} tensors, {_size(found.bytes)}")
+
+
+def _number(text: str) -> tuple[str, float]:
+    name, equals, number = text.partition("=")
+    try:
+        if not (name and equals):
+            raise ValueError
+        return name, float(number)
+    except ValueError:
+        raise click.UsageError(
+            f"--set takes NAME=NUMBER, such as learning_rate=0.01; not '{text}'."
+        ) from None
+
+
 @contextmanager
 def _watched(path: str) -> Iterator[Progress | None]:
     """A callback that shows a bar, on a terminal and for large files."""

@@ -11,7 +11,7 @@ import click
 
 from thalweg import __version__
 from thalweg.cli.bench import bench
-from thalweg.cli.files import diff, inspect_, verify
+from thalweg.cli.files import convert, diff, inspect_, verify
 from thalweg.cli.race import race
 from thalweg.cli.rules import rules, show
 from thalweg.errors import ThalwegError
@@ -92,5 +92,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (race, rules, show, bench, inspect_, verify, diff):
+for command in (race, rules, show, bench, inspect_, verify, diff, convert):
     main.add_command(command)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf, isfinite
 
 from torch import Tensor
 
 from thalweg.core.pairs import Pair, has_rows
+from thalweg.core.section import Call
 from thalweg.engines import check_gradients
 from thalweg.engines.arrays import Float64
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.variable import variable_constraint
+from thalweg.indexed_slices import Gradient, IndexedSlices, values_of
+from thalweg.variable import name_of, variable_constraint
 
 
 def scatters(rule: Rule) -> bool:
@@ -38,6 +42,45 @@ def check_pairs(
     for grad, var, title in zip(gradients, variables, titles, strict=True):
         if has_rows(grad) and variable_constraint(var) is not None:
             raise sparse_and_constrained(title)
+
+
+def check_memories(tensors: Sequence[Tensor]) -> None:
+    """Refuse what has no memory that holds its elements, before it is read.
+
+    Raises:
+        LayoutError: Names the first one.
+    """
+    for tensor in tensors:
+        check_memory(tensor, f"'{name_of(tensor)}'")
+
+
+def check_readable(gradients: Sequence[Gradient], titles: Sequence[str]) -> None:
+    """Refuse gradients that have no memory that holds their elements, before they are read.
+
+    Args:
+        gradients: None is no gradient.
+        titles: The names of their variables.
+
+    Raises:
+        LayoutError: Names the variable of the first one.
+    """
+    for grad, title in zip(gradients, titles, strict=True):
+        if grad is not None:
+            check_memory(values_of(grad), f"The gradient of '{title}'")
+            if isinstance(grad, IndexedSlices):
+                check_memory(grad.indices, f"The indices of the gradient of '{title}'")
+
+
+def counting(counter: Tensor) -> Call:
+    """What raises a counter of shape () by 1, as a function in C.
+
+    Raises:
+        LayoutError: It has no memory.
+    """
+    plain = counter.detach()
+    if plain.untyped_storage().nbytes() < (plain.storage_offset() + 1) * plain.itemsize:
+        check_memories([counter])
+    return partial(plain.add_, 1)
 
 
 def check_shapes(

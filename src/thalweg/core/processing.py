@@ -20,12 +20,12 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core import norms
+from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
 from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
-from thalweg.engines.layout import check_memory
 from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
@@ -365,13 +365,12 @@ def materialised(
     """
     if not how or not pairs:
         return list(pairs), Decision(True, [])
-    for (grad, var), title in zip(pairs, titles_of([var for _, var in pairs]), strict=True):
-        check_memory(values_of(grad), f"The gradient of '{title}'")
-        check_memory(var, f"'{title}'")
+    variables: list[Tensor] = [var for _, var in pairs]
+    check_readable([grad for grad, _ in pairs], titles_of(variables))
+    check_memories(variables)
     if how.trust is not None:
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
-    variables: list[Tensor] = [var for _, var in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
     known = how.known(Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, Any] = {dtype: how.shared(dtype) for dtype in dtypes}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_memories
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
 from thalweg.formula import Slot
@@ -180,6 +181,8 @@ class SlotStore:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
         copied = SlotStore()
+        own = [slot for *_, slot in self.items()]
+        check_memories([slot for slot in own if not isinstance(slot, SymbolicVariable)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
         copied._copied = slots, memo
         return copied

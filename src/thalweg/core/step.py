@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_numerics, check_shapes, sparse_and_constrained
+from thalweg.core.checks import check_memories, check_numerics, check_shapes, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
 from thalweg.core.hooks import Hooks
 from thalweg.core.kept import Kept, Planned
@@ -290,7 +290,9 @@ def _by_hooks(
     titles = hooks.titles(variables)
     errors: list[BaseException] = []
     followers = [copy for copy in copies or () if copy is not None]
-    undo = calls(putting_back([*hooks.written(distinct(variables)), *followers]))
+    undone = [*hooks.written(distinct(variables)), *followers]
+    check_memories(undone)
+    undo = calls(putting_back(undone))
     try:
         for (grad, var), title in zip(pairs, titles, strict=True):
             hooks.apply_one(grad, var)

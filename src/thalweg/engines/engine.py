@@ -37,7 +37,8 @@ class Request(NamedTuple):
         titles: The variables' names for messages.
         selection: Engine and denormals.
         copies: For each variable a tensor of its shape and of a 16-bit type that is set to it, or
-            None; None stands for no copies at all.
+            None; None stands for no copies at all. Where a sparse gradient leaves rows alone, the
+            copy's rows are left alone, too.
     """
 
     rule: Rule

@@ -303,6 +303,7 @@ def check_slices(
     Raises:
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ, or an index is out of range.
+        LayoutError: If values or indices are not in memory.
     """
     check_kind(grad.values, var, name, narrow)
     shape = tuple(var.shape)
@@ -316,6 +317,7 @@ def check_slices(
             f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
             f" {shape}."
         )
+    check_memory(grad.indices, f"The indices of the gradient of '{name}'")
     try:
         grad.check_range(shape[0], "scatter" if scatter else "fused")
     except InvalidArgumentError as error:

@@ -223,9 +223,10 @@ def _grouped(values: Array, rows: Int64) -> tuple[Array, Int64]:
     first = waves[0] if waves else np.empty(0, np.int64)
     position = {row: index for index, row in enumerate(rows[first].tolist())}
     total = values[first].copy()
-    for wave in waves[1:]:
-        target = np.array([position[row] for row in rows[wave].tolist()], np.int64)
-        total[target] = total[target] + values[wave]
+    with np.errstate(all="ignore"):
+        for wave in waves[1:]:
+            target = np.array([position[row] for row in rows[wave].tolist()], np.int64)
+            total[target] = total[target] + values[wave]
     return total, rows[first]
 
 
@@ -303,9 +304,8 @@ class ReferencePart:
         grad = self._gradient
         with torch.no_grad(), denormals(self._flush):
             if isinstance(grad, IndexedSlices):
-                made = self._rows(grad, scalars)
-            else:
-                made = self._whole(grad, scalars)
+                return self._rows(grad, scalars)
+            made = self._whole(grad, scalars)
             return made if self._copy is None else [*made, *self._copied(self._copy)]
 
     def let_go(self) -> None:
@@ -326,10 +326,15 @@ class ReferencePart:
         for rows, results in _row_results(
             self._rule, self._tensors, values, grad.indices, scalars, self._flush
         ):
-            for each, value in zip(self._tensors, results, strict=True):
-                index = torch.from_numpy(rows).to(each.device)
-                value = torch.from_numpy(value).to(each.dtype).to(each.device)
-                made.append(partial(each.detach().index_copy_, 0, index, value))
+            index = torch.from_numpy(rows).to(self._tensors[0].device)
+            values = [
+                torch.from_numpy(value).to(each.dtype).to(each.device)
+                for each, value in zip(self._tensors, results, strict=True)
+            ]
+            pairs = list(zip(self._tensors, values, strict=True))
+            if self._copy is not None:
+                pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
+            made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
         return made
 
     def _copied(self, copy: Tensor) -> list[Call]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.core.section import Call
+from thalweg.core.state import readable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices, with_values
@@ -42,7 +43,7 @@ class Leaves:
 
         Raises:
             InvalidArgumentError: The variable's static shape is another.
-            InvalidTypeError: The value is not numeric.
+            InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
         tensor = _fitting(variable, value)
         leaf = self._leaves.get(variable)
@@ -93,6 +94,8 @@ class Leaves:
 
 
 def _fitting(variable: GraphVariable, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        value = readable(value, f"The value for '{variable.name}'")
     tensor = to_tensor(value, variable.dtype).detach()
     if variable.shape is not None and not variable.shape.accepts(tensor.shape):
         raise InvalidArgumentError(

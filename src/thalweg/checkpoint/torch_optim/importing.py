@@ -8,24 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.powers import running_power
 from thalweg.checkpoint.torch_optim import notes
 from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hypers import beta_of
-from thalweg.checkpoint.torch_optim.reading import Parameter, matched, number, option, read
+from thalweg.checkpoint.torch_optim.reading import (
+    Parameter,
+    Saved,
+    matched,
+    number,
+    option,
+    read,
+)
+from thalweg.checkpoint.torch_optim.setting import into_keras, into_v1
 from thalweg.core import state
-from thalweg.core.hyperparameters import as_hyper
-from thalweg.core.pairs import distinct
 from thalweg.errors import InvalidArgumentError
-from thalweg.keras.optimizers.state_dict import FORMAT
-from thalweg.scalars import scalar_type
 from thalweg.v1 import train
-from thalweg.variable import name_of, to_tensor
 
-_COUNTS = (
-    "step",
-    "mu_product",
-)  # what belongs to the optimizer here, and in torch to each parameter
+_COUNTS = ("step", "mu_product")  # here they belong to the optimizer, in torch to each parameter
 _ALL_TOGETHER = (
     "Here the steps of all variables are counted together; step=... says how many there were."
     " Nothing was loaded."
@@ -83,8 +81,8 @@ def from_torch(
     owners = into._slots.owners()
     keys = dict(zip(map(id, (var for _, var in pairs)), _keys(pairs), strict=True))
     kept = [(own, var) for own, var in pairs if _has_state(own)]
-    steps = _steps(kept, keys, title) if step is None else _checked(step)
-    _check_products(kept, keys, title)
+    steps = _steps(saved.family, kept, keys, title) if step is None else _checked(step)
+    products = _products(kept, keys, title) if saved.family == "NAdam" else []
     slots = {id(var): _slots(counterpart, own, var) for own, var in kept}
     surplus = [
         f"'{keys[id(var)]}/{key}' belongs to nothing here"
@@ -93,21 +91,25 @@ def from_torch(
     ]
     if surplus:
         raise state.mismatch(surplus, title)
-    listed = [var for own, var in pairs if id(var) in slots or any(var is each for each in owners)]
-    if isinstance(into, train.Optimizer):
-        _into_v1(into, listed, slots, steps)
-    else:
-        _into_keras(into, listed, slots, steps, kept)
-    epsilons = [option(group, "eps") for group in saved.groups]
-    said = notes.of_formula(counterpart, epsilons)
-    said += notes.of_options(counterpart, saved.groups, into)
+    said = _notes(counterpart, saved, into)
     late = [keys[id(var)] for own, var in pairs if not _has_state(own)]
     if late and kept and counterpart.powers:
         said.append(
             f"{', '.join(map(repr, late[:4]))} had no gradient yet, and will be corrected as one"
             f" that had {steps}"
         )
+    listed = [var for own, var in pairs if id(var) in slots or any(var is each for each in owners)]
+    if isinstance(into, train.Optimizer):
+        into_v1(into, listed, slots, steps)
+    else:
+        into_keras(into, listed, slots, steps, *products[:1])
     notes.say(title, said)
+
+
+def _notes(counterpart: Counterpart, saved: Saved, into: Any) -> list[str]:
+    epsilons = [option(group, "eps") for group in saved.groups]
+    said = notes.of_formula(counterpart, epsilons)
+    return said + notes.of_options(counterpart, saved.groups, into)
 
 
 def _keys(pairs: Matched) -> list[str]:
@@ -124,18 +126,18 @@ def _surplus(counterpart: Counterpart, parameter: Parameter) -> list[str]:
     return [key for key, value in parameter.state.items() if key not in known and value is not None]
 
 
-def _steps(kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
-    """How many steps torch has counted; None if it has not.
+def _steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
+    """How many steps torch has counted; None for SGD, which does not count.
 
     Raises:
         CheckpointMismatchError: For one parameter others than for another.
     """
-    counted: dict[str, Any] = {
-        keys[id(var)]: own.state["step"] for own, var in kept if "step" in own.state
-    }
+    if family == "SGD":
+        return None
     found: dict[str, int] = {}
     problems: list[str] = []
-    for key, given in counted.items():
+    for own, var in kept:
+        key, given = keys[id(var)], own.state.get("step")
         value = number(given)
         if value is None or not value.is_integer() or not 0 <= value < 2**63:
             shown = state.shown(given) if value is None else f"{value:g}"
@@ -152,7 +154,7 @@ def _steps(kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
     ]
     if others:
         raise state.mismatch(others, title, _ALL_TOGETHER)
-    return steps if counted else None
+    return steps
 
 
 def _checked(step: Any) -> int:
@@ -161,80 +163,46 @@ def _checked(step: Any) -> int:
     return step
 
 
-def _check_products(kept: Matched, keys: Mapping[int, str], title: str) -> None:
-    """Refuse products of NAdam's momentum that differ: here there is one."""
-    found = {
-        keys[id(var)]: own.state["mu_product"] for own, var in kept if "mu_product" in own.state
-    }
-    values = {key: number(value) for key, value in found.items()}
-    problems = [f"'{key}' has no mu_product" for key, value in values.items() if value is None]
-    first, product = next(iter(values.items()), ("", None))
+def _products(kept: Matched, keys: Mapping[int, str], title: str) -> list[float]:
+    """The products of NAdam's momentum.
+
+    Raises:
+        CheckpointMismatchError: They differ: here there is one.
+    """
+    values = {keys[id(var)]: number(own.state.get("mu_product")) for own, var in kept}
+    found = {key: value for key, value in values.items() if value is not None}
+    first, product = next(iter(found.items()), ("", 1.0))
+    problems = [f"'{key}' has no mu_product" for key in values.keys() - found.keys()]
     problems += [
         f"'{key}' has the mu_product {value}, '{first}' {product}"
-        for key, value in values.items()
-        if value is not None and value != product
+        for key, value in found.items()
+        if value != product
     ]
     if problems:
-        raise state.mismatch(problems, title)
+        raise state.mismatch(sorted(problems), title)
+    return list(found.values())
 
 
 def _slots(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, Any]:
     """What the slots of a variable are set to."""
     found: dict[str, Any] = {}
-    rate = option(parameter.group, "lr")
+    rate = option(parameter.group, "lr") or 0.0
     for name, kept in counterpart.slots.items():
         value = parameter.state.get(kept.key)
         if value is None and kept.may_lack and not option(parameter.group, "momentum"):
             value = torch.zeros_like(var, requires_grad=False)
         if value is None:
             continue
-        if kept.rates and rate is not None and state.flaw(value) is None:
-            value = state.kept(value)
-            value = (value.double() * (kept.rates * rate)).to(value.dtype)
-        found[name] = value
+        found[name] = _scaled(value, kept.rates * rate) if kept.rates else value
     return found
 
 
-def _into_v1(
-    into: train.Optimizer, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
-) -> None:
-    made: dict[str, Any] = {}
-    for key, var in zip(state.keys_of(variables), variables, strict=True):
-        made |= {f"{key}/{name}": value for name, value in slots.get(id(var), {}).items()}
-    powers: dict[str, str] = getattr(into, "POWERS", {}) if variables else {}
-    for name, hyper in powers.items():
-        beta = beta_of(into, hyper)
-        own = into._get_non_slot_variable(name)
-        own = to_tensor(beta) if own is None else own
-        kind = scalar_type(own)
-        power = running_power(as_hyper(beta, kind), kind, steps or 0)
-        made[name] = torch.full_like(own, float(power), requires_grad=False)
-    into.load_state_dict(made, variables or None)
-
-
-def _into_keras(
-    into: Any,
-    variables: Sequence[Tensor],
-    slots: Mapping[int, Any],
-    steps: int | None,
-    kept: Matched,
-) -> None:
-    owners = distinct([*into._slots.owners(), *variables])
-    titles = state.distinct([name_of(var) for var in owners])
-    own = {title: slots.get(id(var), {}) for title, var in zip(titles, owners, strict=True)}
-    weights: dict[str, Tensor] = {}
-    for name in into.EXTRA if kept else ():
-        known = into._extra_weights().get(name)
-        dtype = variables[0].dtype if known is None else known.dtype
-        product = number(kept[0][0].state.get("mu_product"))
-        weights[name] = torch.tensor(1.0 if product is None else product, dtype=dtype)
-    count = into.iterations.item() if steps is None else steps
-    made = {
-        "class_name": type(into).__name__,
-        "format": FORMAT,
-        "iterations": torch.tensor(count, dtype=torch.int64),
-        "hyperparameters": {},
-        "weights": weights,
-        "slots": own,
-    }
-    into.load_state_dict(made, variables or None)
+def _scaled(value: Any, factor: float) -> Any:
+    """A slot times a factor; what cannot be read is refused later."""
+    try:
+        if state.flaw(value) is not None:
+            return value
+        plain = state.kept(value)
+        return (plain.double() * factor).to(plain.dtype)
+    except Exception:
+        return value

@@ -9,7 +9,7 @@ import numpy as np
 
 from thalweg.checkpoint.torch_optim.families import Counterpart
 from thalweg.checkpoint.torch_optim.hypers import decay_of, plain
-from thalweg.checkpoint.torch_optim.reading import Group, option
+from thalweg.checkpoint.torch_optim.reading import Group, flag, option
 from thalweg.errors import NumericsWarning, warn
 
 _ADAM_W = "thalweg.v1.contrib.opt.AdamWOptimizer"
@@ -35,7 +35,7 @@ def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: Any
     for group in groups:
         found += _of_group(group, optimizer, own)
         for key, wanted in counterpart.options.items():
-            if key == "nesterov" and bool(group.get(key)) != wanted:
+            if key == "nesterov" and flag(group, key) != wanted:
                 found.append(f"the momentum of torch is {'' if not wanted else 'not '}Nesterov's")
     return list(dict.fromkeys(found))
 
@@ -44,7 +44,7 @@ def _of_group(group: Group, optimizer: Any, own: dict[str, float]) -> list[str]:
     rate, decay = option(group, "lr") or 0.0, option(group, "weight_decay") or 0.0
     falls, dampening = option(group, "lr_decay") or 0.0, option(group, "dampening") or 0.0
     found: list[str] = []
-    is_decoupled = bool(group.get("decoupled_weight_decay"))
+    is_decoupled = flag(group, "decoupled_weight_decay")
     decays = hasattr(optimizer, "_weight_decay")
     if is_decoupled and decay and not decays:
         found.append(
@@ -63,7 +63,7 @@ def _of_group(group: Group, optimizer: Any, own: dict[str, float]) -> list[str]:
             f"weight_decay {decay:g} was part of torch's gradients: add {decay / 2:g} |variable|^2"
             " to the loss"
         )
-    if group.get("maximize"):
+    if flag(group, "maximize"):
         found.append("torch maximizes: minimize the negated loss")
     if dampening:
         found.append(f"dampening is {dampening:g} in torch, and nothing here")

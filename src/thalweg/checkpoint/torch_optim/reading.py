@@ -78,6 +78,8 @@ def read(given: Any) -> Saved:
     problems = [f"the state of {shown(key)} is of no parameter" for key in states.keys() - {*keys}]
     if len(names) != len(keys) or len({*keys}) != len(keys):
         problems.append("parameters and their names are not the same number, or come twice")
+    if any(option(group, "lr") is None for group in groups):
+        problems.append("a group has no number for its 'lr'")
     if problems:
         raise mismatch(problems, _what(family))
     is_named = all(isinstance(name, str) for name in names)
@@ -162,15 +164,18 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
 
 def number(value: Any) -> float | None:
     """A number, also of a tensor of one element; None for what is none."""
-    if isinstance(value, Tensor):
-        if flaw(value) is not None or value.numel() != 1 or value.is_complex():
-            return None
-        value = kept(value).item()
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
+        if isinstance(value, Tensor):
+            value = kept(value).item() if flaw(value) is None else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return float(value) if is_number else None
-    except OverflowError:
+    except Exception:  # a class of tensors that fails, several elements, an int of many digits
         return None
+
+
+def flag(group: Group, key: str) -> bool:
+    """Whether an option of a group is on."""
+    return group.get(key) is True or bool(number(group.get(key)))
 
 
 def option(group: Group, key: str) -> float | None:

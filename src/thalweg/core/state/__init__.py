@@ -5,7 +5,7 @@ looked for, values are converted, and then all is written at once.
 """
 
 from thalweg.core.state.copies import Copied, making, published, staged, whole
-from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, room_for, shown
+from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
 from thalweg.core.state.loading import (
     Loading,
     differences,
@@ -36,6 +36,7 @@ __all__ = [
     "positioned",
     "positioned_keys_of",
     "published",
+    "readable",
     "restore",
     "room_for",
     "shown",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
 
@@ -40,7 +41,12 @@ class Entry:
         return name_of(self.own).split(":")[0]
 
     def read(self) -> Tensor:
-        """A copy of the value."""
+        """A copy of the value.
+
+        Raises:
+            LayoutError: There is no memory that holds it.
+        """
+        check_memory(self.own, f"'{name_of(self.own)}'")
         return self.own.detach().clone()
 
     def difference(self, given: Any) -> str | None:
@@ -119,6 +125,21 @@ def flaw(given: Any) -> str | None:
         if not _is_whole(given):
             return f"{_kind(given)} without its storage"
     return None
+
+
+def readable(given: Tensor, what: str) -> Tensor:
+    """A tensor to read from: the same, or a plain copy of one of another class.
+
+    Raises:
+        InvalidTypeError: It has flaws, or fails whatever is done with it.
+    """
+    try:
+        problem = flaw(given)
+        if problem is None:
+            return given if type(given) is Tensor else kept(given)
+    except Exception as error:
+        problem = f"a tensor that cannot be read: {error}"
+    raise InvalidTypeError(f"{what} is {problem}.")
 
 
 def kept(

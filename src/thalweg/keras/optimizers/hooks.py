@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs
+from thalweg.core.checks import check_pairs, counting
 from thalweg.core.complexes import as_real, check_complex
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
@@ -123,7 +122,7 @@ class KerasHooks(Hooks):
         return [*variables, *slots, *optimizer._added]
 
     def counts(self, shared: Shared) -> list[Call]:
-        return [partial(self._optimizer.iterations.detach().add_, 1)]
+        return [counting(self._optimizer.iterations)]
 
 
 class RuleHooks(KerasHooks):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
+from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
@@ -82,6 +83,7 @@ class StateDict(TrackableSlots, state.Copied):
         with self._lock:
             self._settle()
             owners = self._slots.owners()
+            check_memories([slot for *_, slot in self._slots.items()])
             slots = {
                 name: {key: slot.detach().clone() for key, slot in self._slots.all_of(var).items()}
                 for name, var in zip(_titles(owners), owners, strict=True)

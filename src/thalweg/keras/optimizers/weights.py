@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Loading, flaw, restore
+from thalweg.core.state import Entry, Loading, readable, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
@@ -257,14 +258,15 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        if any(map(is_symbolic, self._weights)):
-            own: list[Any] = self._weights
-            for weight, value in zip(own, weights, strict=True):
-                weight.load(value, _session())
-            return
         values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
+        if any(map(is_symbolic, self._weights)):
+            own: list[Any] = self._weights
+            session = _session()
+            for weight, value in zip(own, values, strict=True):
+                weight.load(value, session)
+            return
         entries = [Entry(name_of(weight), weight) for weight in self._weights]
         with self._lock.to_load():
             restore(Loading(list(zip(entries, values, strict=True))))
@@ -294,7 +296,7 @@ def _is_counter(variable: Any) -> bool:
     return is_variable and variable.shape == () and variable.dtype in COUNTERS
 
 
-def _fitting(weight: Tensor, value: Any) -> Tensor:
+def _fitting(weight: Any, value: Any) -> Tensor:
     """A value given for a weight, in its dtype.
 
     Raises:
@@ -307,10 +309,8 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
         given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except TypeError:
         raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
-    problem = flaw(given)
-    if problem is not None:
-        raise InvalidTypeError(f"The value for '{title}' is {problem}.")
-    if weight.shape != given.shape:
+    given = readable(given, f"The value for '{title}'")
+    if tuple(weight.shape) != tuple(given.shape):
         raise ValueError(
             f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"
             f" weight shape {tuple(given.shape)}."
@@ -318,7 +318,7 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
     if given.is_complex():
         raise InvalidTypeError(f"The value for '{title}' is {dtype_name(given.dtype)}, not real.")
     converted = given.detach().to(weight.dtype)
-    if not weight.is_floating_point() and not torch.equal(converted.to(given.dtype), given):
+    if not weight.dtype.is_floating_point and not torch.equal(converted.to(given.dtype), given):
         raise InvalidArgumentError(
             f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {given.tolist()!r}."
         )
@@ -326,6 +326,7 @@ def _fitting(weight: Tensor, value: Any) -> Tensor:
 
 
 def _as_numpy(weight: Tensor) -> Any:
+    check_memories([weight])
     detached = weight.detach().cpu()
     if detached.dtype == torch.bfloat16:
         detached = detached.float()

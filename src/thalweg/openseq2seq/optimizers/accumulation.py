@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs
+from thalweg.core.checks import check_memories, check_pairs
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -68,9 +68,12 @@ def as_skip(value: Any) -> bool:
     raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {found!r}.")
 
 
-def check_addable(gradients: Sequence[Gradient], targets: Sequence[Tensor]) -> None:
-    """Refuse gradients that do not fit their variables; nothing has changed then."""
+def check_addable(
+    gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
+) -> None:
+    """Refuse gradients and sums that do not fit their variables; nothing has changed then."""
     names = titles_of(list(targets))
+    check_memories([*sums])
     found = [
         (grad, var, name)
         for grad, var, name in zip(gradients, targets, names, strict=True)

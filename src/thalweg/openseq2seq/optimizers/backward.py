@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from thalweg.core.checks import check_readable
 from thalweg.indexed_slices import values_of, whole, with_values
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
+from thalweg.variable import titles_of
 
 
 class Backward(NamedTuple):
@@ -72,8 +74,12 @@ def unscaled(backward: Backward) -> list[Gradient]:
         (cast(g) + scale penalty) / scale
 
     The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
+
+    Raises:
+        LayoutError: A gradient has no memory that holds its elements.
     """
     gradients = concretes(backward.gradients)
+    check_readable(gradients, titles_of(backward.variables))
     if backward.scale is None:
         return gradients
     inverse = unscaling(backward.scale)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thalweg.core.checks import check_memories
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
@@ -108,6 +109,7 @@ class Masters:
     def _made(self, var: Any) -> Any:
         title = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
+            check_memories([var])
             return over(var.detach().to(torch.float32), self._scope + title)
         with var.graph.as_default():
             return make_variable(

@@ -14,9 +14,16 @@ from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
-from thalweg.core.state import Loading, restore
+from thalweg.core.state import Loading, of_a_graph, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
-from thalweg.graph import GraphKeys, by_reference, get_default_graph, is_symbolic, operation
+from thalweg.graph import (
+    GraphKeys,
+    by_reference,
+    executing_eagerly,
+    get_default_graph,
+    is_symbolic,
+    operation,
+)
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import concretes, deferred, each, refuse_none
@@ -45,9 +52,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     Variables of other dtypes have no master and are updated themselves. A master begins with the
     variable's value and from then on decides: a variable that is set on its own has the master's
-    value again after the next update. With an `AutomaticLossScaler` a gradient that is infinite
-    or NaN leaves variables, masters, slots and `global_step` as they are, and the scaler answers
-    to each step. A static scale is not checked: infinities and NaN reach the masters.
+    value again after the next update, in the rows that this one writes. With an
+    `AutomaticLossScaler` a gradient that is infinite or NaN leaves variables, masters, slots and
+    `global_step` as they are, and the scaler answers to each step. A static scale is not checked:
+    infinities and NaN reach the masters.
 
     Args:
         optimizer: The optimizer, of `thalweg.v1`.
@@ -328,6 +336,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         )
 
     def _remembering(self, variables: list[Any]) -> Training:
+        if not (variables or executing_eagerly()):
+            raise of_a_graph(f"The state of {self._name}")
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
     def _trained(self) -> list[Any]:

@@ -99,7 +99,7 @@ def apply_processed(
         if how.iter_size > 1 or how.reduces:
             gradients = unscaled(backward)
             if how.iter_size > 1:
-                check_addable(gradients, backward.targets)
+                check_addable(gradients, backward.targets, given.sums)
                 own = shares(gradients, how.iter_size)
                 if given.skip:
                     run([*adding(given.sums, own), partial(done.append, f"{ADDED_UP}.")])

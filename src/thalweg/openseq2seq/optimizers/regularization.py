@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import is_function
 from thalweg.graph import (
     GraphKeys,
@@ -129,6 +130,7 @@ def penalty_gradient(var: Any, master: Any) -> Any:
 
 
 def _gradient(regularizer: Regularizer, master: Tensor) -> Tensor | None:
+    check_memories([master])
     with torch.enable_grad():
         point = master.detach().requires_grad_()
         penalty = regularizer(point)

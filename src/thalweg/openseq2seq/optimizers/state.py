@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.engines import saturated
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
@@ -147,5 +147,5 @@ class Training:
             self.sums.make(targets)
 
     def _refuse_symbols(self) -> None:
-        if not executing_eagerly() or any(map(is_symbolic, self.variables)):
+        if any(map(is_symbolic, self.variables)):
             raise state.of_a_graph(_WHAT)

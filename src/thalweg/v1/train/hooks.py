@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs
+from thalweg.core.checks import check_pairs, counting
 from thalweg.core.columns import Groups, derived
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.outcome import After, EnableTorchFunction
@@ -99,7 +98,7 @@ class V1Hooks(Hooks):
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
         counted = [] if optimizer._finishes_itself() else optimizer._counters(self.values)
-        return counted if step is None else [*counted, partial(step.detach().add_, 1)]
+        return counted if step is None else [*counted, counting(step)]
 
 
 class RuleHooks(V1Hooks):

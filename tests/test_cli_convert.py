@@ -1,0 +1,69 @@
+"""`thalweg convert`: TensorFlow's checkpoints as ours, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from thalweg import Variable, checkpoint
+from thalweg.cli.main import main
+from thalweg.keras.optimizers import Adam
+
+SAVER = Path(__file__).parent / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
+NUMBERS = ("learning_rate=0.01", "beta1=0.8", "beta2=0.99", "epsilon=1e-6")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def test_there_and_back_to_the_bit(tmp_path: Path) -> None:
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    told = run("convert", SAVER, tmp_path / "ours", *given)
+    assert (told.exit_code, "14 tensors, 620 B" in told.output) == (0, True), told.output
+    assert run("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back").exit_code == 0
+    assert run("diff", tmp_path / "back", SAVER).output == "All tensors are equal, to the bit.\n"
+
+
+def test_what_is_converted_is_restored_without_a_word_of_it(tmp_path: Path) -> None:
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *given)
+    shapes = {"layer1/kernel": (4, 6), "layer1/bias": (6,), "layer2/kernel": (6, 3)}
+    shapes["layer2/bias"] = (3,)
+    variables = {name: Variable(torch.zeros(shape), name=name) for name, shape in shapes.items()}
+    found = checkpoint.restore(tmp_path / "ours", variables=variables).optimizer
+    assert type(found).__name__ == "AdamOptimizer"
+    assert found.get_slot(variables["layer1/kernel"], "v").any()
+
+
+def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
+    w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
+    opt.apply_gradients([([[1.0, -1.0]], w)])
+    checkpoint.save(tmp_path / "ours", optimizer=opt, variables=[w])
+    told = run("convert", "--to", "tf", tmp_path / "ours", tmp_path / "theirs")
+    assert told.exit_code == 0, told.output
+    listed = run("inspect", tmp_path / "theirs").output
+    assert ".OPTIMIZER_SLOT" in listed
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ((), 1, "does not hold learning_rate"),
+        (("--set", "rate"), 2, "--set takes NAME=NUMBER"),
+        (("--set", "learning_rate=fast"), 2, "--set takes NAME=NUMBER"),
+        (("--optimizer", "Adamm"), 1, "there is no optimizer 'Adamm'"),
+        (("--rules", "nowhere.txt"), 1, "nowhere.txt"),
+        (("--to", "pickle"), 2, "'pickle' is not one of"),
+    ],
+)
+def test_what_is_refused(
+    options: tuple[str, ...], status: int, message: str, tmp_path: Path
+) -> None:
+    told = run("convert", SAVER, tmp_path / "ours", *options)
+    assert told.exit_code == status
+    assert message in " ".join(told.output.split())
+    assert not (tmp_path / "ours").exists()
