@@ -217,13 +217,26 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedCheckpointError, match=r"thalweg\.checkpoint\.restore reads it"):
         tensorflow.load(tmp_path / "ours")
     (tmp_path / "text").write_text("no checkpoint")
-    with pytest.raises(ThalwegError, match="text"):
+    with pytest.raises(DataLossError, match="text is no checkpoint of TensorFlow"):
         tensorflow.load(tmp_path / "text")
 
 
 @pytest.mark.parametrize("ending", ["", ".index", ".meta"])
 def test_a_checkpoint_is_found_by_its_files_names_too(ending: str) -> None:
     assert tensorflow.load(prefix_of("ckpt_v1/adam") + ending).step == 5
+
+
+def test_some_tensors_alone_can_be_read() -> None:
+    names = ["layer1/bias", "layer1/bias/Adam", "layer1/bias/Adam_1"]
+    file = tensorflow.load(prefix_of("ckpt_v1/adam"), names=names)
+    assert list(file.variables) == ["layer1/bias"]
+    assert list(file.slots["layer1/bias"]) == ["m", "v"]
+    bias = "model/layer_with_weights-0/bias"
+    ending = ".ATTRIBUTES/VARIABLE_VALUE"
+    names = [f"{bias}/{ending}", f"{bias}/.OPTIMIZER_SLOT/optimizer/m/{ending}"]
+    file = tensorflow.load(prefix_of("ckpt_v2/adam"), names=names)
+    assert list(file.variables) == [bias]
+    assert list(file.slots[bias]) == ["m"]
 
 
 def test_reading_tells_how_far_it_is() -> None:

@@ -71,6 +71,7 @@ class TensorFlowCheckpoint:
         averages: Moving averages of variables (`tf.train.ExponentialMovingAverage`), by variable.
         mixed: OpenSeq2Seq's masters, loss scale and averages, or None.
         unknown: What belongs to nothing that is known, by name.
+        texts: The names of tensors of strings, which mean nothing here.
         other_names: Second names of variables: in object checkpoints "layer1/kernel".
         source: What it was sorted from: tensors by name, or a file of Keras.
         graph: The object graph, or None.
@@ -84,6 +85,7 @@ class TensorFlowCheckpoint:
     averages: dict[str, Stored] = field(default_factory=dict[str, Any])
     mixed: MixedPrecision | None = None
     unknown: dict[str, Stored] = field(default_factory=dict[str, Any])
+    texts: tuple[str, ...] = ()
     other_names: Mapping[str, str] = field(default_factory=dict[str, str])
     source: Any = None
     graph: ObjectGraph | None = None
@@ -127,5 +129,5 @@ class TensorFlowCheckpoint:
         if self.mixed is not None:
             scale = f", loss scale by {self.mixed.scaler}" if self.mixed.scaler else ""
             lines.append(f"float32 masters of {len(self.mixed.masters)} variables{scale}")
-        lines += [f"unknown: {name}" for name in self.unknown]
+        lines += [f"unknown: {name}" for name in (*self.unknown, *self.texts)]
         return "\n".join(lines)

@@ -56,3 +56,11 @@ def loading_keras(
         "slots": {titles[id(var)]: dict(own) for var, own in slots},
     }
     return optimizer._loading(given, variables or None)
+
+
+def without_momentum(slots: Slots) -> Slots:
+    """Slots of an optimizer whose momentum is 0; newer versions of Keras make it all the same."""
+    return [
+        (var, {kind: each for kind, each in own.items() if kind != "momentum"})
+        for var, own in slots
+    ]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import replace
 
 from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.objects import sorted_objects
+from thalweg.checkpoint.tensorflow.objects import only, sorted_objects
 from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.errors import MissingFileError, UnsupportedCheckpointError
+from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
 
 _SUFFIXES = (".index", ".meta")
 
 
 def load(
-    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    names: Container[str] | None = None,
 ) -> TensorFlowCheckpoint:
     """Read a checkpoint that TensorFlow or Keras wrote; neither is needed for it.
 
@@ -25,6 +29,7 @@ def load(
             "run7/model.ckpt-5", or its `.index` file; or a `.keras`, `.weights.h5` or `.h5` file.
             What it is is told by its content.
         progress: Called now and then with the bytes that are read and those there are.
+        names: Optional. The tensors to read, of a checkpoint with tensors that cannot be read.
 
     Returns:
         Its variables, and the optimizers beside them.
@@ -39,10 +44,13 @@ def load(
     prefix = next((given.removesuffix(end) for end in _SUFFIXES if given.endswith(end)), given)
     for each in dict.fromkeys((given, prefix)):
         if bundle.is_bundle(each):
-            found = bundle.read(each, progress=progress)
+            found = bundle.read(each, names, progress)
             if found.graph is not None:
-                return sorted_objects(each, found.tensors, found.graph)
-            return sorted_names(each, found.tensors)
+                graph = found.graph if names is None else only(found.graph, found.tensors)
+                file = sorted_objects(each, found.tensors, graph)
+            else:
+                file = sorted_names(each, found.tensors)
+            return replace(file, texts=tuple(found.strings))
     if not os.path.exists(given):
         raise MissingFileError(
             f"{given}: there is no checkpoint: neither {prefix}.index nor a file of this name."
@@ -54,5 +62,10 @@ def load(
     if os.path.isdir(given):
         raise MissingFileError(
             f"{given} is a folder: give the checkpoint that thalweg.checkpoint.latest finds there."
+        )
+    if not keras_files.is_keras_file(given):
+        raise DataLossError(
+            f"{given} is no checkpoint of TensorFlow and no file of Keras, or its first bytes are"
+            " damaged."
         )
     return sorted_file(given, keras_files.read(given))

@@ -113,6 +113,8 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
         hint = did_you_mean(name, accepted)
         raise OptionError(f"{cls.__name__} takes no {name!r}. {hint}".rstrip())
     needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
+    if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
+        needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
     missing = [name for name in dict.fromkeys(needed) if name not in arguments]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family, with_slots
+from thalweg.checkpoint.tensorflow.keras_objects import MARKS, numbered
 from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.powers import with_steps
 from thalweg.errors import DataLossError
@@ -49,6 +50,28 @@ def sorted_objects(
         unknown={name: value for name, value in tensors.items() if name not in known},
         other_names=view.other_names(set(variables)),
         graph=graph,
+    )
+
+
+def only(graph: ObjectGraph, tensors: Mapping[str, Stored]) -> ObjectGraph:
+    """A graph of these tensors alone."""
+    kept = [
+        replace(node, attributes=tuple(each for each in node.attributes if each.key in tensors))
+        for node in graph.nodes
+    ]
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(
+                node,
+                slots=tuple(
+                    slot
+                    for slot in node.slots
+                    if kept[slot.original].attributes and kept[slot.slot].attributes
+                ),
+            )
+            for node in kept
+        ),
     )
 
 
@@ -127,6 +150,8 @@ class _View:
     def optimizer(self, index: int) -> FoundOptimizer:
         """The optimizer of a node; its variables are `taken` from now on."""
         node = self._node(index)
+        if set(MARKS) <= node.children.keys():
+            return self._numbered(index)
         slots: dict[str, dict[str, Stored]] = {}
         titles: set[str] = set()
         for slot in node.slots:
@@ -144,6 +169,21 @@ class _View:
         kinds = sorted({kind for own in slots.values() for kind in own})
         return _identified(self._places[index], kinds, slots, scalars, titles)
 
+    def _numbered(self, index: int) -> FoundOptimizer:
+        """One of Keras 2.11 and later."""
+        node = self._node(index)
+        listed = self._node(node.children["_variables"]).children.values()
+        own = {name: child for name, child in node.children.items() if child in self.keys}
+        slots = {child for child in listed if child in self.keys} - set(own.values())
+        self.taken |= slots | set(own.values())
+        others = self.other_names({self.name(each) for each in self.keys})
+        return numbered(
+            self._places[index],
+            {self.full_name(each): self.value(each) for each in sorted(slots)},
+            {name: value for name, child in own.items() if not (value := self.value(child)).shape},
+            {other: name for name, other in others.items()},
+        )
+
     def name_of_owner(self, index: int) -> str:
         if index not in self.keys:
             raise DataLossError(f"{self._path}: node {index} has a slot, but is no variable")
@@ -151,7 +191,8 @@ class _View:
 
 
 def _is_optimizer(children: Mapping[str, int]) -> bool:
-    return "beta1_power" in children or {"iter", "learning_rate"} <= children.keys()
+    known = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
+    return any(each <= children.keys() for each in known)
 
 
 def _identified(

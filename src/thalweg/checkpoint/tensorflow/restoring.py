@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.into_keras import loading_keras
+from thalweg.checkpoint.tensorflow.into_keras import loading_keras, without_momentum
 from thalweg.checkpoint.tensorflow.into_training import (
     inner_of,
     is_training,
@@ -207,5 +207,8 @@ def _setting(
         return loading_training(opt, placed, slots, scalars)
     if isinstance(opt, V1Optimizer):
         return loading_v1(opt, slots, scalars)
+    asked = is_new and found is not None and found.family is not None
+    if asked and getattr(opt, "_momentum", None) is False:
+        slots = without_momentum(slots)  # the momentum was asked for, and is 0
     hypers = {} if is_new or found is None else found.hyperparameters
     return loading_keras(opt, slots, scalars, hypers)
