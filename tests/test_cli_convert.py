@@ -49,12 +49,19 @@ def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
     assert ".OPTIMIZER_SLOT" in listed
 
 
+def test_flags_are_arguments_too(tmp_path: Path) -> None:
+    momentum = SAVER.parents[1] / "momentum/model.ckpt-5"
+    given = ("--set", "learning_rate=0.01", "--set", "momentum=0.9", "--set", "use_nesterov=true")
+    assert run("convert", momentum, tmp_path / "ours", *given).exit_code == 0
+    assert "use_nesterov=True" in " ".join(run("inspect", tmp_path / "ours").output.split())
+
+
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
         ((), 1, "does not hold learning_rate"),
-        (("--set", "rate"), 2, "--set takes NAME=NUMBER"),
-        (("--set", "learning_rate=fast"), 2, "--set takes NAME=NUMBER"),
+        (("--set", "rate"), 2, "--set takes NAME=VALUE"),
+        (("--set", "learning_rate=fast"), 2, "--set takes NAME=VALUE"),
         (("--optimizer", "Adamm"), 1, "there is no optimizer 'Adamm'"),
         (("--rules", "nowhere.txt"), 1, "nowhere.txt"),
         (("--to", "pickle"), 2, "'pickle' is not one of"),

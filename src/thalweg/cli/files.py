@@ -121,7 +121,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     "--set",
     "numbers",
     multiple=True,
-    metavar="NAME=NUMBER",
+    metavar="NAME=VALUE",
     help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
 )
 def convert(
@@ -150,15 +150,18 @@ def convert(
     click.echo(f"{out}: {len(found.tensors)} tensors, {_size(found.bytes)}")
 
 
-def _number(text: str) -> tuple[str, float]:
+def _number(text: str) -> tuple[str, float | bool]:
     name, equals, number = text.partition("=")
+    flags = {"true": True, "false": False}
+    if name and number.lower() in flags:
+        return name, flags[number.lower()]
     try:
         if not (name and equals):
             raise ValueError
         return name, float(number)
     except ValueError:
         raise click.UsageError(
-            f"--set takes NAME=NUMBER, such as learning_rate=0.01; not '{text}'."
+            f"--set takes NAME=VALUE, such as learning_rate=0.01 or centered=true; not '{text}'."
         ) from None
 
 
