@@ -489,6 +489,25 @@ def test_a_save_that_fails_beside_the_training_is_raised_by_wait(tmp_path: Path)
         saving.wait()
 
 
+def test_the_later_of_two_saves_to_one_path_stays(tmp_path: Path) -> None:
+    for number in range(5):
+        saving = checkpoint.save_async(
+            tmp_path / "run", extra=number, variables={"w": torch.ones(200_000 // (number + 1))}
+        )
+    saving.wait()
+    assert checkpoint.restore(tmp_path / "run").extra == 4
+
+
+def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "run"
+    checkpoint.save_async(path, extra=1)
+    with pytest.raises(OSError, match="none"):
+        checkpoint.save_async(path, extra=2)
+    path.parent.mkdir()
+    checkpoint.save_async(path, extra=3).wait()
+    assert checkpoint.restore(path).extra == 3
+
+
 def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
     w, optimizer = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
     stop = threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thalweg import PerformanceWarning, Variable, checkpoint
+from thalweg import CheckpointWarning, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
 
@@ -31,12 +31,33 @@ def test_the_last_ones_stay(tmp_path: Path) -> None:
     for step in (1, 2, 10, 11, 3):
         path = manager.save(step, extra=step)
         assert path.name == f"checkpoint-{step}.safetensors"
-    assert steps(manager) == [3, 10, 11]
-    assert manager.latest() == tmp_path / "new" / "folder" / "checkpoint-11.safetensors"
-    assert manager.restore().extra == 11
-    assert manager.restore(3).extra == 3
+    assert steps(manager) == [10, 11, 3]  # as they were saved: the training went back to 3
+    assert manager.latest() == tmp_path / "new" / "folder" / "checkpoint-3.safetensors"
+    assert manager.restore().extra == 3
+    assert manager.restore(11).extra == 11
     with pytest.raises(FileNotFoundError, match=r"no checkpoint 1; there are \[3, 10, 11\]"):
         manager.restore(1)
+
+
+def test_a_training_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=1)
+    for step in (0, 1, 2, 3, 1):
+        path = manager.save(step, extra=f"step {step}")
+        assert path.exists()
+    assert steps(manager) == [1]
+    assert manager.restore().extra == "step 1"
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    manager = CheckpointManager(tmp_path, keep=1)
+    manager.save(0)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.warns(CheckpointWarning, match=r"checkpoint-0\.safetensors stays: not yours"):
+        assert manager.save(1).exists()
 
 
 def test_one_stays_in_each_span_of_time(tmp_path: Path) -> None:
@@ -92,7 +113,7 @@ def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -
     for step in range(2):
         manager.save(step)
     (tmp_path / "checkpoint-0.safetensors").write_bytes(b"damaged")
-    with pytest.warns(PerformanceWarning, match=r"checkpoint-0\.safetensors is left alone"):
+    with pytest.warns(CheckpointWarning, match=r"checkpoint-0\.safetensors is left alone"):
         assert steps(manager) == [1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

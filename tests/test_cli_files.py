@@ -103,6 +103,35 @@ def test_diff(trained: Path, tmp_path: Path) -> None:
     assert len(json.loads(run("diff", "--json", one, other).output)["differences"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by"),
+        (torch.tensor([True]), torch.tensor([False]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([1.0]).bfloat16(), torch.tensor([2.0]).bfloat16(), "by 1 at most"),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), "1 of 2 elements, by inf"),
+        (torch.ones(2), torch.ones(2, 1), "is F32 (2,) and F32 (2, 1)"),
+        (torch.ones(2), torch.ones(2).double(), "is F32 (2,) and F64 (2,)"),
+    ],
+)
+def test_differences_of_dtypes(
+    one: torch.Tensor, other: torch.Tensor, said: str, tmp_path: Path
+) -> None:
+    for name, value in (("a", one), ("b", other)):
+        checkpoint.save(tmp_path / name, variables={"w": value})
+    assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "run.pt")
+    (tmp_path / "raw").write_bytes(b"\x80\x04K\x01.")
+    for path in (tmp_path / "run.pt", tmp_path / "raw"):
+        told = run("inspect", path)
+        assert told.exit_code == 1
+        assert "torch.load(weights_only=True)" in " ".join(told.output.split())
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
     text = tmp_path / "text"

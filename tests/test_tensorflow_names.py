@@ -12,10 +12,10 @@ import torch
 import thalweg
 from thalweg import CheckpointMismatchError, InvalidArgumentError
 from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.steps import after
 from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family
 from thalweg.checkpoint.tensorflow.making import class_of, family_of
 from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.steps import after
 from thalweg.errors import NotFoundError, OptionError
 from thalweg.keras import optimizers as keras
 from thalweg.storage.stored import Stored, of_tensor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.tensorflow.steps import after, beta_of, steps_of, told
+from thalweg.checkpoint.steps import after, beta_of, steps_of, told
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 100, 700])

@@ -9,6 +9,7 @@ from thalweg.autodiff import GradientTape, embedding_lookup
 from thalweg.errors import (
     CancelledError,
     CheckpointMismatchError,
+    CheckpointWarning,
     CheckpointWriteError,
     DataLossError,
     FailedPreconditionError,
@@ -62,6 +63,7 @@ _ENGINES = ("check_rule", "engine")
 __all__ = [
     "CancelledError",
     "CheckpointMismatchError",
+    "CheckpointWarning",
     "CheckpointWriteError",
     "DataLossError",
     "FailedPreconditionError",

@@ -87,6 +87,10 @@ class ReplicaMismatchError(ThalwegError, RuntimeError):
     """The ranks of a process group disagree about what they are to bring together."""
 
 
+class CheckpointWarning(UserWarning):
+    """A file among checkpoints was left alone."""
+
+
 class PerformanceWarning(UserWarning):
     """The result is right, but a faster way was not available."""
 

@@ -115,6 +115,17 @@ def power(x: Scalar, y: Scalar) -> Any:
     return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
 
 
+def product(x: Scalar, y: Scalar) -> Any:
+    """`x` times `y`, both of one type. A result below the normal numbers is 0, as TensorFlow's.
+
+    Example:
+        >>> product(np.float32(1e-30), np.float32(1e-9))
+        np.float32(0.0)
+    """
+    result = x * y
+    return type(x)(0) if abs(result) < _TINY.get(type(x), 0.0) else result
+
+
 def exp(x: Scalar) -> Any:
     """Exponential; inf where it overflows."""
     if type(x) is np.float32 and _EXPF is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.saving import Path, Progress, Snapshot, snapshot
+from thalweg.errors import CheckpointWarning, warn
 
 
 class Saving:
@@ -43,8 +45,16 @@ class Saving:
             CheckpointWriteError: It cannot be written.
         """
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __del__(self) -> None:
+        if getattr(self, "_error", None) is not None:
+            warn(f"{self.path} was not saved: {self._error}", CheckpointWarning)
+
+
+_under_way: dict[str, Saving] = {}
 
 
 def save_async(
@@ -58,10 +68,16 @@ def save_async(
 ) -> Saving:
     """As `save`, but only until all is copied; a thread writes the copy.
 
-    Arguments and errors are those of `save`; what comes of writing is raised by `wait`.
+    Arguments and errors are those of `save`; what comes of writing is raised by `wait`, or else by
+    the next save to the same path, which waits for this one.
 
     Returns:
-        The file under way: `wait()` for it before the program ends or the file is read.
+        The file under way: `wait()` for it before the file is read.
     """
+    place = os.path.abspath(path)
+    before = _under_way.pop(place, None)
+    if before is not None:
+        before.wait()
     taken = snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
-    return Saving(taken, path, progress)
+    _under_way[place] = made = Saving(taken, path, progress)
+    return made

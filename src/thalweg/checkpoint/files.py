@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.errors import DataLossError, MissingFileError
+import torch
+
+from thalweg.errors import DataLossError, MissingFileError, UnsafeCheckpointError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.stored import Stored
 
@@ -123,6 +125,7 @@ def kind_of(path: Path) -> str:
 
     Raises:
         MissingFileError: There is no such file.
+        UnsafeCheckpointError: It is a pickle.
         DataLossError: It is of none of these kinds.
     """
     for kind, is_of in (
@@ -135,6 +138,14 @@ def kind_of(path: Path) -> str:
     title = os.fspath(path)
     if not (os.path.exists(title) or os.path.exists(f"{title}.index")):
         raise MissingFileError(f"{title} does not exist, nor does {title}.index.")
+    with open(title if os.path.isfile(title) else os.devnull, "rb") as file:
+        start = file.read(4)
+    if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start == b"PK\x03\x04":
+        raise UnsafeCheckpointError(
+            f"{title} is a pickle, or an archive as torch.save writes, at offset 0: reading one may"
+            " execute what is in it. Load it with torch.load(weights_only=True); states of"
+            " torch.optim are taken over by thalweg.checkpoint.from_torch."
+        )
     raise DataLossError(
         f"{title} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged."
         " A checkpoint of TensorFlow is named without '.index' and '.data-...'."
@@ -158,13 +169,15 @@ def _difference(name: str, one: Stored, other: Stored) -> list[str]:
     if one.data == other.data:
         return []
     try:
-        a, b = one.tensor().double(), other.tensor().double()
-    except (RuntimeError, TypeError):
+        a, b = one.tensor(), other.tensor()
+        differs = a != b
+    except (RuntimeError, TypeError, ValueError):
         return [f"{name!r} has other bits: {_hash(one)} and {_hash(other)}"]
-    count = int((a != b).sum())
+    count = int(differs.sum())
     if not count:
         return [f"{name!r} has other bits of equal values"]
-    most = float((a - b).abs().nan_to_num(float("inf")).max())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    most = float((a.to(wide) - b.to(wide)).abs().nan_to_num(float("inf"))[differs].max())
     return [f"{name!r} differs in {count} of {a.numel()} elements, by {most:.3g} at most"]
 
 

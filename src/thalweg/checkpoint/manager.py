@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -19,13 +18,13 @@ from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.plain import Reader
 from thalweg.checkpoint.saving import Restored, restore, snapshot
 from thalweg.errors import (
+    CheckpointWarning,
     InvalidArgumentError,
     MissingFileError,
-    PerformanceWarning,
     ThalwegError,
     warn,
 )
-from thalweg.storage import container
+from thalweg.storage import container, disk
 
 SUFFIX = ".safetensors"
 
@@ -48,21 +47,22 @@ class Kept:
 
 
 def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
-    """The checkpoint of a folder with the highest step; None if there is none.
+    """The checkpoint of a folder that was saved last; None if there is none.
 
     Args:
         directory: A folder that a `CheckpointManager` writes to.
         name: What the names of the files begin with.
     """
-    numbers = _files(Path(directory), name)
-    return numbers[max(numbers)] if numbers else None
+    there = _kept(Path(directory), name)
+    return there[-1].path if there else None
 
 
 class CheckpointManager:
     """Numbered checkpoints in a folder, of which the last ones, some old ones and the best stay.
 
     What is kept is decided anew from the files that are there, so a training that is started again
-    goes on as if it had not stopped.
+    goes on as if it had not stopped. The last ones are those that were saved last, whatever their
+    numbers: a training that went back to an earlier step goes on from there.
 
     Args:
         directory: The folder; made if it is not there.
@@ -113,7 +113,7 @@ class CheckpointManager:
         if not name or os.sep in name:
             raise InvalidArgumentError(f"name must be the name of a file, not {name!r}.")
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(self.directory)
         self._keep, self._keep_every = keep, keep_every
         self._best, self._mode = best, mode
         self._name, self._clock = name, clock
@@ -189,14 +189,14 @@ class CheckpointManager:
         """
         self.wait()
         numbers = _files(self.directory, self._name)
-        if not numbers or (step is not None and step not in numbers):
+        path = self.latest() if step is None else numbers.get(step)
+        if path is None:
             what = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
-        path = numbers[max(numbers) if step is None else step]
         return restore(path, optimizer=optimizer, variables=variables, module=module)
 
     def latest(self) -> Path | None:
-        """The file with the highest number; None if there is none."""
+        """The file that was saved last; None if there is none."""
         self.wait()
         return latest(self.directory, self._name)
 
@@ -213,17 +213,11 @@ class CheckpointManager:
         return None if found is None else found.path
 
     def checkpoints(self) -> list[Kept]:
-        """Those that are there, by number. A damaged file is none of them, and warns."""
-        found: list[Kept] = []
-        for step, path in sorted(_files(self.directory, self._name).items()):
-            try:
-                document = container.describe(path).document
-                told = Reader({})(document.get("metrics", {}))
-                metrics = {name: float(each) for name, each in told.items()}
-                found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
-            except (ThalwegError, TypeError, ValueError, AttributeError) as error:
-                warn(f"{path} is left alone: {error}", PerformanceWarning)
-        return found
+        """Those that are there, in the order in which they were saved.
+
+        A damaged file is none of them, and warns.
+        """
+        return _kept(self.directory, self._name)
 
     def _winner(self, there: list[Kept]) -> Kept | None:
         sign = 1 if self._mode == "min" else -1
@@ -245,8 +239,24 @@ class CheckpointManager:
                 stays.add(each.step)
         for each in there:
             if each.step not in stays:
-                with contextlib.suppress(FileNotFoundError):
-                    each.path.unlink()
+                try:
+                    each.path.unlink(missing_ok=True)
+                except OSError as error:  # the save itself has succeeded
+                    warn(f"{each.path} stays: {error}", CheckpointWarning)
+
+
+def _kept(directory: Path, name: str) -> list[Kept]:
+    """The checkpoints of a folder that are whole, in the order in which they were saved."""
+    found: list[Kept] = []
+    for step, path in _files(directory, name).items():
+        try:
+            document = container.describe(path).document
+            told = Reader({})(document.get("metrics", {}))
+            metrics = {key: float(each) for key, each in told.items()}
+            found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
+        except (ThalwegError, TypeError, ValueError, AttributeError) as error:
+            warn(f"{path} is left alone: {error}", CheckpointWarning)
+    return sorted(found, key=lambda each: (each.time, each.step))
 
 
 def _files(directory: Path, name: str) -> dict[int, Path]:

@@ -118,6 +118,9 @@ def diff(one: str, other: str, as_json: bool) -> None:
 @click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
 @click.option("--optimizer", metavar="NAME", help="The optimizer, where the file does not tell.")
 @click.option(
+    "--which", type=int, metavar="NUMBER", help="The optimizer, where the file has several."
+)
+@click.option(
     "--set",
     "numbers",
     multiple=True,
@@ -125,7 +128,13 @@ def diff(one: str, other: str, as_json: bool) -> None:
     help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
 )
 def convert(
-    path: str, out: str, to: str, rules: str | None, optimizer: str | None, numbers: tuple[str, ...]
+    path: str,
+    out: str,
+    to: str,
+    rules: str | None,
+    optimizer: str | None,
+    which: int | None,
+    numbers: tuple[str, ...],
 ) -> None:
     """Write the checkpoint PATH in another form, as OUT.
 
@@ -145,7 +154,7 @@ def convert(
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
     given: dict[str, Any] = dict(map(_number, numbers))
     with _watched(path) as progress:
-        converted(path, out, rules, to, optimizer=cls, progress=progress, **given)
+        converted(path, out, rules, to, optimizer=cls, which=which, progress=progress, **given)
     found = listing(out)
     click.echo(f"{out}: {len(found.tensors)} tensors, {_size(found.bytes)}")
 

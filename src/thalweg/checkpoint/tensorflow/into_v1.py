@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.steps import after, steps_of
+from thalweg.checkpoint.steps import after, steps_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.v1 import train

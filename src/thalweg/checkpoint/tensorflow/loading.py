@@ -61,7 +61,8 @@ def load(
         )
     if os.path.isdir(given):
         raise MissingFileError(
-            f"{given} is a folder: give the checkpoint that thalweg.checkpoint.latest finds there."
+            f"{given} is a folder: give a checkpoint in it, as"
+            " thalweg.v1.train.latest_checkpoint finds those of TensorFlow."
         )
     if not keras_files.is_keras_file(given):
         raise DataLossError(

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from thalweg.checkpoint.steps import told
 from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
 from thalweg.checkpoint.tensorflow.numbers import count_of
-from thalweg.checkpoint.tensorflow.steps import told
 
 if TYPE_CHECKING:
     from thalweg.storage.stored import Stored

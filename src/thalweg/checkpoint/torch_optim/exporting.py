@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.powers import steps_of
+from thalweg.checkpoint.steps import steps_of
 from thalweg.checkpoint.torch_optim import notes
 from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
 from thalweg.checkpoint.torch_optim.hypers import beta_of, decay_of, now, plain
@@ -110,7 +110,7 @@ def _steps(optimizer: Any) -> int | None:
             return 0
         kind = scalar_type(own)
         beta = as_hyper(beta_of(optimizer, hyper), kind)
-        steps = steps_of(kind(own.item()), beta, kind)
+        steps = steps_of(kind(own.item()), kind(beta))
         if steps is not None:
             return steps
     return None

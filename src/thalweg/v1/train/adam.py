@@ -11,7 +11,7 @@ from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.section import Call, run
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_V1
-from thalweg.scalars import scalar_type
+from thalweg.scalars import product, scalar_type
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.v1.train.state import base_name
 
@@ -102,7 +102,7 @@ class AdamOptimizer(RuleOptimizer):
         for name, hyper in self.POWERS.items():
             power = self._get_non_slot_variable(name)
             dtype = scalar_type(power)
-            moved = dtype(power.item()) * as_hyper(values[hyper], dtype)
+            moved = product(dtype(power.item()), as_hyper(values[hyper], dtype))
             counters.append(partial(power.detach().fill_, moved.item()))
         return counters
 
