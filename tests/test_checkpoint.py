@@ -431,9 +431,15 @@ def test_what_cannot_be_saved(
 def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
     from thalweg.storage import container
 
-    container.write(tmp_path / "run", {}, {"kind": "other"})
-    with pytest.raises(InvalidConfigError, match="no checkpoint of a training"):
-        checkpoint.restore(tmp_path / "run")
+    for kind, said in (
+        ("other", "`thalweg inspect` shows what is in it"),
+        (3, "`thalweg inspect` shows what is in it"),
+        ("tf.train.Saver", "thalweg.v1.train.Saver reads it, in a session"),
+        ("tf.train.Checkpoint", "thalweg.v1.train.Checkpoint reads it"),
+    ):
+        container.write(tmp_path / "run", {}, {"kind": kind})
+        with pytest.raises(InvalidConfigError, match=f"not a checkpoint of a training: {said}"):
+            checkpoint.restore(tmp_path / "run")
     with pytest.raises(FileNotFoundError):
         checkpoint.restore(tmp_path / "none")
 

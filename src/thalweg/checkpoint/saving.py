@@ -228,9 +228,25 @@ def _optimizer(
     return given
 
 
+def reader_of(kind: Any) -> str:
+    """What reads a file of ours, in words.
+
+    Args:
+        kind: The "kind" of its document.
+    """
+    readers = {
+        KIND: "thalweg.checkpoint.restore reads it",
+        "tf.train.Saver": "thalweg.v1.train.Saver reads it, in a session",
+        "tf.train.Checkpoint": "thalweg.v1.train.Checkpoint reads it",
+    }
+    known = readers.get(kind) if isinstance(kind, str) else None
+    return known or "`thalweg inspect` shows what is in it"
+
+
 def _checked(document: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise InvalidConfigError(f"{path} is no checkpoint of a training. See `thalweg inspect`.")
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind != KIND:
+        raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
     wanted = {"variables": dict, "optimizer": dict, "state": dict, "metrics": dict}
     for name, kind in wanted.items():
         if not isinstance(document.get(name, {}), kind):

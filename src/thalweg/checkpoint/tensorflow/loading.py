@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container
 from dataclasses import replace
+from typing import Any
 
+from thalweg.checkpoint.saving import reader_of
 from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.objects import only, sorted_objects
@@ -14,6 +16,11 @@ from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpoin
 from thalweg.storage import bundle, container, keras_files
 
 _SUFFIXES = (".index", ".meta")
+
+
+def _reader(path: str) -> str:
+    document: Any = container.describe(path).document
+    return reader_of(document.get("kind"))
 
 
 def load(
@@ -56,9 +63,7 @@ def load(
             f"{given}: there is no checkpoint: neither {prefix}.index nor a file of this name."
         )
     if container.is_container(given):
-        raise UnsupportedCheckpointError(
-            f"{given} is a checkpoint of thalweg: thalweg.checkpoint.restore reads it."
-        )
+        raise UnsupportedCheckpointError(f"{given} is a checkpoint of thalweg: {_reader(given)}.")
     if os.path.isdir(given):
         raise MissingFileError(
             f"{given} is a folder: give a checkpoint in it, as"
