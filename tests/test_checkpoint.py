@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.rules import ADAM
 from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
 NAMES = list(dict.fromkeys([*by_rule(), *by_class()]))
 
@@ -201,6 +203,7 @@ def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
         (lambda: SGD(0.1), "the optimizer is SGD, in the file it is Adam"),
         (lambda: Adam(0.1, amsgrad=True), "amsgrad is True, in the file False"),
         (lambda: Adam(0.1, clipnorm=1.0), "clipnorm is 1.0, in the file None"),
+        (lambda: Adam(0.1, epsilon=1e-3), "epsilon is 0.001, in the file 1e-07"),
         (lambda: Adam(SCHEDULES["cosine"]()), "learning_rate is .*CosineDecay.*, in the file 0.1"),
     ],
 )
@@ -215,6 +218,24 @@ def test_an_optimizer_made_otherwise_is_refused(
     with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
         checkpoint.restore(tmp_path / "run", optimizer=refused, variables=[w])
     assert (w.item(), int(refused.iterations)) == (7.0, 0)
+
+
+def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), SGD(0.1, clipnorm=1.0)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    message = r"clipnorm is 2\.0, in the file 1\.0\. Nothing was loaded\. .*check_arguments=False"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        checkpoint.restore(tmp_path / "run", optimizer=SGD(0.1, clipnorm=2.0), variables=[w])
+
+
+def test_a_class_of_yours_goes_on(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), Mine(0.1, momentum=0.9)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    other = Mine(0.1, momentum=0.9)
+    checkpoint.restore(tmp_path / "run", optimizer=other, variables=[w])
+    assert int(other.iterations) == 1
 
 
 def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: Path) -> None:
@@ -418,6 +439,9 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
         ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
         ({"extra": torch.empty(2, device="meta")}, TypeError, "on the meta device"),
+        ({"extra": np.str_("x")}, TypeError, "'extra' is a str_, which no file holds"),
+        ({"extra": np.longdouble(1)}, TypeError, "'extra' is a longdouble, which no file"),
+        ({"extra": np.array(["x"])}, TypeError, "'extra' is a ndarray, which no file holds"),
     ],
 )
 def test_what_cannot_be_saved(
@@ -456,6 +480,11 @@ def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
             "os.system", "arguments": {}}}}}},
         {"state": {"class_name": {"$unknown": 1}}},
         {"state": [1]},
+        {"state": {"$float": "inf"}},
+        {"state": {"class_name": "Adam"}},
+        {"extra": {"$scalar": ["uint8", -1]}},
+        {"extra": {"$scalar": ["int8", 10**30]}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$number": []}}}},
         {"variables": {"w": {"$tensor": "nowhere"}}},
         {"variables": {"w": {"$scalar": ["object", 1]}}},
     ],
@@ -472,6 +501,86 @@ def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -
     with pytest.raises(thalweg.ThalwegError):
         checkpoint.restore(tmp_path / "bad", variables=[w])
     assert w.item() == 3.0
+
+
+def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
+    np.zeros(1024, np.float32).tofile(tmp_path / "numbers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's own, about memory like this
+        mapped = torch.from_numpy(np.memmap(tmp_path / "numbers", np.float32, mode="r"))
+    w, opt = Variable(torch.ones(1024), name="w"), Adam(0.1)
+    opt.apply_gradients([(torch.ones(1024), w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables={"w": w})
+    fresh = Adam(0.1)
+    with pytest.raises(CheckpointMismatchError, match="'w' in place: its memory may only be read"):
+        checkpoint.restore(tmp_path / "run", optimizer=fresh, variables={"w": mapped})
+    assert int(fresh.iterations) == 0
+    opt.get_slot(w, "m").data = mapped
+    state = Adam(0.1).state_dict()
+    with pytest.raises(CheckpointMismatchError, match="may only be read"):
+        opt.load_state_dict({**opt.state_dict(), "iterations": torch.tensor(9)})
+    assert (int(opt.iterations), int(state["iterations"])) == (1, 0)
+
+
+def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
+    x, y = Variable([0.0], name="a"), Variable([0.0], name="b")
+    for opt in (Adam(0.1), train.AdamOptimizer(0.1)):
+        opt.apply_gradients([([1.0], x), ([100.0], y)])
+        title = "b" if isinstance(opt, train.Optimizer) else "b:0"
+        with pytest.raises(ValueError, match="would be the name of two things"):
+            checkpoint.save(tmp_path / "run", optimizer=opt, variables={title: x})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrapper", ["averages", "clipping"])
+def test_optimizers_around_others_go_on(wrapper: str, tmp_path: Path) -> None:
+    def training() -> tuple[Variable, Any]:
+        w, inner = Variable([1.0, 2.0], name="w"), train.MomentumOptimizer(0.1, 0.9)
+        if wrapper == "averages":
+            return w, MovingAverageOptimizer(inner, 0.5)
+        return w, VariableClippingOptimizer(inner, {w: [0]}, 1.5)
+
+    def run(w: Any, opt: Any) -> None:
+        for _ in range(2):
+            opt.apply_gradients([([0.5, -1.0], w)])
+
+    w, opt = training()
+    run(w, opt)
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    run(w, opt)
+    again, other = training()
+    checkpoint.restore(
+        tmp_path / "run", optimizer=other, variables=[again], check_arguments=wrapper == "averages"
+    )
+    run(again, other)
+    assert_same([again], [w])
+
+
+def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:
+    module = network()
+
+    def copies(_: Any, state: dict[str, Any], *__: Any) -> None:
+        state.update({name: each.clone() for name, each in state.items()})
+
+    module._register_state_dict_hook(copies)
+    kept = [each.clone() for each in tensors(module)]
+    checkpoint.save(tmp_path / "run", module=module)
+    with torch.no_grad():
+        for each in module.parameters():
+            each.zero_()
+    checkpoint.restore(tmp_path / "run", module=module)
+    assert_same(tensors(module), kept)
+
+
+def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) -> None:
+    w, opt = Variable(torch.zeros(600_000), name="w"), SGD(1.0)
+
+    def progress(*_: int) -> None:
+        opt.apply_gradients([(torch.ones(600_000), w)])
+
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w], progress=progress)
+    checkpoint.restore(tmp_path / "run", optimizer=opt, variables=[w])
+    assert (int(opt.iterations), bool(w.any())) == (0, False)
 
 
 # Saving beside the training

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from thalweg import CheckpointWarning, Variable, checkpoint
@@ -135,6 +136,14 @@ def test_a_damaged_one_is_told_and_neither_counted_nor_removed(tmp_path: Path) -
 def test_wrong_arguments(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         CheckpointManager(tmp_path, **given)
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, True, 1.0, "1"])
+def test_what_is_no_step(step: Any, tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(ValueError, match="step must be a whole number"):
+        manager.save(step)
+    assert manager.save(np.int64(3)).name == "checkpoint-3.safetensors"
 
 
 def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ def test_inspect_reads_checkpoints_of_tensorflow(tmp_path: Path) -> None:
     assert "2 x 3" in told
 
 
+def test_savers_name_files_without_their_ending(trained: Path) -> None:
+    for command in ("inspect", "verify"):
+        assert run(command, trained.with_suffix("")).exit_code == 0
+    assert run("diff", trained, trained.with_suffix("")).exit_code == 0
+
+
 def test_verify(trained: Path) -> None:
     good = run("verify", trained)
     assert (good.exit_code, "4 tensors, 32 B, verified" in good.output) == (0, True)

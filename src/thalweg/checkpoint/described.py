@@ -79,20 +79,20 @@ def _name(optimizer: Any) -> str:
     return known.get(type(optimizer), f"mine:{type(optimizer).__name__}")
 
 
-def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any) -> list[str]:
     """Where two descriptions differ, in words.
 
     Args:
         wanted: Of the file.
         given: Of the optimizer that is there.
+        loaded: The names of arguments whose numbers are part of the state, and so are set.
     """
     if wanted["class"] != given["class"]:
         return [f"the optimizer is {given['class']}, in the file it is {wanted['class']}"]
-    loads_numbers = ":" not in given["class"]  # those of Keras are part of its state
     found: list[str] = []
     for name in {**wanted["arguments"], **given["arguments"]}:
         own, other = given["arguments"].get(name), wanted["arguments"].get(name)
-        if not (loads_numbers and _is_number(own) and _is_number(other)):
+        if not (name in loaded and _is_number(own) and _is_number(other)):
             found += _different(name, own, other)
     return found
 

@@ -65,6 +65,7 @@ def listing(path: Path) -> Listing:
         DataLossError: It is of no kind that is known here, or is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
+    path = located(path)
     title, kind = os.fspath(path), kind_of(path)
     if kind == "thalweg":
         found = container.describe(path)
@@ -86,6 +87,7 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
+    path = located(path)
     kind = kind_of(path)
     if kind == "thalweg":
         container.verify(path, progress)
@@ -112,12 +114,21 @@ def differences(one: Path, other: Path, progress: Progress | None = None) -> lis
 
 def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
     """All tensors of a file, verified."""
+    path = located(path)
     kind = kind_of(path)
     if kind == "thalweg":
         return container.read(path, progress=progress).tensors
     if kind == "tensorflow":
         return bundle.read(path, progress=progress).tensors
     return _of_keras(path)
+
+
+def located(path: Path) -> str:
+    """The file that a name stands for: savers call theirs by a name without its ending."""
+    title = os.fspath(path)
+    ours = f"{title}.safetensors"
+    is_there = os.path.exists(title) or os.path.exists(f"{title}.index")
+    return ours if not is_there and os.path.isfile(ours) else title
 
 
 def kind_of(path: Path) -> str:

@@ -27,6 +27,7 @@ from thalweg.errors import (
 from thalweg.storage import container, disk
 
 SUFFIX = ".safetensors"
+_MOST = 10**18
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class CheckpointManager:
         asynchronous: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if keep is not None and keep < 1:
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
             raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
         if keep_every is not None and not keep_every > 0:
             raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
@@ -141,10 +142,14 @@ class CheckpointManager:
             also raises what came of it.
 
         Raises:
-            InvalidArgumentError: `step` is below 0, or `best` is not among the metrics.
+            InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
+                the metrics.
         """
-        if step < 0:
-            raise InvalidArgumentError(f"step must be 0 or more, not {step}.")
+        number = -1 if isinstance(step, bool) or not hasattr(step, "__index__") else int(step)
+        if not 0 <= number < _MOST:
+            raise InvalidArgumentError(
+                f"step must be a whole number from 0 to {_MOST - 1}, not {step!r}."
+            )
         given = dict(metrics or {})
         if self._best is not None and self._best not in given:
             raise InvalidArgumentError(
@@ -153,8 +158,8 @@ class CheckpointManager:
         taken = snapshot(
             optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
         )
-        taken.document.update(step=step, time=self._clock())
-        path = self.directory / f"{self._name}-{step}{SUFFIX}"
+        taken.document.update(step=number, time=self._clock())
+        path = self.directory / f"{self._name}-{number}{SUFFIX}"
         self.wait()
         if self._asynchronous:
             self._saving = Saving(taken, path, None)

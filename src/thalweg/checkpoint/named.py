@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[s
         if not isinstance(module, torch.nn.Module):
             kind = type(module).__name__
             raise InvalidTypeError(f"module must be a torch.nn.Module, not {kind}.")
-        found |= module.state_dict(keep_vars=True)
+        found = _of_module(module)
     given = {} if variables is None else _by_name(variables)
     twice = sorted(found.keys() & given.keys())
     if twice:
@@ -43,6 +43,19 @@ def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[s
     for name, each in found.items():
         if not isinstance(each, Tensor):
             raise InvalidTypeError(f"{name!r} is a {type(each).__name__}, not a tensor.")
+    return found
+
+
+def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The module's own tensors by the names of its `state_dict`, whatever hooks make of that."""
+    found: dict[str, Tensor] = {}
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        persistent = each._buffers.keys() - each._non_persistent_buffers_set
+        own = {**each._parameters, **{name: each._buffers[name] for name in persistent}}
+        for name in [*each._parameters, *(name for name in each._buffers if name in persistent)]:
+            tensor = own[name]
+            if tensor is not None:
+                found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
 
 
@@ -76,7 +89,7 @@ def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if isinstance(optimizer, KerasOptimizer):
         state = optimizer.state_dict()
         known = _renaming(_titles(optimizer._slots.owners()), tensors)
-        slots = {known.get(title, title): own for title, own in state["slots"].items()}
+        slots = _renamed(state["slots"], lambda title: known.get(title, title))
         return {**state, "slots": slots}
     variables = _owners(optimizer)
     known = _renaming(dict(zip(keys_of(variables), variables, strict=True)), tensors)
@@ -98,7 +111,7 @@ def loading(
         variables = [tensors[name] for name in state["slots"] if name in tensors]
         known = _titles(distinct([*optimizer._slots.owners(), *variables]))
         names = {name: title for title, name in _renaming(known, tensors).items()}
-        slots = {names.get(name, name): own for name, own in state["slots"].items()}
+        slots = _renamed(state["slots"], lambda name: names.get(name, name))
         with optimizer._loading({**state, "slots": slots}, variables) as found:
             yield found
         return
@@ -124,7 +137,7 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
 
 def _owners(optimizer: Any) -> list[Tensor]:
     if isinstance(optimizer, V1Optimizer):
-        return optimizer._slots.owners()
+        return optimizer._owners()
     return optimizer._known()
 
 
@@ -142,8 +155,23 @@ def _renaming(known: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dic
 
 def _flat_renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """A state by "variable/slot", with other names of variables."""
-    found: dict[str, Any] = {}
-    for name, value in state.items():
+
+    def renamed(name: str) -> str:
         owner, slash, slot = name.rpartition("/")
-        found[f"{names.get(owner, owner)}{slash}{slot}"] = value
+        return f"{names.get(owner, owner)}{slash}{slot}"
+
+    return _renamed(state, renamed)
+
+
+def _renamed(state: Mapping[str, Any], name_of_key: Callable[[str], str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        name = name_of_key(key)
+        if name in found:
+            raise InvalidArgumentError(
+                f"{name!r} would be the name of two things in the optimizer's state: a variable is"
+                " given by a name that another one has, which is not given. Give all variables"
+                " that the optimizer has slots of."
+            )
+        found[name] = value
     return found

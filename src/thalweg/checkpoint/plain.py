@@ -20,6 +20,9 @@ FLOAT = "$float"  # "nan", "inf" or "-inf"
 TUPLE = "$tuple"
 DICT = "$dict"  # [[key, value], ...]: where a key is no string, or begins with "$"
 
+_SCALARS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_SCALARS += ("float16", "float32", "float64")
+
 Special = Callable[[Any, str], Any]
 
 
@@ -54,9 +57,11 @@ class Writer:
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {FLOAT: repr(value)}
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
             return {SCALAR: [value.dtype.name, self(value.item(), name)]}
-        if isinstance(value, Tensor | np.ndarray):
+        if isinstance(value, Tensor) or (
+            isinstance(value, np.ndarray) and value.dtype.name in _SCALARS
+        ):
             return {TENSOR: self._add(value, name)}
         if isinstance(value, Mapping):
             return self._mapping(value, name)
@@ -75,7 +80,7 @@ class Writer:
         return {DICT: [[self(key, name), each] for key, each in items.items()]}
 
     def _add(self, value: Any, name: str) -> str:
-        tensor = torch.from_numpy(np.asarray(value)) if isinstance(value, np.ndarray) else value
+        tensor = torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
         problem = flaw(tensor)
         if problem is not None:
             raise InvalidTypeError(f"{name!r} is {problem}, which cannot be saved.")
@@ -116,7 +121,14 @@ class Reader:
             return {key: self(each) for key, each in plain.items()}
         try:
             return self._marked(mark, plain[mark])
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            AttributeError,
+        ) as error:
             if isinstance(error, InvalidConfigError | NotFoundError):
                 raise
             raise InvalidConfigError(f"{mark} of {str(plain[mark])[:80]} is nothing.") from error
@@ -131,7 +143,7 @@ class Reader:
             return self._tensors[content]
         if mark == SCALAR:
             dtype, number = content
-            if np.dtype(dtype).kind not in "biuf":
+            if dtype not in _SCALARS:
                 raise InvalidConfigError(f"{dtype} is the type of no number.")
             return np.dtype(dtype).type(self(number))
         if mark == FLOAT:

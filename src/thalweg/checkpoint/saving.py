@@ -23,7 +23,7 @@ from thalweg.checkpoint.named import (
 )
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
-from thalweg.errors import CheckpointMismatchError, InvalidConfigError
+from thalweg.errors import CheckpointMismatchError, InvalidConfigError, ThalwegError
 from thalweg.storage import container
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
@@ -156,7 +156,7 @@ def save(
     """
     tensors = named(variables, module)
     with torch.no_grad(), _held(optimizer):
-        _taken(optimizer, tensors, extra, None, copies=False).write(path, progress)
+        _taken(optimizer, tensors, extra, None, copies=progress is not None).write(path, progress)
 
 
 @untraced
@@ -209,7 +209,14 @@ def restore(
         if "optimizer" in document:
             optimizer = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
             given = reader(document["state"])
-            loadings.append(held.enter_context(loading(optimizer, given, tensors)))
+            try:
+                loadings.append(held.enter_context(loading(optimizer, given, tensors)))
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                if isinstance(error, ThalwegError):
+                    raise
+                raise InvalidConfigError(
+                    f"{path}: the optimizer's state is not one: {error}"
+                ) from error
         elif optimizer is not None:
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
         restored = Restored(optimizer, reader(document["extra"]), reader(document["metrics"]))
@@ -222,9 +229,11 @@ def _optimizer(
 ) -> Any:
     if given is None:
         return described.made(description, tensors)
-    found = described.differences(description, described.described(given))
-    if found and (check or description["class"] != described.described(given)["class"]):
-        raise state.mismatch(found)
+    own = described.described(given)
+    found = described.differences(description, own, getattr(given, "_hyper", ()))
+    if found and (check or description["class"] != own["class"]):
+        hint = " restore(..., check_arguments=False) goes on with yours." * check
+        raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
 
 

@@ -74,20 +74,26 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
         OSError: It cannot be read.
     """
     given = os.fsdecode(path)
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        # A pipe in its place must not make us wait.
-        found = os.open(given, flags | getattr(os, "O_NONBLOCK", 0))
+        # One object owns the descriptor and closes it once, whatever interrupts.
+        file = open(given, "rb", opener=_for_reading)  # noqa: SIM115
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"{given}: {os.strerror(errno.ENOENT)}.") from error
+    except IsADirectoryError as error:
+        raise InvalidArgumentError(f"{given}: This is a folder, not a file.") from error
     except ValueError as error:  # a NUL in the name
         raise MissingFileError(f"{given!r}: {error}.") from error
     try:
-        _check_regular(given, os.fstat(found).st_mode)
-        return open(found, "rb")
+        _check_regular(given, os.fstat(file.fileno()).st_mode)
     except BaseException:
-        os.close(found)
+        file.close()
         raise
+    return file
+
+
+def _for_reading(path: str, flags: int) -> int:
+    # A pipe in its place must not make us wait.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:

@@ -20,7 +20,8 @@ from thalweg.checkpoint.tensorflow.numbers import INTEGERS
 from thalweg.checkpoint.tensorflow.powers import split_powers, with_powers
 
 if TYPE_CHECKING:
-    from thalweg.storage.stored import Stored
+    from thalweg.errors import UnsupportedCheckpointError
+from thalweg.storage.stored import Stored
 
 AVERAGE = "ExponentialMovingAverage"
 _KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
@@ -45,8 +46,16 @@ def sorted_names(
     masters = mixed.names if mixed else {}
     owners = _owners({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
     beside: Slots = defaultdict(dict)
+    placed: dict[tuple[str, str], str] = {}
     for name, owner in owners.items():
-        beside[masters.get(owner, owner)][_last(name)] = rest[name]
+        place = masters.get(owner, owner), _last(name)
+        if place in placed:
+            raise UnsupportedCheckpointError(
+                f"{path}: {placed[place]!r} and {name!r} may both be slots of {place[0]!r}, made in"
+                " different scopes; which optimizer they are of the names do not tell."
+            )
+        placed[place] = name
+        beside[place[0]][place[1]] = rest[name]
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, own in beside.items():
         for part, value in own.items():

@@ -173,16 +173,21 @@ def _plain(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
+def has_storage(tensor: Tensor) -> bool:
+    """Whether it has memory of its own, and does not stand for other tensors."""
+    try:
+        return tensor.untyped_storage().nbytes() >= 0
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def _is_whole(tensor: Tensor) -> bool:
     """Whether the storage holds all elements."""
     if not tensor.numel():
         return True
     ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
-    try:
-        return tensor.untyped_storage().nbytes() >= needed
-    except (RuntimeError, NotImplementedError):
-        return True  # it stands for other tensors and has no storage of its own
+    return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= needed
 
 
 def _is_writable(own: Tensor) -> bool:

@@ -10,8 +10,9 @@ import torch
 from torch._C import DisableTorchFunction
 
 from thalweg.core import section
-from thalweg.core.state.entries import Call, Item, shown
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
+from thalweg.engines.protected import check_writable
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, LayoutError
 
 LISTED = 10  # differences that an error names
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
@@ -98,6 +99,18 @@ class Loading:
     then: Sequence[Call] = ()
     what: str = ""
 
+    def check_memory(self) -> None:
+        """Refuse tensors whose memory may only be read.
+
+        Raises:
+            CheckpointMismatchError: Names the first.
+        """
+        own = [(entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)]
+        try:
+            check_writable([pair for pair in own if has_storage(pair[0])])
+        except LayoutError as error:
+            raise mismatch([str(error).removesuffix(".")], self.what) from error
+
     def calls(self) -> list[Call]:
         """What sets it, in C alone; all conversions are made now."""
         calls: list[Call] = []
@@ -116,9 +129,11 @@ def restore(*loadings: Loading) -> None:
     """Set all of several states, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted.
+        CheckpointMismatchError: A value cannot be converted, or memory may only be read.
     """
     with torch.inference_mode(False), torch.no_grad():
+        for each in loadings:
+            each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
         with DisableTorchFunction():  # `with torch.device(...)` would call Python back
             section.run(calls)
