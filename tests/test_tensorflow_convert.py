@@ -139,7 +139,7 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
 @pytest.mark.parametrize("document", [{}, {"variables": [1]}, {"variables": {"w": 3}}], ids=str)
 def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path) -> None:
     container.write(tmp_path / "run", {}, document)
-    with pytest.raises(InvalidConfigError, match="is no checkpoint of a training"):
+    with pytest.raises(InvalidConfigError, match="checkpoint of a training"):
         tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
 
 

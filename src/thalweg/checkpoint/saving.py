@@ -230,7 +230,8 @@ def _optimizer(
     if given is None:
         return described.made(description, tensors)
     own = described.described(given)
-    found = described.differences(description, own, getattr(given, "_hyper", ()))
+    loaded = {*getattr(given, "_hyper", ()), "schedule_decay"}
+    found = described.differences(description, own, loaded)
     if found and (check or description["class"] != own["class"]):
         hint = " restore(..., check_arguments=False) goes on with yours." * check
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from torch import Tensor
 
@@ -15,14 +16,14 @@ _MAPS = "/proc/self/maps"
 def _protected() -> Iterator[tuple[int, int]]:
     """The runs of addresses of this process that may not be written; none where nobody tells."""
     try:
-        with open(_MAPS) as lines:
-            for line in lines:
-                addresses, rights = line.split()[:2]
-                if "w" not in rights:
-                    first, end = addresses.split("-")
-                    yield int(first, 16), int(end, 16)
+        lines = Path(_MAPS).read_text().splitlines()
     except OSError:
         return
+    for line in lines:
+        addresses, rights = line.split()[:2]
+        if "w" not in rights:
+            first, end = addresses.split("-")
+            yield int(first, 16), int(end, 16)
 
 
 def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
