@@ -182,10 +182,15 @@ class SlotStore:
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
         copied = SlotStore()
         own = [slot for *_, slot in self.items()]
-        check_memories([slot for slot in own if not isinstance(slot, SymbolicVariable)])
+        # What waits for a slot, and what stands for one in a graph, has no memory.
+        check_memories([slot for slot in own if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
         copied._copied = slots, memo
         return copied
+
+
+def _is_here(slot: Any) -> bool:
+    return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 
 def _dtype(var: Tensor, kind: Slot | None) -> torch.dtype:
