@@ -98,6 +98,7 @@ def drift(case: Case) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @by_rule(FIRST)
 def test_float32_drifts_no_further_than_recorded(case: Case) -> None:
     recorded = json.loads(RECORDED.read_text())[case.rule.name]
