@@ -210,12 +210,10 @@ def _warm() -> None:
     """Load what is no part of the library, once for all children."""
     sys.dont_write_bytecode = True
     sys.path[:] = [each for each in sys.path if Path(each).resolve() != SOURCE]
-    import hypothesis.extra.numpy
     import numba
-    import pytest
     import torch.testing
 
-    _ = hypothesis, numba, pytest, torch
+    _ = numba, torch
 
 
 def _measured(folder: Path, module: str, count: int, seed: int) -> tuple[int, int]:

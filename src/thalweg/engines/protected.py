@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -10,19 +11,18 @@ from thalweg.engines.layout import span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
+# A line that begins "7f00a000-7f00b000 r--p": not writable. A process may have thousands of lines.
+_PROTECTED = re.compile(rb"\n([0-9a-f]+)-([0-9a-f]+) .-")
 
 
-def _protected() -> Iterator[tuple[int, int]]:
+def _protected() -> list[tuple[int, int]]:
     """The runs of addresses of this process that may not be written; none where nobody tells."""
     try:
-        with open(_MAPS) as lines:
-            for line in lines:
-                addresses, rights = line.split()[:2]
-                if "w" not in rights:
-                    first, end = addresses.split("-")
-                    yield int(first, 16), int(end, 16)
+        with open(_MAPS, "rb") as file:
+            found = _PROTECTED.findall(b"\n" + file.read())
     except OSError:
-        return
+        return []
+    return [(int(first, 16), int(end, 16)) for first, end in found]
 
 
 def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
@@ -42,7 +42,7 @@ def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     ]
     if not foreign:
         return
-    runs = list(_protected())
+    runs = _protected()
     for tensor, name in foreign:
         first, end = span(tensor)
         if any(first < stop and start < end for start, stop in runs):
