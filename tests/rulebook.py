@@ -173,10 +173,25 @@ CASES = [case(name, config) for name, row in ROWS.items() for config in ("defaul
 FIRST = [case(name) for name in ROWS]
 
 
+# One rule of each kind: kernels take long to compile, so what all rules do in all dtypes is slow.
+KINDS = ("SGD", "Adam", "AdagradDA", "FtrlPower", "MomentumRMSprop", "LARS")
+
+
+def slow_unless(quick: bool, *values: Any) -> Any:
+    """A row of a table of cases, which is marked slow unless it is one of the quick ones."""
+    return pytest.param(*values, marks=() if quick else pytest.mark.slow)
+
+
+def label(value: Any) -> str:
+    """A part of a case's name."""
+    if isinstance(value, Case):
+        return f"{value.rule.name}-{value.config}"
+    return str(value).removeprefix("torch.")
+
+
 def by_rule(cases: Sequence[Case] = tuple(CASES)) -> pytest.MarkDecorator:
     """Parametrise a test over cases, as `case`."""
-    ids = [f"{each.rule.name}-{each.config}" for each in cases]
-    return pytest.mark.parametrize("case", cases, ids=ids)
+    return pytest.mark.parametrize("case", cases, ids=label)
 
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])

@@ -19,14 +19,17 @@ from rulebook import (
     FIRST,
     FLUSH,
     KEEP,
+    KINDS,
     LENGTHS,
     Engines,
     Problem,
     assert_same,
     by_dtype,
     by_rule,
+    label,
     plain_rule,
     reference,
+    slow_unless,
     take,
 )
 from thalweg import sign, where
@@ -50,10 +53,11 @@ def mixed(case, seed=0, special=0.05):
 
 
 @pytest.mark.parametrize(
-    "budget", [200, pytest.param(2000, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "budget", [40, pytest.param(2000, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 @by_rule()
 def test_fused_equals_reference(case, budget):
+    # As many for each rule, whatever the number of its configurations.
     @settings(max_examples=budget // sum(other.row is case.row for other in CASES))
     @given(TENSORS, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.booleans())
     def check(tensors, seed, special, flush):
@@ -67,8 +71,15 @@ def test_fused_equals_reference(case, budget):
     check()
 
 
-@by_rule(FIRST)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        slow_unless(dtype == torch.float32 or case.rule.name in KINDS, case, dtype)
+        for case in FIRST
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+    ids=label,
+)
 def test_stages_are_fused_with_the_bits_of_the_reference(case, dtype):
     problem, stages = (
         Problem.make(case.row, [130, ()], [dtype] * 2, 9),

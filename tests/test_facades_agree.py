@@ -7,7 +7,7 @@ multiply by them earlier than others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import thalweg
+from rulebook import label, slow_unless
 from thalweg import v1
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -106,7 +107,19 @@ TABLE_OF_RULES = {
     "LARS": Row(lambda _: contrib.LARSOptimizer(64.0)),
     "NovoGrad": Row(lambda _: NovoGrad(0.1, weight_decay=0.01)),
 }
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+KINDS = ("Momentum", "Adam", "Ftrl", "LazyAdam")  # one of each kind, which is quick in all dtypes
+
+
+def every_dtype(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrises a test with rule and dtype."""
+    cases = [
+        slow_unless(dtype == torch.float32 or name in KINDS, name, dtype)
+        for name in names
+        for dtype in DTYPES
+    ]
+    return pytest.mark.parametrize(("rule", "dtype"), cases, ids=label)
+
+
 with_keras = [name for name, row in TABLE_OF_RULES.items() if row.keras is not None]
 
 
@@ -193,15 +206,13 @@ def assert_same(ours: list[list[np.ndarray]], theirs: list[list[np.ndarray]]) ->
     assert not any(map(np.array_equal, ours[0][:2], ours[-1][:2]))  # both variables moved
 
 
-@every_dtype
-@pytest.mark.parametrize("rule", TABLE_OF_RULES)
+@every_dtype(TABLE_OF_RULES)
 def test_a_session_takes_the_steps_of_eager_mode(rule: str, dtype: torch.dtype) -> None:
     make = TABLE_OF_RULES[rule].v1
     assert_same(in_a_graph(make, dtype), eagerly(make, dtype))
 
 
-@every_dtype
-@pytest.mark.parametrize("rule", with_keras)
+@every_dtype(with_keras)
 def test_keras_takes_the_steps_of_tensorflow_1(rule: str, dtype: torch.dtype) -> None:
     row = TABLE_OF_RULES[rule]
     classic = [found[:2] for found in eagerly(row.v1, dtype)]

@@ -6,11 +6,12 @@ import pytest
 
 from attack.interruptions import KINDS, TRAININGS, WRONG, told
 
-SEED, COUNT = 0, 10
+SEED = 0
 
 
+@pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(TRAININGS))
-def test_an_interrupted_step_is_whole_and_its_notes_are_true(name: str) -> None:
-    found, said = told(name, ",".join(KINDS), COUNT, SEED, timeout=120)
+def test_an_interrupted_step_is_whole_and_its_notes_are_true(name: str, count: int) -> None:
+    found, said = told(name, ",".join(KINDS), count, SEED, timeout=120)
     assert not set(found) & set(WRONG), said
-    assert sum(found.values()) == COUNT * len(KINDS), said
+    assert sum(found.values()) == count * len(KINDS), said

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from openseq2seq_steps import (
+    DTYPES,
     LARGE,
+    RULES,
     Table,
     Training,
     assert_near,
@@ -21,6 +23,7 @@ from openseq2seq_steps import (
     process_before,
     way,
 )
+from rulebook import label, slow_unless
 from thalweg import graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -44,6 +47,18 @@ PLACES = (("head", 0), ("head", 8), ("head", 16), ("norm", 1))
 BORDERS = (("body", 65_535), ("body", 65_536), ("body", 70_000))
 
 each_scaling = pytest.mark.parametrize("scaling", SCALINGS)
+# Two rules are quick with all dtypes and scalings.
+each_rule_dtype_and_scaling = pytest.mark.parametrize(
+    ("rule", "dtype", "scaling"),
+    [
+        slow_unless(
+            rule in ("Adam", "NovoGrad") or (scaling == "Backoff" and dtype != torch.bfloat16),
+            rule, dtype, scaling,
+        )
+        for rule in RULES for dtype in DTYPES for scaling in SCALINGS
+    ],
+    ids=label,
+)  # fmt: skip
 each_bad = pytest.mark.parametrize("bad", BAD)
 
 
@@ -97,10 +112,8 @@ def assert_skips_all(training: Any, scaling: str, bad: str, places: Any) -> None
 
 
 @each_way
-@each_scaling
 @each_bad
-@each_dtype
-@each_rule
+@each_rule_dtype_and_scaling
 def test_a_step_with_a_bad_gradient_is_skipped(
     rule: str, dtype: torch.dtype, bad: str, scaling: str, way: str
 ) -> None:
@@ -133,10 +146,8 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
 # Rows of tables
 
 
-@each_scaling
 @each_bad
-@each_dtype
-@each_rule
+@each_rule_dtype_and_scaling
 def test_a_bad_row_skips_the_step(rule: str, dtype: torch.dtype, bad: str, scaling: str) -> None:
     training = Table(rule, dtype, **SCALINGS[scaling])
     training.step()
@@ -204,10 +215,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@each_scaling
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@each_dtype
-@each_rule
+@each_rule_dtype_and_scaling
 def test_both_ways_take_the_same_steps(
     rule: str,
     dtype: torch.dtype,

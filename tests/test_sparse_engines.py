@@ -13,10 +13,13 @@ from rulebook import (
     FIRST,
     FLUSH,
     KEEP,
+    KINDS,
     Problem,
     assert_same,
     by_rule,
+    label,
     reference,
+    slow_unless,
     sparse,
     take,
 )
@@ -25,10 +28,12 @@ from thalweg.engines.cpu import sparse as sparse_engine
 INDICES = st.integers(1, 20).flatmap(
     lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, rows - 1), max_size=50))
 )
-KINDS = [torch.int32, torch.int64]
+INTEGERS = [torch.int32, torch.int64]
 
 
-def make(case, rows, indices, width=(3,), dtype=torch.float32, seed=0, special=0.0, kind=KINDS[1]):
+def make(
+    case, rows, indices, width=(3,), dtype=torch.float32, seed=0, special=0.0, kind=INTEGERS[1]
+):
     """A problem of one variable of `rows` rows, with a gradient for each index."""
     problem = Problem.make(case.row, [(rows, *width)], [dtype], seed, special)
     shape = (len(indices), *width)
@@ -37,13 +42,16 @@ def make(case, rows, indices, width=(3,), dtype=torch.float32, seed=0, special=0
     return problem
 
 
+@pytest.mark.parametrize(
+    "budget", [12, pytest.param(100, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
 @by_rule(FIRST)
 @pytest.mark.parametrize("width", [(), (1,), (3,), (2, 4)], ids=str)
-def test_sparse_equals_reference(case, width):
+def test_sparse_equals_reference(case, width, budget):
     dtypes = [torch.float32, torch.bfloat16] if width == (3,) else [torch.float32]
 
-    @settings(max_examples=25)
-    @given(INDICES, st.sampled_from(dtypes), st.sampled_from(KINDS), st.integers(0, 99),
+    @settings(max_examples=budget)
+    @given(INDICES, st.sampled_from(dtypes), st.sampled_from(INTEGERS), st.integers(0, 99),
            st.booleans())  # fmt: skip
     def check(rows_and_indices, dtype, kind, seed, flush):
         rows, indices = rows_and_indices
@@ -111,8 +119,16 @@ def test_infinities_that_cancel_are_nan_without_a_warning(name):
     assert var.isnan().flatten().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("copy_dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-@by_rule([case for case in FIRST if not case.rule.is_whole])
+@pytest.mark.parametrize(
+    ("case", "copy_dtype"),
+    [
+        slow_unless(dtype == torch.float16 and case.rule.name in KINDS, case, dtype)
+        for case in FIRST
+        for dtype in (torch.float16, torch.bfloat16)
+        if not case.rule.is_whole
+    ],
+    ids=label,
+)
 def test_copies_follow_in_the_rows_that_are_written(case, copy_dtype):
     problem = make(case, 7, [5, 0, 5], (4,))
     found = []

@@ -213,9 +213,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         tensorflow.load(tmp_path / "none")
     with pytest.raises(MissingFileError, match="is a folder"):
         tensorflow.load(tmp_path)
-    container.write(tmp_path / "ours", {}, {})
-    with pytest.raises(UnsupportedCheckpointError, match=r"thalweg\.checkpoint\.restore reads it"):
-        tensorflow.load(tmp_path / "ours")
+    for kind, reader in (
+        ("training", r"thalweg\.checkpoint\.restore reads it"),
+        ("tf.train.Saver", r"thalweg\.v1\.train\.Saver reads it"),
+        (None, "`thalweg inspect` shows"),
+    ):
+        container.write(tmp_path / "ours", {}, {"kind": kind})
+        with pytest.raises(UnsupportedCheckpointError, match=reader):
+            tensorflow.load(tmp_path / "ours")
     (tmp_path / "text").write_text("no checkpoint")
     with pytest.raises(DataLossError, match="text is no checkpoint of TensorFlow"):
         tensorflow.load(tmp_path / "text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,15 @@ from rulebook import (
     FIRST,
     FLUSH,
     KEEP,
+    KINDS,
     LENGTHS,
     Case,
     Problem,
     Row,
     assert_same,
+    label,
     plain_rule,
+    slow_unless,
     sparse,
     take,
 )
@@ -60,30 +64,19 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
     return take(case, problem, selection)
 
 
-# Kernels take long to compile: on the CPU engine one rule of each kind is quick, the rest are slow.
-KINDS = ("SGD", "AdagradDA", "AdamV1", "FtrlPower", "MomentumRMSprop")
-QUICK = [
-    ("reference", case, dtype, kind) for case in FUSED for dtype in DTYPES for kind in WIDTHS
-] + [
-    ("cpu", case, dtype, kind)
-    for case in FUSED
-    if case.rule.name in KINDS
-    for dtype in (torch.float32, torch.bfloat16)
-    for kind in ("dense", "rows")
-]
-SLOW = [
-    ("cpu", case, dtype, kind)
-    for case in FUSED
-    for dtype in DTYPES
-    for kind in WIDTHS
-    if ("cpu", case, dtype, kind) not in QUICK
-]
+def is_quick(engine: str, case: Case, dtype: Any, kind: str) -> bool:
+    if engine == "reference":
+        return dtype in (torch.float32, torch.bfloat16) or case.rule.name in KINDS
+    return case.rule.name in KINDS and dtype == torch.float32 and kind != "single"
 
 
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
-    ids=lambda each: each.rule.name if isinstance(each, Case) else str(each).removeprefix("torch."),
+    [
+        slow_unless(is_quick(*each), *each)
+        for each in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
+    ],
+    ids=label,
 )
 def test_one_pass_has_the_bits_of_two(engine: str, case: Case, dtype: Any, kind: str) -> None:
     for selection, special in ((KEEP, 0.0), (FLUSH, 0.3)):

@@ -63,12 +63,12 @@ def test_the_attack_notices_a_missing_check(name: str) -> None:
             assert noticed(server, module.GOOD, defect), defect
 
 
-# Those that one face meets alone, or that must be met in each.
+# Those that each face must meet. Keras looks for differences of its own.
 IN_A_FACE = [
-    ("changes", face, defect)
-    for face in range(len(FACES))
-    for defect in ("plans always stand", "elements may overlap")
-] + [("states", face, "states are loaded as they come") for face in range(4)]
+    *(("changes", face, "plans always stand") for face in range(len(FACES))),
+    *(("changes", face, "elements may overlap") for face in range(len(FACES))),
+    *(("states", face, "states are loaded as they come") for face in (1, 2, 3)),
+]
 
 
 @pytest.mark.slow

@@ -39,62 +39,10 @@ from thalweg.engines.cpu.intrinsics import *
 
 {literal} = numba.{compute}
 _options = dict(error_model="numpy", boundscheck=False)
-{f}sqrt = square_root
-
-
-@njit(**_options)
-def {f}absolute(x):
-    return abs(x)
-
-
-@njit(**_options)
-def {f}where(condition, a, b):
-    return a if condition else b
-
-
-@njit(**_options)
-def {f}sign(x):
-    return {literal}(1.0) if x > {literal}(0.0) else ({literal}(-1.0) if x < {literal}(0.0) else x)
-
-
-@njit(**_options)
-def {f}maximum(a, b):
-    return a if (a > b) | (a != a) else b
-
-
-@njit(**_options)
-def {f}minimum(a, b):
-    return a if (a < b) | (a != a) else b
-
-
-@njit(**_options)
-def {f}square(x):
-    return x * x
-
-
-@njit(**_options)
-def {f}exp(x):
-    return {literal}(c_exp(numba.float64(x)))
-
-
-@njit(**_options)
-def {f}log(x):
-    return {literal}(c_log(numba.float64(x)))
-
-
-@njit(**_options)
-def {f}power(x, y):
-    return {literal}(c_pow(numba.float64(x), numba.float64(y)))
-
-
-@njit(**_options)
-def {f}wide(x):
-    return numba.float64(x)
-
-
-@njit(**_options)
-def {f}narrow(x, like):
-    return {literal}(x)
+{f}sqrt, {f}absolute, {f}sign, {f}square = square_root, absolute, sign, square
+{f}where, {f}maximum, {f}minimum = choose, maximum, minimum
+{f}exp, {f}log, {f}power = exponential, logarithm, power
+{f}wide, {f}narrow = wide, narrow
 
 '''
 

@@ -153,56 +153,155 @@ def float_to_bfloat(typingctx: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
+# The functions of formulas. As Numba's own functions each would be compiled by itself first, which
+# takes as long as a kernel around it.
+
+
+def _declared(builder: Any, name: str, kind: Any, arguments: int = 1) -> Any:
+    """A function of LLVM or C of so many numbers, all of one type."""
+    signature = ir.FunctionType(kind, [kind] * arguments)
+    return builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+
+
+def _of_llvm(name: str) -> Any:
+    """A function of one float or double that is an instruction, not a call."""
+
+    @intrinsic
+    def function(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = args[0].type
+            own = _declared(builder, f"llvm.{name}.{kind.intrinsic_name}", kind)
+            return builder.call(own, args)
+
+        return x(x), codegen
+
+    return function
+
+
+square_root = _of_llvm("sqrt")  # C's may set errno
+absolute = _of_llvm("fabs")
+
+
 @intrinsic
-def square_root(typingctx: Any, x: Any) -> Any:
-    """LLVM's square root of a float or double: an instruction, not a call that may set errno."""
+def square(typingctx: Any, x: Any) -> Any:
+    """A number times itself."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = args[0].type
-        name = f"llvm.sqrt.{kind.intrinsic_name}"
-        function = builder.module.globals.get(name)
-        return builder.call(
-            function or ir.Function(builder.module, ir.FunctionType(kind, [kind]), name), args
-        )
+        return builder.fmul(args[0], args[0])
 
     return x(x), codegen
 
 
-def _c_function(name: str, arguments: int) -> Any:
-    binding.add_symbol(name, libm.address(libm.SYMBOLS[name]))
+@intrinsic
+def sign(typingctx: Any, x: Any) -> Any:
+    """-1, 0 or 1; NaN stays NaN."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        double = ir.DoubleType()
-        signature = ir.FunctionType(double, [double] * arguments)
-        called = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (value,) = args
+        zero, one = (ir.Constant(value.type, number) for number in (0.0, 1.0))
+        below = builder.fcmp_ordered("<", value, zero)
+        rest = builder.select(below, ir.Constant(value.type, -1.0), value)
+        return builder.select(builder.fcmp_ordered(">", value, zero), one, rest)
+
+    return x(x), codegen
+
+
+@intrinsic
+def choose(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
+    """`a` where the condition holds, else `b`."""
+    kind = typingctx.unify_types(a, b)
+    if kind is None or not isinstance(condition, types.Boolean):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one = context.cast(builder, args[1], a, kind)
+        other = context.cast(builder, args[2], b, kind)
+        return builder.select(args[0], one, other)
+
+    return kind(condition, a, b), codegen
+
+
+def _extreme(comparison: str) -> Any:
+    """The one of two that compares so to the other; NaN if either is."""
+
+    @intrinsic
+    def function(typingctx: Any, a: Any, b: Any) -> Any:
+        kind = typingctx.unify_types(a, b)
+        if kind is None:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            one = context.cast(builder, args[0], a, kind)
+            other = context.cast(builder, args[1], b, kind)
+            is_nan = builder.fcmp_unordered("uno", one, one)
+            found = builder.or_(builder.fcmp_ordered(comparison, one, other), is_nan)
+            return builder.select(found, one, other)
+
+        return kind(a, b), codegen
+
+    return function
+
+
+maximum, minimum = _extreme(">"), _extreme("<")
+
+
+def _of_c(name: str, arguments: int) -> Any:
+    """A function of the C library, evaluated in double and rounded once to the arguments' type."""
+    symbol = f"thalweg_{name}"
+    binding.add_symbol(symbol, libm.address(libm.SYMBOLS[symbol]))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given = [
+            context.cast(builder, value, kind, types.float64)
+            for value, kind in zip(args, signature.args, strict=True)
+        ]
+        called = _declared(builder, symbol, ir.DoubleType(), arguments)
         called.attributes.add("nounwind")
         called.attributes.add("readnone")
-        return builder.call(called, args)
+        found = builder.call(called, given)
+        return context.cast(builder, found, types.float64, signature.return_type)
 
-    return emit
+    if arguments == 1:
+
+        @intrinsic
+        def of_one(typingctx: Any, x: Any) -> Any:
+            return x(x), codegen
+
+        return of_one
+
+    @intrinsic
+    def of_two(typingctx: Any, x: Any, y: Any) -> Any:
+        kind = typingctx.unify_types(x, y)
+        return None if kind is None else (kind(x, y), codegen)
+
+    return of_two
 
 
-_exp = _c_function("thalweg_exp", 1)
-_log = _c_function("thalweg_log", 1)
-_pow = _c_function("thalweg_pow", 2)
+exponential, logarithm, power = _of_c("exp", 1), _of_c("log", 1), _of_c("pow", 2)
+
+
+def _cast_to(kind: types.Type) -> Any:
+    @intrinsic
+    def function(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.cast(builder, args[0], x, kind)
+
+        return kind(x), codegen
+
+    return function
+
+
+wide = _cast_to(types.float64)
 
 
 @intrinsic
-def c_exp(typingctx: Any, x: Any) -> Any:
-    """The C library's exp of a double."""
-    return types.float64(types.float64), _exp
+def narrow(typingctx: Any, x: Any, like: Any) -> Any:
+    """A number rounded to the type of another."""
 
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.cast(builder, args[0], x, like)
 
-@intrinsic
-def c_log(typingctx: Any, x: Any) -> Any:
-    """The C library's log of a double."""
-    return types.float64(types.float64), _log
-
-
-@intrinsic
-def c_pow(typingctx: Any, x: Any, y: Any) -> Any:
-    """The C library's pow of doubles."""
-    return types.float64(types.float64, types.float64), _pow
+    return like(x, like), codegen
 
 
 def _mxcsr(builder: Any, instruction: str, cell: Any) -> None:

@@ -105,6 +105,7 @@ def sourced(function: Callable[P, Any]) -> Callable[P, Any]:
             rate.source = (made, dict(signature.bind(*args, **kwargs).arguments))
         return rate
 
+    made.__signature__ = signature  # type: ignore[attr-defined]  # told though not followed
     return made
 
 
