@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thalweg.errors import InvalidTypeError, did_you_mean
+from thalweg.v1.train.followed import signature_of
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -31,8 +32,7 @@ def check_call(
     if strangers:
         raise InvalidTypeError(f"keys must be strings, not {strangers[0]!r}.")
     try:
-        # A decorator may take other arguments than the function it wraps.
-        signature = inspect.signature(function, follow_wrapped=False)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return
     if supplied in given:

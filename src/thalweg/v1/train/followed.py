@@ -94,6 +94,9 @@ class Followed:
         return f"<learning rate '{self.__name__}', computed when it is called>"
 
 
+_signatures: dict[Callable[..., Any], inspect.Signature] = {}
+
+
 def sourced(function: Callable[P, Any]) -> Callable[P, Any]:
     """A function that returns a learning rate, so that a `Followed` tells where it is from."""
     signature = inspect.signature(function)
@@ -105,8 +108,20 @@ def sourced(function: Callable[P, Any]) -> Callable[P, Any]:
             rate.source = (made, dict(signature.bind(*args, **kwargs).arguments))
         return rate
 
-    made.__signature__ = signature  # type: ignore[attr-defined]  # told though not followed
+    _signatures[made] = signature
     return made
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """What a function takes; of one that a decorator made, what the decorator's takes.
+
+    Raises:
+        TypeError: It is not callable.
+        ValueError: It does not tell.
+    """
+    # No attribute: `functools.wraps` would copy it to a function that takes something else.
+    known = _signatures.get(function) if inspect.isfunction(function) else None
+    return known or inspect.signature(function, follow_wrapped=False)
 
 
 def _now(value: Any) -> Any:
