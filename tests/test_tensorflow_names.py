@@ -13,9 +13,9 @@ import thalweg
 from thalweg import CheckpointMismatchError, InvalidArgumentError
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.steps import after
-from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family
-from thalweg.checkpoint.tensorflow.making import class_of, family_of
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.setting.making import class_of, family_of
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import NotFoundError, OptionError
 from thalweg.keras import optimizers as keras
 from thalweg.storage.stored import Stored, of_tensor

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from thalweg.checkpoint import saving
 from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.mapping import turned
-from thalweg.checkpoint.tensorflow.numbers import dtype_of
+from thalweg.checkpoint.tensorflow.placing.mapping import turned
+from thalweg.checkpoint.tensorflow.placing.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
-from thalweg.checkpoint.tensorflow.rules import SAME, Rules
-from thalweg.checkpoint.tensorflow.writing import save
+from thalweg.checkpoint.tensorflow.saving import save
+from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
 from thalweg.storage import container

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.saving import reader_of
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.objects import only, sorted_objects
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.objects import only, sorted_objects
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
 

@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.into_keras import loading_keras, without_momentum
-from thalweg.checkpoint.tensorflow.into_training import (
+from thalweg.checkpoint.tensorflow.loading import load
+from thalweg.checkpoint.tensorflow.placing.placed import Placed
+from thalweg.checkpoint.tensorflow.placing.rules import Rules
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
+from thalweg.checkpoint.tensorflow.setting.into_keras import loading_keras, without_momentum
+from thalweg.checkpoint.tensorflow.setting.into_training import (
     inner_of,
     is_training,
     loading_training,
     with_averages,
 )
-from thalweg.checkpoint.tensorflow.into_v1 import loading_v1
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
-from thalweg.checkpoint.tensorflow.numbers import count_of
-from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
-from thalweg.checkpoint.tensorflow.placing import Placed
-from thalweg.checkpoint.tensorflow.rules import Rules
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1
+from thalweg.checkpoint.tensorflow.setting.making import class_of, families_of, family_of, wrapped
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
+from thalweg.checkpoint.tensorflow.sorting.objects import SAVE_COUNTER
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.errors import (

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
-from thalweg.checkpoint.tensorflow.placing import Placed, Slots, with_axes
+from thalweg.checkpoint.tensorflow.placing.placed import Placed, Slots, with_axes
+from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
 from thalweg.core import state
 from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.micro_batches import MicroBatchStep

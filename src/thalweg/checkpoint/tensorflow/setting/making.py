@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import V1, Family
-from thalweg.checkpoint.tensorflow.keras_config import INSIDE
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.families import V1, Family
+from thalweg.checkpoint.tensorflow.sorting.keras_config import INSIDE
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from thalweg.checkpoint.tensorflow.written import Written
+from thalweg.checkpoint.tensorflow.writing.written import Written
 from thalweg.core import state
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.storage.stored import Stored

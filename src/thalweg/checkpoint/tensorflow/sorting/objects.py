@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family, with_slots
-from thalweg.checkpoint.tensorflow.keras_objects import MARKS, numbered
-from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
-from thalweg.checkpoint.tensorflow.powers import with_steps
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import MARKS, numbered
+from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
+from thalweg.checkpoint.tensorflow.sorting.powers import with_steps
 from thalweg.errors import DataLossError
 
 if TYPE_CHECKING:

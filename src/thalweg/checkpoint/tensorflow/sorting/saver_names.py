@@ -13,11 +13,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import V1, Family, titled
-from thalweg.checkpoint.tensorflow.mixed import mixed_precision
-from thalweg.checkpoint.tensorflow.numbers import INTEGERS
-from thalweg.checkpoint.tensorflow.powers import split_powers, with_powers
+from thalweg.checkpoint.tensorflow.sorting.contents import (
+    FoundOptimizer,
+    Slots,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.sorting.families import V1, Family, titled
+from thalweg.checkpoint.tensorflow.sorting.mixed import mixed_precision
+from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS
+from thalweg.checkpoint.tensorflow.sorting.powers import split_powers, with_powers
 
 if TYPE_CHECKING:
     from thalweg.errors import UnsupportedCheckpointError

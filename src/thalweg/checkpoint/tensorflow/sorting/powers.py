@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.steps import told
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
-from thalweg.checkpoint.tensorflow.numbers import count_of
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 
 if TYPE_CHECKING:
     from thalweg.storage.stored import Stored

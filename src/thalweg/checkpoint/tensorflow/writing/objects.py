@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from thalweg.checkpoint.tensorflow.objects import ATTRIBUTE, SAVE_COUNTER, SUFFIX
-from thalweg.checkpoint.tensorflow.written import Written
+from thalweg.checkpoint.tensorflow.sorting.objects import ATTRIBUTE, SAVE_COUNTER, SUFFIX
+from thalweg.checkpoint.tensorflow.writing.written import Written
 from thalweg.core import state
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable

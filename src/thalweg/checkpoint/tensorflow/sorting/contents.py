@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
-from thalweg.checkpoint.tensorflow.numbers import count_of
+from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
