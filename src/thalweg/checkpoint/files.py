@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import DataLossError, MissingFileError, UnsafeCheckpointError
 from thalweg.storage import bundle, container, keras_files
+from thalweg.storage.located import located
 from thalweg.storage.stored import Stored
 
 Path = str | os.PathLike[str]
@@ -65,20 +65,20 @@ def listing(path: Path) -> Listing:
         DataLossError: It is of no kind that is known here, or is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
-    path = located(path)
-    title, kind = os.fspath(path), kind_of(path)
+    place = located(path).checked()
+    title, kind = place.path, place.writer
     if kind == "thalweg":
-        found = container.describe(path)
+        found = container.describe(title)
         tensors = [
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
         return Listing(title, kind, tuple(tensors), found.document)
     if kind == "tensorflow":
-        entries = bundle.describe(path)
+        entries = bundle.describe(title)
         return Listing(
             title, kind, tuple(Listed(e.name, e.dtype, e.shape, e.bytes) for e in entries)
         )
-    return Listing(title, kind, _listed(_of_keras(path)))
+    return Listing(title, kind, _listed(_of_keras(title)))
 
 
 def verified(path: Path, progress: Progress | None = None) -> Listing:
@@ -87,13 +87,12 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
-    path = located(path)
-    kind = kind_of(path)
-    if kind == "thalweg":
-        container.verify(path, progress)
-    elif kind == "tensorflow":
-        bundle.read(path, progress=progress)
-    return listing(path)
+    place = located(path).checked()
+    if place.writer == "thalweg":
+        container.verify(place.path, progress)
+    elif place.writer == "tensorflow":
+        bundle.read(place.path, progress=progress)
+    return listing(place.path)
 
 
 def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:
@@ -114,53 +113,12 @@ def differences(one: Path, other: Path, progress: Progress | None = None) -> lis
 
 def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
     """All tensors of a file, verified."""
-    path = located(path)
-    kind = kind_of(path)
-    if kind == "thalweg":
-        return container.read(path, progress=progress).tensors
-    if kind == "tensorflow":
-        return bundle.read(path, progress=progress).tensors
-    return _of_keras(path)
-
-
-def located(path: Path) -> str:
-    """The file that a name stands for: savers call theirs by a name without its ending."""
-    title = os.fspath(path)
-    ours = f"{title}.safetensors"
-    is_there = os.path.exists(title) or os.path.exists(f"{title}.index")
-    return ours if not is_there and os.path.isfile(ours) else title
-
-
-def kind_of(path: Path) -> str:
-    """The kind of a file, told by its first bytes: "thalweg", "tensorflow" or "keras".
-
-    Raises:
-        MissingFileError: There is no such file.
-        UnsafeCheckpointError: It is a pickle.
-        DataLossError: It is of none of these kinds.
-    """
-    for kind, is_of in (
-        ("thalweg", container.is_container),
-        ("tensorflow", bundle.is_bundle),
-        ("keras", keras_files.is_keras_file),
-    ):
-        if is_of(path):
-            return kind
-    title = os.fspath(path)
-    if not (os.path.exists(title) or os.path.exists(f"{title}.index")):
-        raise MissingFileError(f"{title} does not exist, nor does {title}.index.")
-    with open(title if os.path.isfile(title) else os.devnull, "rb") as file:
-        start = file.read(4)
-    if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start == b"PK\x03\x04":
-        raise UnsafeCheckpointError(
-            f"{title} is a pickle, or an archive as torch.save writes, at offset 0: reading one may"
-            " execute what is in it. Load it with torch.load(weights_only=True); states of"
-            " torch.optim are taken over by thalweg.checkpoint.from_torch."
-        )
-    raise DataLossError(
-        f"{title} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged."
-        " A checkpoint of TensorFlow is named without '.index' and '.data-...'."
-    )
+    place = located(path).checked()
+    if place.writer == "thalweg":
+        return container.read(place.path, progress=progress).tensors
+    if place.writer == "tensorflow":
+        return bundle.read(place.path, progress=progress).tensors
+    return _of_keras(place.path)
 
 
 def _of_keras(path: Path) -> dict[str, Stored]:

@@ -22,6 +22,7 @@ from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
 from thalweg.storage import container
+from thalweg.storage.located import Kind, located
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
@@ -122,14 +123,9 @@ def _variables(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Tensor]:
 def _to_tensorflow(
     path: Path, out: Path, rules: Rules | None, kind: Any, progress: Progress | None
 ) -> None:
-    contents = container.read(path, progress=progress)
-    reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
-    given: Any = reader(contents.document.get("variables", {}))
-    extra: Any = reader(contents.document.get("extra"))
-    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
-        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
-    own: dict[str, Any] = {name: Variable(value, name) for name, value in given.items()}
-    opt = saving.restore(path, variables=own).optimizer
+    own = _zeros(path)
+    restored = saving.restore(path, variables=own, progress=progress)
+    opt, extra = restored.optimizer, restored.extra
     origin = extra.get(_ORIGIN) if isinstance(extra, dict) else None
     steps = origin.get(_STEP) if isinstance(origin, dict) else None
     step = own.pop(_STEP, None)
@@ -138,3 +134,21 @@ def _to_tensorflow(
     if rules is None and isinstance(origin, dict):
         rules = SAME  # the names are TensorFlow's
     save(out, opt, own, rules, kind, global_step=step if kind == "tf1" else None)
+
+
+def _zeros(path: Path) -> dict[str, Any]:
+    """Variables as those of a file of ours, whose values are not read yet."""
+    place = located(path).checked()
+    if place.kind is not Kind.OURS:
+        raise UnsupportedCheckpointError(
+            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned into"
+            ' one of TensorFlow: convert it to="thalweg" first.'
+        )
+    found = container.describe(place.path)
+    tensors = {
+        name: torch.zeros(each.shape, dtype=dtype_of(each)) for name, each in found.tensors.items()
+    }
+    given: Any = Reader(tensors)(found.document.get("variables", {}))
+    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
+        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
+    return {name: Variable(value, name) for name, value in given.items()}

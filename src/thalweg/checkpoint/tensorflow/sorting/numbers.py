@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import dtype
 
+from thalweg.storage.container import Described
 from thalweg.storage.stored import Stored
 
 INTEGERS = ("I64", "I32", "U64", "U32")
@@ -38,6 +39,6 @@ def count_of(value: Stored | None) -> int | None:
     return int(value.array().item())
 
 
-def dtype_of(value: Stored) -> dtype:
+def dtype_of(value: Stored | Described) -> dtype:
     """The dtype of a tensor in a file."""
     return Stored(value.dtype, (0,), memoryview(b"")).tensor().dtype
