@@ -15,7 +15,7 @@ from thalweg.checkpoint.tensorflow.placing.likeness import (
 )
 from thalweg.checkpoint.tensorflow.placing.rules import AXES, Axes, Place, Rules
 from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
-from thalweg.core.state.loading import LISTED
+from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
 
 if TYPE_CHECKING:

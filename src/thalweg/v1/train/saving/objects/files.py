@@ -9,7 +9,6 @@ from typing import Any, cast
 from torch import Tensor
 
 from thalweg.errors import (
-    CheckpointMismatchError,
     DataLossError,
     UnsupportedCheckpointError,
 )
@@ -62,7 +61,7 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
             if each.name == VALUE and each.key in tensors:
                 values[place] = tensors[each.key].tensor()
             elif each.name == VALUE:
-                raise CheckpointMismatchError(f"{prefix}: it has no {each.key!r}, as it says.")
+                raise _damaged(prefix, f"names {each.key!r}, which has no value")
     return graph, values
 
 
