@@ -17,7 +17,7 @@ from thalweg.checkpoint.tensorflow.placing.mapping import turned
 from thalweg.checkpoint.tensorflow.placing.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
 from thalweg.checkpoint.tensorflow.saving import save
-from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
@@ -27,7 +27,6 @@ from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # of what a file has as `extra`
-_STEP = "global_step"
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -94,11 +93,11 @@ def _to_thalweg(
     steps = file.step
     counter = None
     if steps is not None:
-        counter = Variable(np.int64(0), _STEP, trainable=False)
+        counter = Variable(np.int64(0), GLOBAL_STEP, trainable=False)
     opt = restore(file, own, rules, optimizer, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
-        own[_STEP] = counter  # what it reads
-    origin = {"kind": file.kind, _STEP: None if counter is None else counter.item()}
+        own[GLOBAL_STEP] = counter  # what it reads
+    origin = {"kind": file.kind, GLOBAL_STEP: None if counter is None else counter.item()}
     saving.save(out, optimizer=opt, variables=own, extra={_ORIGIN: origin})
 
 
@@ -127,10 +126,10 @@ def _to_tensorflow(
     restored = saving.restore(path, variables=own, progress=progress)
     opt, extra = restored.optimizer, restored.extra
     origin = extra.get(_ORIGIN) if isinstance(extra, dict) else None
-    steps = origin.get(_STEP) if isinstance(origin, dict) else None
-    step = own.pop(_STEP, None)
+    steps = origin.get(GLOBAL_STEP) if isinstance(origin, dict) else None
+    step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
-        step = Variable(np.int64(steps), _STEP, trainable=False)
+        step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
     if rules is None and isinstance(origin, dict):
         rules = SAME  # the names are TensorFlow's
     save(out, opt, own, rules, kind, global_step=step if kind == "tf1" else None)
@@ -141,8 +140,8 @@ def _zeros(path: Path) -> dict[str, Any]:
     place = located(path).checked()
     if place.kind is not Kind.OURS:
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned into"
-            ' one of TensorFlow: convert it to="thalweg" first.'
+            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned"
+            ' into one of TensorFlow: convert it to="thalweg" first.'
         )
     found = container.describe(place.path)
     tensors = {

@@ -115,11 +115,13 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
     if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
         needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
+    needed += [] if found is None else [name for name in found.unclear if name in accepted]
     missing = [name for name in dict.fromkeys(needed) if name not in arguments]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)
+        notes = "".join(f"; {note}" for note in (found.notes if found else ()))
         raise OptionError(
-            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}: give"
+            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}{notes}: give"
             f" restore(..., {wanted})."
         )
     try:

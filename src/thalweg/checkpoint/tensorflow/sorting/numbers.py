@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import dtype
+import torch
+from torch import Tensor
 
+from thalweg.core import state
 from thalweg.storage.container import Described
 from thalweg.storage.stored import Stored
+from thalweg.variable import dtype_name
 
-INTEGERS = ("I64", "I32", "U64", "U32")
+INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+FLOATS = ("F64", "F32", "F16")
 
 
 def as_number(value: Stored) -> Any:
@@ -33,12 +37,31 @@ def shortest(number: Any) -> Any:
 
 
 def count_of(value: Stored | None) -> int | None:
-    """A scalar as a count; None if it is no integer."""
-    if value is None or value.shape or value.dtype not in INTEGERS:
+    """A scalar as a count, also one that is stored as a float; None if it is no integer."""
+    if value is None or value.shape or value.dtype not in (*INTEGERS, *FLOATS):
         return None
-    return int(value.array().item())
+    number = value.array().item()
+    return int(number) if isinstance(number, int) or number.is_integer() else None
 
 
-def dtype_of(value: Stored | Described) -> dtype:
+def as_count(count: int, dtype: torch.dtype) -> Tensor:
+    """A count of steps as a variable of some dtype holds it.
+
+    Raises:
+        CheckpointMismatchError: It is negative, or rounded or cut off in this dtype.
+    """
+    if count < 0:
+        raise state.mismatch([f"global_step is {count} in the file, which is no count of steps"])
+    try:
+        value = torch.tensor(count, dtype=dtype)
+    except (RuntimeError, OverflowError):  # there are not as many integers
+        value = None
+    if value is None or dtype == torch.bool or value.item() != count:
+        found = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"
+        raise state.mismatch([found])
+    return value
+
+
+def dtype_of(value: Stored | Described) -> torch.dtype:
     """The dtype of a tensor in a file."""
     return Stored(value.dtype, (0,), memoryview(b"")).tensor().dtype
