@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from thalweg.checkpoint.tensorflow.loading import outlined
+from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.located import located
 from thalweg.storage.stored import Stored
@@ -43,13 +45,15 @@ class Listing:
         path: The file; of TensorFlow's checkpoints what their names begin with.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: What our file says besides; {} of others.
+        document: What our file says besides; of others "step" and "optimizer", where it has one.
+        optimizers: What others' files tell of their optimizers and steps, in words.
     """
 
     path: str
     kind: str
     tensors: tuple[Listed, ...]
     document: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -75,10 +79,27 @@ def listing(path: Path) -> Listing:
         return Listing(title, kind, tuple(tensors), found.document)
     if kind == "tensorflow":
         entries = bundle.describe(title)
-        return Listing(
-            title, kind, tuple(Listed(e.name, e.dtype, e.shape, e.bytes) for e in entries)
-        )
-    return Listing(title, kind, _listed(_of_keras(title)))
+        tensors = [Listed(each.name, each.dtype, each.shape, each.bytes) for each in entries]
+    else:
+        tensors = _listed(_of_keras(title))
+    return Listing(title, kind, tuple(tensors), *_told(title))
+
+
+def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a file of TensorFlow or Keras tells of its optimizer, as ours does, and in words."""
+    try:
+        found = outlined(path)
+    except ThalwegError as error:
+        return {}, (f"its optimizer cannot be told: {error}",)
+    document: dict[str, Any] = {} if found.step is None else {"step": found.step}
+    only = found.optimizers[0] if len(found.optimizers) == 1 else None
+    if only is not None and only.family is not None:
+        plain = {
+            name: value if isinstance(value, int | float | str) else repr(value)
+            for name, value in only.hyperparameters.items()
+        }
+        document["optimizer"] = {"class": only.family.cls, "arguments": plain}
+    return document, tuple(found.summary().splitlines()[1:])
 
 
 def verified(path: Path, progress: Progress | None = None) -> Listing:
@@ -102,7 +123,11 @@ def differences(one: Path, other: Path, progress: Progress | None = None) -> lis
         one, other: Files of any kind.
         progress: As in `container.read`, for each file.
     """
-    a, b = contents(one, progress), contents(other, progress)
+    return compared(one, contents(one, progress), other, contents(other, progress))
+
+
+def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:
+    """As `differences`, of files that are read."""
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
     found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
     for name in a:
@@ -118,18 +143,18 @@ def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
         return container.read(place.path, progress=progress).tensors
     if place.writer == "tensorflow":
         return bundle.read(place.path, progress=progress).tensors
-    return _of_keras(place.path)
+    return _of_keras(place.path, progress)
 
 
-def _of_keras(path: Path) -> dict[str, Stored]:
-    found = keras_files.read(path)
+def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+    found = keras_files.read(path, progress)
     return {**found.variables, **found.optimizer}
 
 
-def _listed(tensors: Mapping[str, Stored]) -> tuple[Listed, ...]:
-    return tuple(
+def _listed(tensors: Mapping[str, Stored]) -> list[Listed]:
+    return [
         Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
-    )
+    ]
 
 
 def _difference(name: str, one: Stored, other: Stored) -> list[str]:

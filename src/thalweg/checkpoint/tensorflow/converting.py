@@ -20,7 +20,12 @@ from thalweg.checkpoint.tensorflow.saving import save
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
-from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidConfigError,
+    UnsupportedCheckpointError,
+    listed,
+)
 from thalweg.storage import container
 from thalweg.storage.located import Kind, located
 from thalweg.variable import Variable
@@ -54,7 +59,7 @@ def convert(
         out: The new file; of TensorFlow's the prefix.
         rules: Optional. As in `restore`; for "tf" and "tf1" as in `save`.
         to: "thalweg", "tf" or "tf1".
-        optimizer, which: As in `restore`.
+        optimizer, which: As in `restore`; to "thalweg" alone.
         progress: Called with the bytes that are read and those there are.
         **hyperparameters: As in `restore`: what the optimizer needs and the file does not hold.
 
@@ -68,6 +73,13 @@ def convert(
     """
     if to not in FORMS:
         raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {to!r}.")
+    options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
+    options += ["which"] * (which is not None)
+    if to != "thalweg" and options:
+        raise InvalidArgumentError(
+            f"{listed(options)} would be of a new optimizer; {os.fspath(path)}, which is turned"
+            " into a checkpoint of TensorFlow, has its own."
+        )
     if to == "thalweg":
         file = load(path, progress)
         _to_thalweg(file, out, Rules.of(rules) or SAME, optimizer, which, hyperparameters)

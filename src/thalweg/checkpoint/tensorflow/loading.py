@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from thalweg.checkpoint.tensorflow.sorting.objects import only, sorted_objects
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
+from thalweg.storage.bundle import ObjectGraph
 from thalweg.storage.located import located
+from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
 def load(
@@ -43,16 +45,34 @@ def load(
     """
     place = located(path).checked()
     if place.writer == "keras":
-        return sorted_file(place.path, keras_files.read(place.path))
+        return sorted_file(place.path, keras_files.read(place.path, progress))
     if place.writer == "thalweg":
         kind: Any = container.describe(place.path).document.get("kind")
         raise UnsupportedCheckpointError(
             f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}."
         )
     found = bundle.read(place.path, names, progress)
-    if found.graph is None:
-        file = sorted_names(place.path, found.tensors)
-    else:
-        graph = found.graph if names is None else only(found.graph, found.tensors)
-        file = sorted_objects(place.path, found.tensors, graph)
+    graph = found.graph
+    if graph is not None and names is not None:
+        graph = only(graph, found.tensors)
+    file = _sorted(place.path, found.tensors, graph)
     return replace(file, texts=tuple(found.strings))
+
+
+def outlined(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
+    """As `load`, but of a checkpoint of TensorFlow no values are read, except those of scalars."""
+    place = located(path).checked()
+    if place.writer != "tensorflow":
+        return load(path)
+    entries = [each for each in bundle.describe(place.path) if each.dtype in ITEM_BYTES]
+    found = bundle.read(place.path, {each.name for each in entries if not each.shape})
+    empty = {
+        each.name: Stored(each.dtype, each.shape, memoryview(b"")) for each in entries if each.shape
+    }
+    return _sorted(place.path, {**empty, **found.tensors}, found.graph)
+
+
+def _sorted(
+    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph | None
+) -> TensorFlowCheckpoint:
+    return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)
