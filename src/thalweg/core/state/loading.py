@@ -12,9 +12,14 @@ from torch._C import DisableTorchFunction
 from thalweg.core import section
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
 from thalweg.engines.protected import check_writable
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, LayoutError
+from thalweg.errors import (
+    LISTED,
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    LayoutError,
+    listed,
+)
 
-LISTED = 10  # differences that an error names
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
 
@@ -74,15 +79,12 @@ def mismatch(
         what: Whose state it is.
         outcome: What has become of it.
     """
-    listed = list(found[:LISTED])
-    if len(found) > LISTED:
-        listed.append(f"and {len(found) - LISTED} more")
-    if any(each.startswith(("'Variable/", "'Variable#")) for each in listed):
+    if any(each.startswith(("'Variable/", "'Variable#")) for each in found[:LISTED]):
         outcome = (
             "Variables without a name are matched by their order; thalweg.named_variables(module)"
             f" names them. {outcome}"
         )
-    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{'; '.join(listed)}. {outcome}")
+    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{listed(found, '; ')}. {outcome}")
 
 
 @dataclass(frozen=True)
