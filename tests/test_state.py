@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thalweg
 from attack import mutations
@@ -196,6 +198,56 @@ def test_a_section_runs_no_python() -> None:
     finally:
         sys.settrace(None)
     assert frames == []
+
+
+class _Outside(Tensor):
+    """A tensor that keeps its elements elsewhere, and whose `copy_` fails."""
+
+    inside: Tensor
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> Any:
+        made: Any = Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype)  # pyright: ignore
+        made.inside = inside
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "copy_" in str(func):
+            raise RuntimeError("not copied")
+        found = func(*[getattr(each, "inside", each) for each in args], **(kwargs or {}))
+        return _Outside(found) if isinstance(found, Tensor) else found
+
+
+class _FailsLater(TorchDispatchMode):
+    """A mode in which all but the first calls of `copy_` fail."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.left = first
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= "copy_" in str(func)
+        if self.left < 0:
+            raise RuntimeError("not copied")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_class_whose_copy_fails_is_refused_before_anything_is_set() -> None:
+    plain, outside = torch.zeros(2), _Outside(torch.zeros(2))
+    entries = [state.Entry("a", plain), state.Entry("b", outside)]
+    with pytest.raises(CheckpointMismatchError, match="'b' has no memory of its own here"):
+        state.restore(state.fitting(entries, {"a": torch.ones(2), "b": torch.ones(2)}, ""))
+    assert (plain.tolist(), outside.inside.tolist()) == ([0, 0], [0, 0])
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_a_mode_in_which_copies_fail_leaves_all_old_or_all_new(first: int) -> None:
+    own = [torch.zeros(2), torch.zeros(2)]
+    entries = [state.Entry(str(index), each) for index, each in enumerate(own)]
+    with contextlib.suppress(CheckpointMismatchError), _FailsLater(first):
+        state.restore(state.fitting(entries, {"0": torch.ones(2), "1": torch.ones(2)}, ""))
+    assert own[0].tolist() == own[1].tolist()
 
 
 # States as they were written before names were one dialect.

@@ -196,4 +196,7 @@ def _is_writable(own: Tensor) -> bool:
     spread = any(
         step == 0 and size > 1 for size, step in zip(found.shape, found.stride(), strict=True)
     )
-    return not spread and not found.is_meta and not own.is_inference() and _is_whole(found)
+    # A class with its own dispatch keeps the elements elsewhere, and its `copy_` is Python.
+    is_plain = type(found) is Tensor
+    whole = is_plain and not found.is_meta and not own.is_inference() and _is_whole(found)
+    return whole and not spread

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
 from thalweg.core import section
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
@@ -135,8 +134,7 @@ def restore(*loadings: Loading) -> None:
         for each in loadings:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
-        with DisableTorchFunction():  # `with torch.device(...)` would call Python back
-            section.run(calls)
+        section.run(calls)
 
 
 def fitting(
