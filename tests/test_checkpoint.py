@@ -21,6 +21,7 @@ from thalweg import (
     NotFoundError,
     Variable,
     checkpoint,
+    graph,
 )
 from thalweg.catalogue import applied, by_class, by_rule
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
@@ -646,3 +647,34 @@ def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> 
     finally:
         stop.set()
         thread.join()
+
+
+def test_names_of_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0], "one"), thalweg.Variable([2.0], "other")
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    tied = thalweg.Variable([0.0], "tied")
+    with pytest.raises(CheckpointMismatchError, match="'a' and 'b' share memory here"):
+        checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 0
+    other.assign([1.0])
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 1
+
+
+def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    tied = thalweg.Variable([0.0])
+    with pytest.raises(CheckpointMismatchError, match="share memory here"):
+        train.Checkpoint(a=tied, b=tied).restore(path)
+    assert tied.item() == 0
+
+
+def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    with graph.Graph().as_default():
+        tied = graph.Variable([0.0])
+        with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
+            train.Checkpoint(a=tied, b=tied).restore(path)

@@ -250,6 +250,55 @@ def test_a_mode_in_which_copies_fail_leaves_all_old_or_all_new(first: int) -> No
     assert own[0].tolist() == own[1].tolist()
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("cut", "given", "conflict"),
+    [
+        (lambda m: (m, m), ([1, 2, NAN, 4], [1, 2, NAN, 4]), ""),
+        (lambda m: (m, m), ([1, 2, 3, 4], [1, 2, 3, 5]), "'a' and 'b'"),
+        (lambda m: (m, m.view(2, 2)), ([1, 2, 3, 4], [[1, 2], [3, 4]]), ""),
+        (lambda m: (m, m.view(2, 2)), ([1, 2, 3, 4], [[1, 3], [2, 4]]), "'a' and 'b'"),
+        (lambda m: (m, m.view(2, 2).T), ([1, 2, 3, 4], [[1, 3], [2, 4]]), ""),
+        (lambda m: (m[:3], m[2:]), ([1, 2, 3], [3, 4]), ""),
+        (lambda m: (m[:3], m[2:]), ([1, 2, 3], [4, 4]), "'a' and 'b'"),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [1, 2, 3, 4]), ""),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [1, 2, 0, 4]), "'a' and 'c'"),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [0, 2, 3, 4]), "'b' and 'c'"),
+        (lambda m: (m[::2], m[1::2]), ([1, 3], [2, 4]), ""),  # side by side
+        (lambda m: (m[:2], m[2:]), ([1, 2], [3, 4]), ""),
+        (lambda m: (m[0:0], m), ([], [1, 2, 3, 4]), ""),
+    ],
+)
+def test_what_shares_memory_must_be_given_the_same(
+    cut: Callable[[Tensor], tuple[Tensor, ...]], given: tuple[Any, ...], conflict: str
+) -> None:
+    memory = torch.zeros(4)
+    own = dict(zip("abc", cut(memory), strict=False))
+    wanted = {name: torch.tensor(each).float() for name, each in zip(own, given, strict=True)}
+    found = state.fitting([state.Entry(*each) for each in own.items()], wanted, "It")
+    if not conflict:
+        state.restore(found)
+        now = {name: each.clone() for name, each in own.items()}
+        assert same(now, wanted)
+        return
+    with pytest.raises(CheckpointMismatchError, match=f"It: {conflict} share memory here, and are"):
+        state.restore(found)
+    assert memory.tolist() == [0, 0, 0, 0]
+
+
+def test_what_shares_memory_in_other_dtypes() -> None:
+    bits = torch.zeros(2, dtype=torch.int32)
+    entries = [state.Entry("numbers", bits.view(torch.float32)), state.Entry("bits", bits[1:])]
+    one = torch.tensor([1.0]).view(torch.int32)
+    state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one}, ""))
+    assert bits.view(torch.float32).tolist() == [1, 1]
+    with pytest.raises(CheckpointMismatchError, match="'numbers' and 'bits' share memory"):
+        state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one + 1}, ""))
+    assert bits.view(torch.float32).tolist() == [1, 1]
+
+
 # States as they were written before names were one dialect.
 
 V1 = {

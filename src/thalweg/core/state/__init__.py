@@ -4,6 +4,7 @@ A face lists `entries`. A state is set in four parts: entries say what they want
 looked for, values are converted, and then all is written at once.
 """
 
+from thalweg.core.state.aliases import alike
 from thalweg.core.state.copies import Copied, making, published, staged, whole
 from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
 from thalweg.core.state.loading import (
@@ -23,6 +24,7 @@ __all__ = [
     "Item",
     "Loading",
     "Number",
+    "alike",
     "as_now",
     "differences",
     "distinct",

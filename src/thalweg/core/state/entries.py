@@ -68,7 +68,7 @@ class Entry:
     def calls(self, given: Any) -> list[Call]:
         """What sets it, in C alone; all conversions are made now."""
         value = kept(given, self.own.dtype, self.own.device)
-        return [partial(_plain(self.own).copy_, value)]
+        return [partial(plain(self.own).copy_, value)]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def kept(
     given: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
     """A plain copy of a tensor without flaws, whatever its class; it shares no memory."""
-    found = _plain(given)
+    found = plain(given)
     dtype, device = dtype or found.dtype, device or found.device
     return torch.empty(found.shape, dtype=dtype, device=device).copy_(found)
 
@@ -167,7 +167,7 @@ def _kind(tensor: Tensor) -> str:
         return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """The tensor's memory as a `torch.Tensor`, whose methods run in C alone."""
     with DisableTorchFunctionSubclass():
         return tensor.detach()
@@ -192,7 +192,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def _is_writable(own: Tensor) -> bool:
     """Whether `copy_` of a tensor of the same shape succeeds."""
-    found = _plain(own)
+    found = plain(own)
     spread = any(
         step == 0 and size > 1 for size, step in zip(found.shape, found.stride(), strict=True)
     )

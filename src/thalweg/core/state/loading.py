@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.core import section
+from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
 from thalweg.engines.protected import check_writable
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, LayoutError
@@ -128,13 +129,22 @@ def restore(*loadings: Loading) -> None:
     """Set all of several states, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, or memory may only be read.
+        CheckpointMismatchError: A value cannot be converted, memory may only be read, or entries
+            over the same memory are given different values.
     """
     with torch.inference_mode(False), torch.no_grad():
         for each in loadings:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
+        _check_aliases(loadings)
         section.run(calls)
+
+
+def _check_aliases(loadings: Sequence[Loading]) -> None:
+    pairs = [pair for each in loadings for pair in each.pairs]
+    found = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+    if found:
+        raise mismatch(found, loadings[0].what)
 
 
 def fitting(
