@@ -528,9 +528,29 @@ def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
     for opt in (Adam(0.1), train.AdamOptimizer(0.1)):
         opt.apply_gradients([([1.0], x), ([100.0], y)])
         title = "b" if isinstance(opt, train.Optimizer) else "b:0"
-        with pytest.raises(ValueError, match="would be the name of two things"):
+        with pytest.raises(ValueError, match="Give all variables that the optimizer has slots of"):
             checkpoint.save(tmp_path / "run", optimizer=opt, variables={title: x})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
+)
+def test_what_no_new_optimizer_could_take_is_not_saved(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
+    weights = [*thalweg.named_variables(model), head]
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    with pytest.raises(
+        ValueError, match=r"slots of variables that are neither .*: \['head(:0)?'\]"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model, variables=[head])
+    again = network(), Variable([0.0, 0.0], name="head")
+    checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
+    checkpoint.save(tmp_path / "alone", optimizer=opt)
 
 
 @pytest.mark.parametrize("wrapper", ["averages", "clipping"])

@@ -8,6 +8,7 @@ from thalweg.core.state.aliases import alike
 from thalweg.core.state.copies import Copied, making, published, staged, whole
 from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
 from thalweg.core.state.loading import (
+    LISTED,
     Loading,
     differences,
     fitting,
@@ -19,6 +20,7 @@ from thalweg.core.state.loading import (
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
 __all__ = [
+    "LISTED",
     "Copied",
     "Entry",
     "Item",
