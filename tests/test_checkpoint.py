@@ -631,7 +631,7 @@ def test_the_later_of_two_saves_to_one_path_stays(tmp_path: Path) -> None:
             tmp_path / "run", extra=number, variables={"w": torch.ones(200_000 // (number + 1))}
         )
     saving.wait()
-    assert checkpoint.restore(tmp_path / "run").extra == 4
+    assert checkpoint.restore(tmp_path / "run", variables=False).extra == 4
 
 
 def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
@@ -698,3 +698,58 @@ def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path:
         tied = graph.Variable([0.0])
         with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
             train.Checkpoint(a=tied, b=tied).restore(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_met"),
+    [
+        (lambda: Adam(0.1), True),
+        (lambda: Adam(0.1), False),
+        (lambda: train.AdamOptimizer(0.1), True),
+    ],
+    ids=["keras", "waiting", "v1"],
+)
+def test_what_was_restored_is_in_memory(
+    make: Callable[[], Any], is_met: bool, tmp_path: Path
+) -> None:
+    """The file may be written over as soon as `restore` has returned."""
+    w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
+    again, other = Variable([0.0, 0.0], "w"), make()
+    opt.apply_gradients([([1.0, 2.0], w)])
+    extra = {"order": torch.arange(9)}
+    checkpoint.save(path, optimizer=opt, variables=[w] if is_met else None, extra=extra)
+    found = checkpoint.restore(path, optimizer=other, variables=[again] if is_met else None)
+    with path.open("r+b") as file:
+        file.write(b"x" * path.stat().st_size)
+    assert found.extra["order"].tolist() == list(range(9))
+    again.assign(w)
+    opt.apply_gradients([([3.0, 4.0], w)])
+    other.apply_gradients([([3.0, 4.0], again)])
+    assert_same(w, again)
+
+
+def test_the_model_alone(tmp_path: Path) -> None:
+    model, opt = network(), SGD(lambda: 0.1, momentum=0.9)
+    weights = thalweg.named_variables(model)
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    again = network(1)
+    with pytest.raises(NotFoundError, match="learning_rate of SGD was the function"):
+        checkpoint.restore(tmp_path / "run", module=again)
+    found = checkpoint.restore(tmp_path / "run", module=again, optimizer=False)
+    assert (found.optimizer, found.left) == (None, ("optimizer",))
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    checkpoint.save(tmp_path / "model", module=model)
+    assert checkpoint.restore(tmp_path / "model", module=again, optimizer=False).left == ()
+
+
+def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], "w"), Adam(0.1)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.warns(thalweg.errors.CheckpointWarning, match="variables, such as 'w', and none"):
+        found = checkpoint.restore(tmp_path / "run")
+    assert found.left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()

@@ -184,7 +184,7 @@ class CheckpointManager:
         step: int | None = None,
         *,
         optimizer: Any = None,
-        variables: Variables | None = None,
+        variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
     ) -> Restored:
         """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
@@ -198,6 +198,38 @@ class CheckpointManager:
         if path is None:
             what = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
+        return restore(path, optimizer=optimizer, variables=variables, module=module)
+
+    def restore_or_initialize(
+        self,
+        *,
+        optimizer: Any = None,
+        variables: Variables | Literal[False] | None = None,
+        module: torch.nn.Module | None = None,
+    ) -> Restored | None:
+        """Go on from the latest checkpoint, or start where there is none.
+
+        Returns:
+            As `restore`; None if there is no checkpoint, and nothing has changed.
+
+        Raises:
+            ThalwegError: As `restore`: there is one that cannot be gone on from.
+
+        Example:
+            >>> import tempfile, thalweg
+            >>> from thalweg.keras.optimizers import SGD
+            >>> manager = CheckpointManager(tempfile.mkdtemp())
+            >>> w, opt = thalweg.Variable([4.0], name="w"), SGD(0.25)
+            >>> found = manager.restore_or_initialize(optimizer=opt, variables=[w])
+            >>> for step in range(found.step + 1 if found else 0, 3):
+            ...     _ = opt.apply_gradients([([1.0], w)])
+            ...     _ = manager.save(step, optimizer=opt, variables=[w])
+            >>> manager.restore_or_initialize(optimizer=opt, variables=[w]).step
+            2
+        """
+        path = self.latest()
+        if path is None:
+            return None
         return restore(path, optimizer=optimizer, variables=variables, module=module)
 
     def latest(self) -> Path | None:

@@ -6,7 +6,18 @@ looked for, values are converted, and then all is written at once.
 
 from thalweg.core.state.aliases import alike
 from thalweg.core.state.copies import Copied, making, published, staged, whole
-from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
+from thalweg.core.state.entries import (
+    Entry,
+    Item,
+    Number,
+    flaw,
+    kept,
+    readable,
+    room_for,
+    shown,
+    taken,
+    uncopied,
+)
 from thalweg.core.state.loading import (
     LISTED,
     Loading,
@@ -46,5 +57,7 @@ __all__ = [
     "shown",
     "snapshot",
     "staged",
+    "taken",
+    "uncopied",
     "whole",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +18,24 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
 
 Call = Callable[[], Any]
+
+_uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
 _SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
+
+
+@contextlib.contextmanager
+def uncopied() -> Generator[None]:
+    """Have states in this block hold the tensors themselves; to be read before a next step."""
+    before = _uncopied.set(True)
+    try:
+        yield
+    finally:
+        _uncopied.reset(before)
+
+
+def taken(own: Tensor) -> Tensor:
+    """What a state holds of a tensor: a copy, or in `uncopied` the tensor itself."""
+    return own.detach() if _uncopied.get() else own.detach().clone()
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class Entry:
             LayoutError: There is no memory that holds it.
         """
         check_memory(self.own, f"'{name_of(self.own)}'")
-        return self.own.detach().clone()
+        return taken(self.own)
 
     def difference(self, given: Any) -> str | None:
         """Why it cannot be set to a value, in words, or None. Changes nothing."""
@@ -68,6 +87,10 @@ class Entry:
     def calls(self, given: Any) -> list[Call]:
         """What sets it, in C alone; all conversions are made now."""
         value = kept(given, self.own.dtype, self.own.device)
+        return self.set_to(value)
+
+    def set_to(self, value: Tensor) -> list[Call]:
+        """As `calls`, without a copy of the value: it is plain, and nothing writes to it."""
         return [partial(plain(self.own).copy_, value)]
 
 
@@ -98,6 +121,9 @@ class Number:
 
     def calls(self, given: Any) -> list[Call]:
         return self.setting(given)
+
+    def set_to(self, value: Any) -> list[Call]:
+        return self.setting(value)
 
 
 Item = Entry | Number

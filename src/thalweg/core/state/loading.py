@@ -93,11 +93,13 @@ class Loading:
         pairs: Entries, and what they are set to.
         then: Further calls, after these, of the same kind as `Item.calls`.
         what: Whose state it is, as in `mismatch`.
+        is_ours: Whether the values are plain tensors that nothing writes to meanwhile.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
     then: Sequence[Call] = ()
     what: str = ""
+    is_ours: bool = False
 
     def check_memory(self) -> None:
         """Refuse tensors whose memory may only be read.
@@ -116,7 +118,7 @@ class Loading:
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
-                calls += entry.calls(value)
+                calls += entry.set_to(value) if self.is_ours else entry.calls(value)
             except NO_MEMORY:
                 raise
             except Exception as error:
