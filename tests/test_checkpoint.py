@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import thalweg
+from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
@@ -698,6 +699,38 @@ def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path:
         tied = graph.Variable([0.0])
         with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
             train.Checkpoint(a=tied, b=tied).restore(path)
+
+
+def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
+    path, goes_on = tmp_path / "run", threading.Event()
+    saving = checkpoint.save_async(path, extra=1, progress=lambda *_: goes_on.wait(TIMEOUT) or None)
+
+    def child() -> list[str]:
+        refusals: list[str] = []
+        for ask in (saving.done, saving.wait):
+            try:
+                ask()
+            except thalweg.errors.FailedPreconditionError as error:
+                refusals.append(str(error))
+        checkpoint.save_async(tmp_path / "other", extra=3).wait()
+        checkpoint.save_async(path, extra=2).wait()  # its own
+        return refusals
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork
+        refusals = told(child)
+    assert len(refusals) == 2
+    assert "only that one knows whether it is there" in refusals[0]
+    assert checkpoint.restore(path).extra == 2
+    goes_on.set()
+    saving.wait()
+    assert checkpoint.restore(path).extra == 1
+
+
+def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
+    saving = checkpoint.save_async(tmp_path / "run", extra=1)
+    saving.wait()
+    assert told(saving.done)
 
 
 @pytest.mark.parametrize(

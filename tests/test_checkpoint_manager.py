@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import thalweg
 from thalweg import CheckpointWarning, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
@@ -173,3 +174,16 @@ def test_start_or_resume(tmp_path: Path) -> None:
         return first, w.item()
 
     assert [run(2), run(5), run(5)] == [(0, 2.0), (2, 5.0), (5, 5.0)]
+
+
+def test_a_save_after_one_that_failed_is_written(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "runs", asynchronous=True)
+    (tmp_path / "runs").rename(tmp_path / "away")
+    manager.save(0, extra=0)
+    assert manager._saving is not None
+    manager._saving._thread.join()
+    (tmp_path / "away").rename(tmp_path / "runs")
+    with pytest.raises(thalweg.CheckpointWriteError) as error:
+        manager.save(1, extra=1)
+    assert "That was the save before" in error.value.__notes__[0]
+    assert manager.restore().extra == 1

@@ -139,7 +139,7 @@ class CheckpointManager:
 
         Returns:
             The file. Where a thread writes it, it is there after `wait`, or the next `save`, which
-            also raises what came of it.
+            also raises what came of it, once its own file is under way.
 
         Raises:
             InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
@@ -160,12 +160,15 @@ class CheckpointManager:
         )
         taken.document.update(step=number, time=self._clock())
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
-        self.wait()
+        failure = self._ended()
         if self._asynchronous:
             self._saving = Saving(taken, path, None)
         else:
             taken.write(path)
             self._remove()
+        if failure is not None:
+            failure.add_note(f"That was the save before; {path} is being written.")
+            raise failure
         return path
 
     def wait(self) -> None:
@@ -174,10 +177,21 @@ class CheckpointManager:
         Raises:
             CheckpointWriteError: One cannot be written.
         """
+        failure = self._ended()
+        if failure is not None:
+            raise failure
+
+    def _ended(self) -> Exception | None:
+        """Wait for the save that is under way; what it failed with."""
         saving, self._saving = self._saving, None
-        if saving is not None:
+        if saving is None or saving.is_elsewhere():
+            return None
+        try:
             saving.wait()
-            self._remove()
+        except Exception as error:
+            return error
+        self._remove()
+        return None
 
     def restore(
         self,
