@@ -90,7 +90,7 @@ class ReplicaMismatchError(ThalwegError, RuntimeError):
 
 
 class CheckpointWarning(UserWarning):
-    """A file among checkpoints was left alone."""
+    """A file among checkpoints, or what is in one, was left alone."""
 
 
 class PerformanceWarning(UserWarning):

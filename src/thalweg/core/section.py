@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
-from torch._C import DisableTorchFunction
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,  # pyright: ignore[reportPrivateUsage]
+)
 
 Call = Callable[[], Any]
 
@@ -31,5 +34,6 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 def run(functions: Sequence[Call]) -> None:
     """Call functions in C, one after the other; not one of them, or all."""
-    with DisableTorchFunction():  # modes of torch would call Python for every function
+    # Modes of torch would call Python for every function, and could fail in the middle.
+    with DisableTorchFunction(), _DisableTorchDispatch():
         consume(map(operator.call, functions))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
 from thalweg.core import section
+from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
 from thalweg.engines.protected import check_writable
 from thalweg.errors import (
@@ -95,11 +95,13 @@ class Loading:
         pairs: Entries, and what they are set to.
         then: Further calls, after these, of the same kind as `Item.calls`.
         what: Whose state it is, as in `mismatch`.
+        is_ours: Whether the values are plain tensors that nothing writes to meanwhile.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
     then: Sequence[Call] = ()
     what: str = ""
+    is_ours: bool = False
 
     def check_memory(self) -> None:
         """Refuse tensors whose memory may only be read.
@@ -118,7 +120,7 @@ class Loading:
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
-                calls += entry.calls(value)
+                calls += entry.set_to(value) if self.is_ours else entry.calls(value)
             except NO_MEMORY:
                 raise
             except Exception as error:
@@ -131,14 +133,22 @@ def restore(*loadings: Loading) -> None:
     """Set all of several states, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, or memory may only be read.
+        CheckpointMismatchError: A value cannot be converted, memory may only be read, or entries
+            over the same memory are given different values.
     """
     with torch.inference_mode(False), torch.no_grad():
         for each in loadings:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
-        with DisableTorchFunction():  # `with torch.device(...)` would call Python back
-            section.run(calls)
+        _check_aliases(loadings)
+        section.run(calls)
+
+
+def _check_aliases(loadings: Sequence[Loading]) -> None:
+    pairs = [pair for each in loadings for pair in each.pairs]
+    found = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+    if found:
+        raise mismatch(found, loadings[0].what)
 
 
 def fitting(

@@ -18,7 +18,7 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import name_of, titles_of
+from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
 
@@ -237,7 +237,13 @@ def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> l
     """
     missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
     if missing and len(missing) == len(pairs):
-        raise ValueError(f"No gradients provided for any variable: {missing}.")
+        hint = frozen_among(var for _, var in pairs)
+        raise ValueError(f"No gradients provided for any variable: {missing}.{hint}")
+    missing = [
+        title
+        for (grad, var), title in zip(pairs, titles, strict=True)
+        if grad is None and not is_frozen(var)
+    ]
     if missing:
         warn(
             f"Gradients do not exist for variables {missing} when minimizing the loss.",

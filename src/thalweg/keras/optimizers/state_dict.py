@@ -85,7 +85,7 @@ class StateDict(TrackableSlots, state.Copied):
             owners = self._slots.owners()
             check_memories([slot for *_, slot in self._slots.items()])
             slots = {
-                name: {key: slot.detach().clone() for key, slot in self._slots.all_of(var).items()}
+                name: {key: state.taken(slot) for key, slot in self._slots.all_of(var).items()}
                 for name, var in zip(_titles(owners), owners, strict=True)
             }
             for name, own in self._pending.items():
