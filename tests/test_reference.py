@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rulebook import Case, Problem, by_rule
-from thalweg.engines import reference
+from rulebook import KEEP, Case, Problem, by_rule, take
+from thalweg import IndexedSlices
+from thalweg.engines import reference, saturated
 from thalweg.engines.layout import compute_dtype
 from thalweg.formula import FORMULAS, Formula
 
@@ -63,3 +64,18 @@ def test_formulas_run_off_the_cpu(case: Case) -> None:
             for made in reference.torch_evaluate(formula, moved, case.scalars(np.float32)):
                 assert (made.device.type, made.dtype) == ("meta", torch.float32), name
                 assert made.shape == shape, name
+
+
+@by_rule()
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_copy_is_the_variable_in_its_own_type(case: Case, sparse: bool) -> None:
+    problem = Problem.make(case.row, [(5, 3)], [torch.float32], seed=0)
+    if sparse:
+        rows = torch.tensor([3, 1, 3])
+        problem.gradients = [IndexedSlices(torch.ones(3, 3), rows, (5, 3))]
+        if case.rule.is_whole:
+            return
+    problem.variables[0][3] = 1e30
+    copy = problem.variables[0].to(torch.float16)
+    made = take(case, problem, KEEP._replace(name="reference"), copies=[copy])
+    np.testing.assert_array_equal(copy, saturated(made.variables[0], torch.float16))
