@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,22 @@ def test_a_copy_that_is_refused(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_copy_that_is_accepted(dtype: torch.dtype) -> None:
     layout.check_copy(torch.ones(2, 3), torch.ones(2, 3, dtype=dtype), "w")
+
+
+def test_narrow_gradients_are_refused_unless_they_are_asked_for() -> None:
+    var, narrow = torch.ones(2, 3), torch.ones(2, 3, dtype=HALF)
+    slices = IndexedSlices(narrow, torch.tensor([0, 1]), (2, 3))
+    for check, grad in (
+        (layout.check_kind, narrow),
+        (layout.check_gradient, narrow),
+        (partial(layout.check_slices, scatter=True), slices),
+    ):
+        with pytest.raises(InvalidTypeError, match="'w' is float16 but the variable is float32"):
+            check(grad, var, "w")
+        check(grad, var, "w", narrow=True)
+    with pytest.raises(InvalidTypeError, match="'w' is float16 but the variable is float32"):
+        gate.check_gradients([var], [narrow], ["w"])
+    gate.check_gradients([var], [narrow], ["w"], narrow=True)
 
 
 # Shape, strides; whether they fill one run, whether two may meet, and how many bytes they reach.
@@ -126,6 +143,10 @@ def test_tensors_that_share_memory(name: str, turned: bool) -> None:
     first, second = ("b", "c") if turned else ("a", "b")
     with pytest.raises(LayoutError, match=f"^cannot update '{first}' and '{second}' in one step"):
         layout.check_disjoint(tensors, names)
+
+
+def test_devices_share_no_memory() -> None:
+    assert not layout._share(BUFFER[:4], torch.empty(4, device="meta"))
 
 
 def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
