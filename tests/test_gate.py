@@ -14,6 +14,9 @@ from torch import Tensor
 from rulebook import KEEP, Engines, Problem, case, take
 from thalweg import IndexedSlices
 from thalweg.engines import gate, layout
+from thalweg.engines.engine import Request
+from thalweg.engines.reference import ReferencePart
+from thalweg.engines.together import Together
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, PerformanceWarning
 
 HALF, WIDE = torch.float16, torch.float32
@@ -225,3 +228,58 @@ def test_a_gradient_in_other_strides_is_copied_without_its_graph(shape: Any) -> 
     assert found.stride() == var.stride()
     assert not found.requires_grad
     assert layout.like(grad, torch.ones(shape)).data_ptr() == grad.data_ptr()
+
+
+def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
+    """What the gate makes of a step of Adam."""
+    names = [f"w{index}" for index in range(len(problem.variables))]
+    rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
+    return gate.Gate().ready(Request(rule, (), *pairs, names, selection, copies))
+
+
+def adam(*shapes: tuple[int, ...]) -> Problem:
+    return Problem.make(case("Adam").row, shapes, [WIDE] * len(shapes), seed=0)
+
+
+def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
+    problem = adam((4,), (4,))
+    problem.slots[0][0] = problem.variables[1].view(4)
+    with pytest.raises(LayoutError, match="'a slot of w0' and 'w1' in one step"):
+        ready(problem)
+    problem = adam((4,), (4,))
+    with pytest.raises(LayoutError, match="'the copy of w0' and 'w1' in one step"):
+        ready(problem, copies=[problem.variables[1].view(HALF)[:4], None])
+    with pytest.raises(InvalidArgumentError, match="The copy of 'w1' has shape"):
+        ready(problem, copies=[None, torch.ones(5, dtype=HALF)])
+
+
+def test_a_repeated_variable_is_looked_at_once() -> None:
+    problem, copy = adam((4,)), torch.ones(4, dtype=HALF)
+    twice = Problem(problem.variables * 2, problem.slots * 2, problem.gradients * 2)
+    assert not ready(twice, copies=[copy, copy]).is_single
+
+
+def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
+    """Whether each part of a step is the CPU engine's."""
+    made = ready(problem, selection)
+    parts = [part for _, part in made._parts] if isinstance(made, Together) else [made]
+    return [not isinstance(part, ReferencePart) for part in parts]
+
+
+def test_the_engine_of_each_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = adam((4, 3), (5, 3))
+    assert raw(problem) == [True]
+    assert raw(problem, KEEP._replace(name="reference")) == [False, False]
+    problem.gradients[1] = IndexedSlices(torch.ones(2, 3), torch.tensor([1, 2]), (5, 3))
+    assert raw(problem) == [True, True]
+    monkeypatch.setattr(gate, "ENTRIES", 2)
+    assert raw(problem) == [True, False]
+
+
+def test_a_plan_of_the_step_before_the_last_is_kept() -> None:
+    engines = Engines()
+    for number in range(2):
+        problem = adam((4, 3))
+        problem.gradients = [IndexedSlices(torch.ones(1, 3), torch.tensor([number]), (4, 3))]
+        take(case("Adam"), problem, KEEP, engines=engines)
+        assert len(engines.gate._sparse) == number + 1
