@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rulebook import Case, Problem, by_rule
-from thalweg.engines import reference
+from rulebook import KEEP, Case, Problem, by_rule, case, take
+from thalweg import IndexedSlices
+from thalweg.engines import reference, saturated
+from thalweg.engines.engine import Request
 from thalweg.engines.layout import compute_dtype
 from thalweg.formula import FORMULAS, Formula
+from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
 SHAPES = ((), (0, 3), (5,), (37, 11))
 KINDS = (torch.float32, torch.float64)
@@ -63,3 +66,84 @@ def test_formulas_run_off_the_cpu(case: Case) -> None:
             for made in reference.torch_evaluate(formula, moved, case.scalars(np.float32)):
                 assert (made.device.type, made.dtype) == ("meta", torch.float32), name
                 assert made.shape == shape, name
+
+
+@by_rule()
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_copy_is_the_variable_in_its_own_type(case: Case, sparse: bool) -> None:
+    problem = Problem.make(case.row, [(5, 3)], [torch.float32], seed=0)
+    if sparse:
+        rows = torch.tensor([3, 1, 3])
+        problem.gradients = [IndexedSlices(torch.ones(3, 3), rows, (5, 3))]
+        if case.rule.is_whole:
+            return
+    problem.variables[0][3] = 1e30
+    copy = problem.variables[0].to(torch.float16)
+    made = take(case, problem, KEEP._replace(name="reference"), copies=[copy])
+    np.testing.assert_array_equal(copy, saturated(made.variables[0], torch.float16))
+
+
+NAN = np.nan
+# A function, what it is given, and what it gives.
+CHOICES: list[tuple[str, tuple[float, ...], float]] = [
+    ("sign", (2.0,), 1.0), ("sign", (-2.0,), -1.0), ("sign", (0.0,), 0.0), ("sign", (-0.0,), -0.0),
+    ("sign", (NAN,), NAN), ("maximum", (1.0, 2.0), 2.0), ("maximum", (2.0, 1.0), 2.0),
+    ("maximum", (0.0, -0.0), -0.0), ("maximum", (NAN, 1.0), NAN), ("maximum", (1.0, NAN), NAN),
+    ("minimum", (1.0, 2.0), 1.0), ("minimum", (2.0, 1.0), 1.0), ("minimum", (-0.0, 0.0), 0.0),
+    ("minimum", (NAN, 1.0), NAN), ("minimum", (1.0, NAN), NAN), ("square", (-3.0,), 9.0),
+    ("absolute", (-2.0,), 2.0), ("exp", (0.0,), 1.0), ("log", (1.0,), 0.0),
+    ("power", (2.0, 3.0), 8.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@np.errstate(all="ignore")
+def test_functions_of_both_kinds(dtype: torch.dtype) -> None:
+    for name, given, wanted in CHOICES:
+        tensors = [torch.tensor([value], dtype=dtype) for value in given]
+        arrays = [tensor.numpy() for tensor in tensors]
+        for found in (reference.NUMPY[name](*arrays), reference.TORCH[name](*tensors).numpy()):
+            assert found.dtype == arrays[0].dtype, (name, given)
+            np.testing.assert_array_equal(found, [wanted], str((name, given)))
+            assert np.signbit(found[0]) == np.signbit(wanted) or wanted != wanted, (name, given)
+
+
+STAGES = (clip_by_value, clip_by_norm)
+
+
+def one_step(name: str = "Adam") -> Request:
+    problem = Problem.make(case(name).row, [(5, 3)], [torch.float32], seed=0)
+    parts = (problem.variables, problem.gradients, problem.slots)
+    return Request(case(name).rule, STAGES, *parts, ["w"], KEEP)
+
+
+@pytest.mark.usefixtures("exact")
+def test_stages_and_update_are_those_of_numpy() -> None:
+    asked = one_step()
+    scalars = case("Adam").scalars(np.float32)
+    for stage in STAGES:
+        code = stage.__code__
+        wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        scalars |= {name: np.float32(0.5) for name in wanted}
+    tensors = [asked.variables[0], *asked.slots[0]]
+    given = (asked.rule, STAGES, tensors, asked.gradients[0], scalars)
+    pairs = zip(reference._torch_results(*given), reference._numpy_results(*given), strict=True)
+    for found, wanted in pairs:
+        assert torch.equal(found, wanted)
+
+
+def test_a_part_looks_at_each_step_anew() -> None:
+    asked = one_step()
+    part = reference.ReferencePart(asked)
+    assert not part.again(asked, np.empty(0, np.int64))
+    part.let_go()
+    with pytest.raises(RuntimeError, match="not aimed at a gradient"):
+        part.peaks()
+
+
+def test_rows_come_in_waves_of_their_occurrences() -> None:
+    rows = np.array([3, 1, 3, 3, 1, 2])
+    assert [wave.tolist() for wave in reference._waves(rows)] == [[0, 1, 5], [2, 4], [3]]
+    total, first = reference._grouped(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
+    assert (total.ravel().tolist(), first.tolist()) == ([13, 18, 32], [3, 1, 2])
+    assert reference._waves(rows[:0]) == []

@@ -351,6 +351,7 @@ def main(name: str, how: str, count: str, seed: str = "0", planted: str = "") ->
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     torch.set_num_threads(2)
     found = Counter[str]()
     for kind in how.split(","):
