@@ -12,9 +12,9 @@ import torch
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg.engines import reference, saturated
-from thalweg.engines.engine import Request
+from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import compute_dtype
-from thalweg.formula import FORMULAS, Formula
+from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
 SHAPES = ((), (0, 3), (5,), (37, 11))
@@ -147,3 +147,28 @@ def test_rows_come_in_waves_of_their_occurrences() -> None:
     total, first = reference._grouped(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
     assert (total.ravel().tolist(), first.tolist()) == ([13, 18, 32], [3, 1, 2])
     assert reference._waves(rows[:0]) == []
+
+
+def test_what_a_part_measures() -> None:
+    asked = one_step()._replace(stages=())
+    (var,), (grad,) = asked.variables, asked.gradients
+    columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
+    part = reference.ReferencePart(asked)
+    sums = part.sums((gradient_squares, variable_squares), (), columns)
+    wanted = [[each.double().square().sum().item()] for each in (grad, var)]
+    np.testing.assert_allclose(sums, wanted, rtol=1e-12)
+    assert part.peaks().tolist() == [grad.abs().max().item()]
+    empty = asked._replace(gradients=[grad[:0]], variables=[var[:0]])
+    assert reference.ReferencePart(empty).peaks().tolist() == [0.0]
+
+
+def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
+    return m * v
+
+
+def test_a_measure_reads_slots() -> None:
+    asked = one_step()._replace(stages=())
+    columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
+    ((found,),) = reference.ReferencePart(asked).sums((slot_product,), (), columns)
+    m, v = (slot.double() for slot in asked.slots[0])
+    assert found == pytest.approx((m * v).sum().item(), rel=1e-12)
