@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -22,6 +23,7 @@ __all__ = ["Contents", "Described", "Description", "describe", "is_container", "
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
+_POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which Python has no name for
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them
 _ALIGNED = 64  # bytes
 
@@ -135,9 +137,15 @@ def mapped(
         wanted = _wanted(described, names)
         _check_all(given, file, wanted, {}, progress)
         try:
-            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError:  # a file system that maps no files
             return read(path, names)
+    if hasattr(pages, "madvise"):
+        with contextlib.suppress(
+            OSError
+        ):  # older systems come to know of each page when it is read
+            pages.madvise(_POPULATE_READ)
+    whole = memoryview(pages)
     tensors = {
         name: Stored(each.dtype, each.shape, whole[each.begin : each.begin + each.bytes])
         for name, each in wanted.items()
