@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -643,6 +648,34 @@ def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) 
     path.parent.mkdir()
     checkpoint.save_async(path, extra=3).wait()
     assert checkpoint.restore(path).extra == 3
+
+
+def test_no_file_is_remembered_once_it_is_there(tmp_path: Path) -> None:
+    for number in range(3):
+        saving = checkpoint.save_async(tmp_path / str(number), extra=number)
+        saving.wait()
+    former = weakref.ref(saving)
+    saving = checkpoint.save_async(tmp_path / "last", extra=3)
+    saving.wait()
+    gc.collect()
+    assert former() is None
+
+
+def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) -> None:
+    lines = """
+        import sys
+        from thalweg import checkpoint
+        checkpoint.save_async(sys.argv[1] + "/none/run", extra=1)
+        checkpoint.save_async(sys.argv[1] + "/neither/run", extra=1)
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(lines), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
+    assert all(f"{name}/run was not saved" in told.stderr for name in ("none", "neither"))
 
 
 def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:

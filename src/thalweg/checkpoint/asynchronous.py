@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from typing import Any
@@ -60,6 +61,10 @@ class Saving:
         if error is not None:
             raise error
 
+    def is_there(self) -> bool:
+        """Whether the file was written, whoever did it."""
+        return self._has_ended and self._error is None
+
     def is_elsewhere(self) -> bool:
         """Whether another process writes it, which forked this one meanwhile."""
         return self._process != os.getpid() and not self._has_ended
@@ -77,6 +82,7 @@ class Saving:
 
 
 _under_way: dict[str, Saving] = {}
+atexit.register(_under_way.clear)  # failures that nobody heard of are warned of
 
 
 def save_async(
@@ -96,6 +102,8 @@ def save_async(
     Returns:
         The file under way: `wait()` for it before the file is read.
     """
+    for other in [place for place, each in _under_way.items() if each.is_there()]:
+        _under_way.pop(other, None)
     place = os.path.abspath(path)
     before = _under_way.pop(place, None)
     if before is not None and not before.is_elsewhere():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -140,10 +141,9 @@ def mapped(
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError:  # a file system that maps no files
             return read(path, names)
-    if hasattr(pages, "madvise"):
-        with contextlib.suppress(
-            OSError
-        ):  # older systems come to know of each page when it is read
+    if sys.platform == "linux":
+        # An older Linux knows no such advice and comes to know of each page when it is read.
+        with contextlib.suppress(OSError):
             pages.madvise(_POPULATE_READ)
     whole = memoryview(pages)
     tensors = {
