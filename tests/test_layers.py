@@ -30,7 +30,7 @@ LAYERS = (
     ("engines",),
     ("schedules", "core"),
     ("graph",),
-    ("keras", "v1"),
+    ("keras", "v1", "optim"),
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
