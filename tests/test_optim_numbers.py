@@ -1,4 +1,4 @@
-"""The numbers of `torch.optim`: torch's own inputs, its loop over tensors, a bound for each rule."""
+"""The numbers of `torch.optim`: its own inputs, its loop over tensors, a bound for each rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch tests its optimizers with, read from the installed torch: inputs, errors, schedules."""
+"""What torch tests its optimizers with, read from the installed torch: inputs and errors."""
 
 from __future__ import annotations
 

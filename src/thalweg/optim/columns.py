@@ -28,7 +28,7 @@ class Column:
 
     Args:
         name: Its key in the state of a parameter.
-        views: The state's tensors, all of them views of `block`.
+        views: The state's tensors, each an element of `block`.
         block: A tensor of one dimension on the CPU.
 
     Attributes:
@@ -41,7 +41,8 @@ class Column:
         self._views = views
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
-        places = [int(view.storage_offset()) for view in views]
+        first, size = block.data_ptr(), block.element_size()
+        places = [(pointer - first) // size for pointer in self._pointers]
         self._places = None if places == list(range(len(block))) else torch.tensor(places)
         self._scalar = float if name == STEP else _SCALARS.get(block.dtype, float)
         self._version = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,10 +78,14 @@ class TorchHooks(Hooks):
         check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=True, narrow=narrow)
 
     def rehearse(self, given: Sequence[tuple[Any, Any]]) -> None:
-        """Raise what a step would, but for want of memory, before it writes; and change nothing."""
-        pairs = self.convert(given)
-        self.check(pairs, False)
-        self.create([var for _, var in pairs])
+        """Raise what a step would before it writes, and change nothing."""
+        if not self.repeats:
+            pairs = self.convert(given)
+            self.check(pairs, False)
+            self.create([var for _, var in pairs])
+        self.prepare(self._params)
+        for key in [None] if self._keys is None else dict.fromkeys(self._keys):
+            self.scalars(np.float32, key)
 
     def create(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
@@ -134,10 +139,7 @@ class TorchHooks(Hooks):
                 values[column.name] = number
         values["is_first"] = next(own, part.lacked[0])
         made = prepared(part.rule, values)
-        return {
-            name: value.item() if isinstance(value, Tensor) else value
-            for name, value in made.items()
-        }
+        return {name: _number(value) for name, value in made.items()}
 
     def counts(self, shared: Shared) -> list[Call]:
         calls = self._part.publishing()
@@ -155,3 +157,7 @@ class TorchHooks(Hooks):
         for column, values in self._written:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
+
+
+def _number(value: Any) -> Any:
+    return float(value.item() if isinstance(value, Tensor) else value)

@@ -115,12 +115,10 @@ class Part:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
-        base = getattr(found[0], "_base", None)
-        if not any(base is block for block in self._blocks) or not all(
-            getattr(each, "_base", None) is base and each.dim() == 0 for each in found
-        ):
-            found, base = self._in_a_block(name, found)
-        return Column(name, found, base)
+        block = next((each for each in self._blocks if _lie_in(found, each)), None)
+        if block is None:
+            found, block = self._in_a_block(name, found)
+        return Column(name, found, block)
 
     def _in_a_block(self, name: str, found: Sequence[Any]) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
@@ -160,3 +158,15 @@ class Part:
 def _scalar_dtype() -> torch.dtype:
     """What torch keeps numbers in."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
+    """Whether numbers are elements of a block."""
+    memory = block.untyped_storage().data_ptr()
+    return all(
+        isinstance(each, Tensor)
+        and each.dtype == block.dtype
+        and not each.dim()
+        and each.untyped_storage().data_ptr() == memory
+        for each in found
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,14 @@ from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
+
+
+class Kept:
+    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
+
+    def __init__(self) -> None:
+        self._lock = Guard(self)
+        self.parts: dict[Rule, Part] = {}
 
 
 class _Share(NamedTuple):
@@ -45,12 +53,6 @@ class OneSweep:
     defaults: dict[str, Any]
     state: Any
     param_groups: list[Group]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        self = super().__new__(cls)
-        self._lock = Guard(self)
-        self._parts: dict[Rule, Part] = {}
-        return self
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -83,28 +85,32 @@ class OneSweep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._lock:
-            self._take_step()
+        kept = vars(self).get("_kept") or vars(self).setdefault("_kept", Kept())
+        with kept._lock:
+            self._take_step(kept.parts)
         return loss
 
-    def _take_step(self) -> None:
+    def _take_step(self, parts: dict[Rule, Part]) -> None:
         if any(map(_is_torchs, self.param_groups)):
             return self._step_of_torch()
-        found_inf = getattr(self, "found_inf", None)
+        found_inf = vars(self).get("found_inf")
         if found_inf is not None and found_inf.item():
             return None
         shares = self._shares()
-        hooks = {rule: self._hooks(rule, share) for rule, share in shares.items()}
+        hooks: dict[Rule, TorchHooks] = {}
+        for rule, share in shares.items():
+            part = parts.setdefault(rule, Part(rule, self._counts, self._plain))
+            hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
         if not all(map(self._fits, begun)):
             return self._step_of_torch()
-        if len(shares) > 1 and begun:
+        if len(shares) > 1:
             # What fails does so before the first of them is written.
             with not_taken(), torch.no_grad():
                 for rule, share in shares.items():
                     hooks[rule].rehearse(share.pairs)
         for rule, (pairs, _) in shares.items():
-            own, kept, how = hooks[rule], self._parts[rule].kept, self._processing(len(pairs))
+            own, kept, how = hooks[rule], parts[rule].kept, self._processing(len(pairs))
             outcome = repeat(own, kept, pairs, how) or take(own, kept, pairs, how, tries=False)
             own.settle()
             raise_first(outcome.errors)
@@ -140,15 +146,9 @@ class OneSweep:
                 share.places.extend([place] * len(pairs))
         return found
 
-    def _hooks(self, rule: Rule, share: _Share) -> TorchHooks:
-        if rule not in self._parts:
-            self._parts[rule] = Part(rule, self._counts, self._plain)
-        params = [param for _, param in share.pairs]
-        return TorchHooks(self, self._parts[rule], params, share.places)
-
     def _processing(self, count: int) -> Processing:
         """What `torch.amp.GradScaler` left to the step of an optimizer with `fused=True`."""
-        scale = getattr(self, "grad_scale", None)
+        scale = vars(self).get("grad_scale")
         if scale is None:
             return NOTHING
         return Processing(unscaling=np.full(count, 1 / scale.item(), np.float32))
