@@ -1,4 +1,4 @@
-"""State of `thalweg.optim` is torch's, key for key: from one to the other and back, and in files."""
+"""State of `thalweg.optim` is torch's, key for key: moved to and fro, copied, and in files."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import Selection, current
-from thalweg.engines.given import prepared
+from thalweg.engines.given import given_to
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
+from thalweg.optim.groups import number
 from thalweg.optim.part import Part
 from thalweg.variable import titles_of
 
@@ -130,16 +131,21 @@ class TorchHooks(Hooks):
             key if isinstance(key, tuple) else (self._places[0] if key is None else key,)
         )
         own = iter(numbers)
-        values = self._optimizer._hypers(self._optimizer.param_groups[place])
+        options = part.options(place, self._optimizer.param_groups[place], self._optimizer._fixed)
+        values = options.given()
         for column in part.columns:
-            number = next(own) if column.common is None else column.common
+            value = next(own) if column.common is None else column.common
             if column.name == STEP:
-                values["t"] = number + 1
+                values["t"] = value + 1
             else:
-                values[column.name] = number
+                values[column.name] = value
         values["is_first"] = next(own, part.lacked[0])
-        made = prepared(part.rule, values)
-        return {name: _number(value) for name, value in made.items()}
+        made = part.rule.prepare(**given_to(part.rule, "prepare", values))
+        return {
+            **options.numbers(),
+            **{name: each if type(each) is float else number(each) for name, each in made.items()},
+            "t": values.get("t"),
+        }
 
     def counts(self, shared: Shared) -> list[Call]:
         calls = self._part.publishing()
@@ -157,7 +163,3 @@ class TorchHooks(Hooks):
         for column, values in self._written:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
-
-
-def _number(value: Any) -> Any:
-    return float(value.item() if isinstance(value, Tensor) else value)

@@ -17,6 +17,7 @@ from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.formula import Rule
 from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.groups import Group, Options
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
@@ -47,6 +48,7 @@ class Part:
         self._starts: dict[str, float] = {STEP: 0 if plain else 0.0} if counts else {}
         self._starts |= {slot.name: slot.initial for slot in rule.scalar_slots}
         self._plain = plain
+        self._options: dict[int, Options] = {}
         self._blocks: list[Tensor] = []  # those of the columns
         self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
         self._params: list[Tensor] = []
@@ -132,6 +134,13 @@ class Part:
         self._blocks = [*self._blocks[-_SPARE:], block]
         return views, block
 
+    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
+        """The options of the group at this place."""
+        known = self._options.get(place)
+        if known is None or not known.hold(group):
+            known = self._options[place] = Options(group, self.rule, fixed)
+        return known
+
     def slots(self, param: Tensor) -> list[Tensor]:
         """The slots of a parameter of the step, those of the rule's scalars among them."""
         place = next(k for k, other in enumerate(self._params) if other is param)
@@ -140,6 +149,8 @@ class Part:
 
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""
+        if not self._fresh:
+            return []
         owned = zip(self._params, self._owners, strict=True)
         return [
             partial(own.update, made)
@@ -149,6 +160,8 @@ class Part:
 
     def settle(self, state: Mapping[Tensor, Own]) -> None:
         """The step was written: this is the state from which the next one starts."""
+        if self._known is not None:
+            return
         self._fresh = {}
         self.lacked = [False] * len(self._params)
         self._states = list(state.values())

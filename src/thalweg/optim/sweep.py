@@ -15,7 +15,7 @@ from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.locks import Guard
 from thalweg.optim.fitting import fits
-from thalweg.optim.groups import Group, hypers_of
+from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
@@ -59,13 +59,6 @@ class OneSweep:
         """The rule that updates a group."""
         raise NotImplementedError
 
-    def _hypers(self, group: Group) -> dict[str, Any]:
-        """The hyperparameters of a group's rule."""
-        known = {**self._fixed, **hypers_of(group)}
-        return {
-            hyper.name: known.get(hyper.name, hyper.default) for hyper in self._rule(group).hypers
-        }
-
     @staticmethod
     def _starts(group: Group) -> dict[str, Any]:
         """What the state of a group's parameters starts from, where the rule cannot say."""
@@ -99,7 +92,9 @@ class OneSweep:
         shares = self._shares()
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
-            part = parts.setdefault(rule, Part(rule, self._counts, self._plain))
+            if rule not in parts:
+                parts[rule] = Part(rule, self._counts, self._plain)
+            part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
         if not all(map(self._fits, begun)):
