@@ -100,6 +100,7 @@ class PlainColumn:
 
     def __init__(self, name: str, owners: Sequence[dict[str, Any]], values: Sequence[Any]) -> None:
         self.name = name
+        self.dtype = torch.int64
         self._owners = owners
         self._know(values)
 

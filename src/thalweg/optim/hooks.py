@@ -171,7 +171,7 @@ class TorchHooks(GroupHooks):
         given = {**options.given(), **numbers}
         if STEP in numbers:
             given["t"] = numbers[STEP] + 1
-        made = rule.prepare(**given_to(rule, "prepare", given))
+        made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
         made = {name: each if type(each) is float else number(each) for name, each in made.items()}
         return {**options.numbers(), **made}
 

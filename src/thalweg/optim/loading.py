@@ -26,8 +26,8 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     groups, saved = optimizer.param_groups, deepcopy(state_dict["param_groups"])
     sizes, theirs = ([len(group["params"]) for group in each] for each in (groups, saved))
     if sizes != theirs:
-        found = f"groups have {theirs} parameters, those here {sizes}"
-        raise mismatch([found], type(optimizer).__name__)
+        sides = f"groups have {theirs} parameters, those here {sizes}"
+        raise mismatch([sides], type(optimizer).__name__)
     found: list[str] = []
     calls: list[Call] = []
     for group, other in zip(groups, saved, strict=True):
