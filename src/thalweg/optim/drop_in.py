@@ -68,8 +68,6 @@ class DropIn(OneSweep):
     def _take_step(self, parts: dict[Rule, Part]) -> None:
         if any(map(_is_torchs, self.param_groups)):
             return self._step_of_torch()
-        if self._is_left_out():
-            return None
         shares = self._shares()
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
@@ -123,7 +121,9 @@ class DropIn(OneSweep):
     def _shares(self) -> dict[Rule, _Share]:
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
-            pairs = [(grad, param) for param in group["params"] if (grad := param.grad) is not None]
+            params = group["params"]
+            given = zip(self._gradients(params), params, strict=True)
+            pairs = [(grad, param) for grad, param in given if grad is not None]
             if pairs:
                 share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
                 share.pairs.extend(pairs)

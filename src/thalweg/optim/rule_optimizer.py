@@ -151,9 +151,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _take_step(self, parts: dict[Rule, Part]) -> None:
         part, params, places = self._whole()
-        given = [(param.grad, param) for param in params]
+        given = list(zip(self._gradients(params), params, strict=True))
         members = [index for index, (grad, _) in enumerate(given) if grad is not None]
-        if not members or self._is_left_out():
+        if not members:
             return
         pairs = given if len(members) == len(given) else [given[index] for index in members]
         hooks = TensorFlowHooks(self, part, params, places, members)
