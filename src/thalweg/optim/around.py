@@ -57,6 +57,8 @@ class Around:
         accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
             the last of them. Clipping sees the sum, and so does the update.
         wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+        in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
+            Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
     """
 
     clip_grad_norm: float | None = None
@@ -67,6 +69,7 @@ class Around:
     state_dtype: torch.dtype | None = None
     accumulate: int = 1
     wide_sums: bool = False
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -85,9 +88,17 @@ class Around:
             raise InvalidArgumentError(
                 f"accumulate must be a whole number from 1 on, not {self.accumulate!r}."
             )
-        for name in ("fused_unscale", "masters", "wide_sums"):
+        for name in ("fused_unscale", "masters", "wide_sums", "in_backward"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+        if self.in_backward:
+            for name in ("clip_grad_norm", "fused_unscale"):
+                if getattr(self, name) or self.accumulate > 1:
+                    other = name if getattr(self, name) else "accumulate"
+                    raise InvalidArgumentError(
+                        f"in_backward applies each gradient as it arrives, and {other} needs all of"
+                        " them first."
+                    )
         if self.state_dtype not in (None, *STORED):
             raise InvalidTypeError(
                 "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
@@ -102,7 +113,7 @@ class Around:
     def __bool__(self) -> bool:
         """Whether anything happens that a step of torch's would not do."""
         own = self.ema_decay is not None or self.masters or self.state_dtype is not None
-        return self.clips or own or self.accumulate > 1
+        return self.clips or own or self.accumulate > 1 or self.in_backward
 
     @property
     def is_lossless(self) -> bool:

@@ -18,6 +18,7 @@ from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart
 from thalweg.optim.averaging import EMA
 from thalweg.optim.folding import fold, forget, put_back, taken_out
 from thalweg.optim.groups import Group
+from thalweg.optim.in_backward import listen
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
 
@@ -32,6 +33,10 @@ class Kept:
         self.count = 0
         self.is_swapped = False
         self.sums: dict[int, Tensor] | None = None  # of gradients, while a step takes them
+        self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
+        self.places: dict[int, int] = {}  # indices of groups, likewise
+        self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
+        self.applied = False  # whether gradients were applied since the last step
 
 
 class OneSweep:
@@ -53,6 +58,17 @@ class OneSweep:
         super().__init__(*args, **keywords)
         if around.fused_unscale:
             self._step_supports_amp_scaling = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # pyright: ignore
+        if self._around.in_backward:
+            listen(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        super().add_param_group(param_group)  # pyright: ignore
+        if self._around.in_backward:
+            listen(self)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
@@ -86,7 +102,21 @@ class OneSweep:
             if not self._is_left_out() and self._is_due():
                 with self._summed():
                     self._take_step(own.parts)
+                if own.applied:
+                    self._end_step()
         return loss
+
+    def _apply_alone(self, param: Tensor) -> None:
+        """Update a parameter in the course of the backward pass."""
+        own = self._own
+        with own._lock:
+            self._take_step(own.alone.setdefault(id(param), {}), param)
+            own.applied = True
+
+    def _end_step(self) -> None:
+        """Count a step whose gradients were applied as they came."""
+        self._own.applied = False
+        self._told(Seen())
 
     @property
     def last_step(self) -> LastStep | None:
@@ -183,7 +213,8 @@ class OneSweep:
         own.count += 1
         own.last = LastStep(True, "", own.count, seen.grad_norm, seen.clip_factor)
 
-    def _take_step(self, parts: dict[Rule, Part]) -> None:
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+        """Take a step with what is kept of the parameters, or with one of them alone."""
         raise NotImplementedError
 
 
