@@ -59,6 +59,8 @@ class Around:
         wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
         in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
             Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
+        gradients: "flat" gives all parameters gradients in a few buffers, which stay where they are
+            and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
     """
 
     clip_grad_norm: float | None = None
@@ -70,6 +72,7 @@ class Around:
     accumulate: int = 1
     wide_sums: bool = False
     in_backward: bool = False
+    gradients: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -91,6 +94,11 @@ class Around:
         for name in ("fused_unscale", "masters", "wide_sums", "in_backward"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+        if self.gradients not in (None, "flat"):
+            raise InvalidArgumentError(f"gradients must be None or 'flat', not {self.gradients!r}.")
+        freed = "in_backward" if self.in_backward else "accumulate"
+        if self.gradients and (self.in_backward or self.accumulate > 1):
+            raise InvalidArgumentError(f"gradients='flat' keeps gradients, which {freed} frees.")
         if self.in_backward:
             for name in ("clip_grad_norm", "fused_unscale"):
                 if getattr(self, name) or self.accumulate > 1:

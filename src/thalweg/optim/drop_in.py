@@ -98,7 +98,16 @@ class DropIn(OneSweep):
             raise_first(outcome.errors)
         if only is None and shares:
             self._told(seen)
+            if len(shares) == 1:
+                self._keep_steady(parts[rule], shares[rule].places)
         return None
+
+    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TorchHooks:
+        return TorchHooks(self, part, params, places)
+
+    def _is_of(self, part: Part) -> bool:
+        rules = {self._around.rule(self._rule(group)) for group in self.param_groups}
+        return rules == {part.rule} and not any(map(_is_torchs, self.param_groups))
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.

@@ -66,6 +66,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
     rule: Rule
+    _is_torchs = False
 
     def __init__(
         self,
@@ -160,13 +161,11 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             members = [index for index, grad in enumerate(found) if grad is not None]
             hooks, kept = TensorFlowHooks(self, part, params, places, members), part.kept
         else:
-            member = next(k for k, other in enumerate(params) if other is only)
-            hooks, kept = (
-                TensorFlowHooks(self, part, params, places, [member]),
-                part.kept.alone(only),
-            )
+            members = [next(k for k, other in enumerate(params) if other is only)]
+            hooks = TensorFlowHooks(self, part, params, places, members)
+            kept = part.kept.alone(only)
         seen = Seen()
-        how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
+        how = processing(self._around, self._unscaling(), len(pairs), seen, self._is_torchs)
         with not_taken(), torch.no_grad():
             pairs, copies = hooks.aim(pairs)
         is_last = only is None
@@ -176,6 +175,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         raise_first(outcome.errors)
         if is_last:
             self._told(seen)
+            self._keep_steady(part, places if len(members) == len(params) else [])
+
+    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TensorFlowHooks:
+        return TensorFlowHooks(self, part, params, places, range(len(params)))
 
     def _end_step(self) -> None:
         part, params, places = self._whole()

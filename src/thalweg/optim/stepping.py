@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
+from thalweg.core.step import resume
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
-from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart
+from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
 from thalweg.optim.averaging import EMA
+from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forget, put_back, taken_out
 from thalweg.optim.groups import Group
+from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
@@ -37,6 +41,8 @@ class Kept:
         self.places: dict[int, int] = {}  # indices of groups, likewise
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
+        self.flat: FlatGradients | None = None
+        self.steady: tuple[Part, list[int], list[int]] | None = None  # a step over flat gradients
 
 
 class OneSweep:
@@ -50,6 +56,7 @@ class OneSweep:
     state: Any
     param_groups: list[Group]
     _around: Around = NONE
+    _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         around = apart(keywords)
@@ -61,14 +68,19 @@ class OneSweep:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # pyright: ignore
-        if self._around.in_backward:
-            listen(self)
+        self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
         super().add_param_group(param_group)  # pyright: ignore
+        self._begin()
+
+    def _begin(self) -> None:
+        """Do for the parameters what options ask for before their first step."""
         if self._around.in_backward:
             listen(self)
+        if self._around.gradients == "flat":
+            self._flatten()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
@@ -100,11 +112,70 @@ class OneSweep:
                     "A step inside of swapped() would move averages instead of parameters."
                 )
             if not self._is_left_out() and self._is_due():
-                with self._summed():
-                    self._take_step(own.parts)
+                if not self._is_resumed():
+                    with self._summed():
+                        self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
+        flat = self._own.flat
+        if flat is None:
+            super().zero_grad(set_to_none)  # pyright: ignore
+        else:
+            flat.clear()
+
+    def _flatten(self) -> None:
+        """Have the gradients of all parameters lie in a few buffers."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        self._own.flat = FlatGradients(params)
+        self._own.steady = None
+
+    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> GroupHooks:
+        """The hooks of a step over all parameters."""
+        raise NotImplementedError
+
+    def _is_resumed(self) -> bool:
+        """Whether the step before could be taken again, with no look at single tensors but whether
+        they are the same.
+        """
+        own = self._own
+        if own.flat is None or own.steady is None or self._around.masters:
+            return False
+        part, places, pointers = own.steady
+        params = [param for group in self.param_groups for param in group["params"]]
+        at = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
+        if not own.flat.stand(params) or at != places:
+            return False
+        if list(map(Tensor.data_ptr, params)) != pointers or not self._is_of(part):
+            return False
+        hooks, seen = self._hooks_for(part, params, places), Seen()
+        if not hooks.repeats:
+            return False
+        how = processing(
+            self._around, self._unscaling(), len(params), seen, is_torchs=self._is_torchs
+        )
+        outcome = resume(hooks, part.kept, own.flat.views, how)
+        if outcome is None:
+            return False
+        hooks.settle()
+        raise_first(outcome.errors)
+        self._told(seen)
+        return True
+
+    def _is_of(self, part: Part) -> bool:
+        """Whether the rule of a part is still that of all groups."""
+        return True
+
+    def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
+        """A step over all parameters was taken, which may be taken again."""
+        own = self._own
+        if own.flat is not None:
+            whole = own.flat.lie() and len(places) == len(own.flat.params)
+            pointers = list(map(Tensor.data_ptr, own.flat.params))
+            own.steady = (part, list(places), pointers) if whole else None
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""

@@ -1,0 +1,53 @@
+"""Gradients that lie in a few buffers, and stay there: one memset clears them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.blocks import laid_out
+from thalweg.core.section import run
+
+_grad: Any = Tensor.grad.__get__  # pyright: ignore
+
+
+class FlatGradients:
+    """The gradients of parameters, in a buffer for each dtype.
+
+    Args:
+        params: Dense parameters on the CPU; what gradients they have are kept.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+        self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
+        self._buffers = list(
+            {view.untyped_storage().data_ptr(): view._base for view in self.views}.values()
+        )
+        with torch.no_grad():
+            for param, view in zip(self.params, self.views, strict=True):
+                if param.grad is not None:
+                    view.copy_(param.grad)
+        self._attach()
+
+    def _attach(self) -> None:
+        for param, view in zip(self.params, self.views, strict=True):
+            param.grad = view
+
+    def stand(self, params: Sequence[Tensor]) -> bool:
+        """Whether these are the parameters, and their gradients are those that lie here."""
+        return len(params) == len(self.params) and all(map(is_, params, self.params)) and self.lie()
+
+    def lie(self) -> bool:
+        """Whether all gradients are those that lie here."""
+        return all(map(is_, map(_grad, self.params), self.views))
+
+    def clear(self) -> None:
+        """Set all gradients to 0; those that others gave a parameter are replaced."""
+        run([buffer.zero_ for buffer in self._buffers])
+        if not self.lie():
+            self._attach()

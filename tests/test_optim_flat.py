@@ -1,0 +1,127 @@
+"""Gradients in a few buffers: torch's numbers, one memset, and gradients that others replace."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same
+from thalweg import optim
+from thalweg.optim import tensorflow
+from thalweg.optim.flat import FlatGradients
+
+MAKERS: dict[str, Any] = {
+    "AdamW": lambda p, **o: optim.AdamW(p, lr=0.1, **o),
+    "momentum": lambda p, **o: optim.SGD(p, lr=0.1, momentum=0.9, **o),
+    "Nadam": lambda p, **o: tensorflow.Nadam(p, lr=0.1, **o),
+}
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+
+
+def trained(made: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list[torch.Tensor]:
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        module(torch.randn(3, 4)).square().sum().backward()
+        made.step()
+        made.zero_grad()
+    return [param.detach() for param in module.parameters()]
+
+
+def both(name: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+    modules = model(), model()
+    made = MAKERS[name](modules[0].parameters(), gradients="flat", **options)
+    return made, modules[0], MAKERS[name](modules[1].parameters(), **options), modules[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_grad_norm": 1.0, "ema_decay": 0.9}, {"masters": True}], ids=str
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_steps_are_those_of_other_gradients(name: str, options: dict[str, Any]) -> None:
+    made, module, other, theirs = both(name, **options)
+    assert_same(trained(made, module, 5), trained(other, theirs, 5))
+
+
+def test_a_steady_step_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, module, other, theirs = both("AdamW")
+    wanted = trained(other, theirs, 4)
+    trained(made, module, 2)
+    monkeypatch.setattr(type(made), "_take_step", lambda *_: pytest.fail("it was planned anew"))
+    assert_same(trained(made, module, 2, 2), wanted)
+
+
+def test_gradients_stay_where_they_are_and_are_cleared_at_once() -> None:
+    made, module, *_ = both("AdamW")
+    gradients = [param.grad for param in module.parameters()]
+    assert len(made._own.flat._buffers) == 1
+    trained(made, module, 3)
+    assert all(p.grad is grad for p, grad in zip(module.parameters(), gradients, strict=True))
+    assert all((grad == 0).all() for grad in gradients)
+
+
+def _replaced(params: list[Any]) -> None:
+    params[0].grad = params[0].grad * 2
+
+
+def _removed(params: list[Any]) -> None:
+    params[1].grad = None
+
+
+def _moved(params: list[Any]) -> None:
+    params[0].data = params[0].data.clone()
+
+
+def _state(params: list[Any]) -> None:
+    """The state is changed by the test."""
+
+
+@pytest.mark.parametrize("change", [_replaced, _removed, _moved, _state])
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_was_replaced_is_noticed(name: str, change: Any) -> None:
+    made, module, other, theirs = both(name)
+    trained(made, module, 3)
+    trained(other, theirs, 3)
+    for each, own in ((made, module), (other, theirs)):
+        torch.manual_seed(9)
+        own(torch.randn(3, 4)).square().sum().backward()
+        params = list(own.parameters())
+        change(params)
+        if change is _state:
+            key = list(each.state[params[0]])[-1]
+            each.state[params[0]][key] = torch.ones_like(params[0])
+            each.param_groups[0]["lr"] = 0.5
+        each.step()
+        each.zero_grad()
+    assert_same(trained(made, module, 2, 10), trained(other, theirs, 2, 10))
+
+
+def test_new_groups_and_copies_are_flat() -> None:
+    made, module, *_ = both("AdamW")
+    trained(made, module, 2)
+    further = torch.nn.Parameter(torch.ones(3))
+    made.add_param_group({"params": [further]})
+    assert further.grad is not None
+    assert made._own.flat.lie()
+    copied_module, copied = copy.deepcopy((module, made))
+    assert isinstance(copied._own.flat, FlatGradients)
+    assert_same(trained(copied, copied_module, 2, 2), trained(made, module, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradients": "sparse"}, "gradients must be None or 'flat', not 'sparse'"),
+        ({"gradients": "flat", "accumulate": 2}, "'flat' keeps gradients, which accumulate frees"),
+        ({"gradients": "flat", "in_backward": True}, "gradients, which in_backward frees"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        optim.Adam(model().parameters(), **options)
