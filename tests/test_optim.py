@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as base
 
-from rulebook import assert_same
+from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim.around import KEYWORDS
 from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, STEP_ERROR, give, params_of
@@ -339,7 +339,9 @@ def test_a_step_tells_what_became_of_it() -> None:
     assert ours.last_step.grad_norm == pytest.approx(norm.item() / 4, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if name != "SparseAdam"])
+@pytest.mark.parametrize(
+    "name", [slow_unless(n in ("AdamW", "RMSprop"), n) for n in CLASSES if n != "SparseAdam"]
+)
 def test_a_scaler_leaves_unscaling_to_the_step(name: str) -> None:
     """`fused_unscale=True`, for every class; torch has it for four, by `fused=True`."""
     both = []

@@ -459,6 +459,8 @@ class _Renamed(ast.NodeTransformer):
 def _composed(formula: Then) -> Transcript:
     """One formula and then another, as `Then` says."""
     first, then = transcribe(formula.first), transcribe(formula.then)
+    if then.helpers:
+        raise RuleError(f"{place(formula.then)} follows another formula and calls a helper.")
     made = first.results[0]
     body = list(first.body)
     if not isinstance(made, ast.Name):

@@ -25,9 +25,8 @@ class FlatGradients:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
         self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
-        self._buffers = list(
-            {view.untyped_storage().data_ptr(): view._base for view in self.views}.values()
-        )
+        bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}
+        self._buffers = [base for base in bases.values() if base is not None]
         with torch.no_grad():
             for param, view in zip(self.params, self.views, strict=True):
                 if param.grad is not None:
