@@ -106,6 +106,8 @@ class DropIn(OneSweep):
         return TorchHooks(self, part, params, places)
 
     def _is_of(self, part: Part) -> bool:
+        if part.hold(self.param_groups):
+            return True
         rules = {self._around.rule(self._rule(group)) for group in self.param_groups}
         return rules == {part.rule} and not any(map(_is_torchs, self.param_groups))
 

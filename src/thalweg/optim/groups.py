@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from operator import is_
 from typing import Any
@@ -38,6 +39,8 @@ class Options:
         # A tensor keeps its place when a schedule writes to it.
         self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
         self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
+        wanted = () if rule.prepare is None else inspect.signature(rule.prepare).parameters
+        self._wanted = list(wanted)
 
     def hold(self, group: Group) -> bool:
         """Whether they are those of the group still."""
@@ -45,8 +48,13 @@ class Options:
         return len(group) == len(seen) and all(map(is_, group.values(), seen))
 
     def given(self) -> dict[str, Any]:
-        """Hyperparameters, as `prepare` of the rule is given them."""
+        """Hyperparameters by name."""
         return dict(self._hypers)
+
+    def given_to_prepare(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+        """What `prepare` of the rule is given: hyperparameters, and of these what it asks for."""
+        hypers = self._hypers
+        return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
 
     def numbers(self) -> dict[str, float]:
         """Hyperparameters, as formulas are given them."""

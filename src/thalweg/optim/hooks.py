@@ -15,7 +15,6 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import Selection, current
-from thalweg.engines.given import given_to
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, Column, PlainColumn
@@ -125,8 +124,11 @@ class GroupHooks(Hooks):
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
-            found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-            values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
+            if len(keys) == 1:
+                values = [self._next(column, keys[0])]
+            else:
+                found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
             calls += column.writing(values)
             self._written.append((column, values))
         return calls
@@ -138,17 +140,17 @@ class GroupHooks(Hooks):
     def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
         """The group of parameters that have a key in common, and their numbers."""
         part = self._part
-        if not isinstance(key, tuple):
-            key = (self._places[0] if key is None else key,)
-        place, *differing = key
+        place, *differing = key if isinstance(key, tuple) else (key,)
+        place = self._places[0] if place is None else place
         own = iter(differing)
         numbers = {
             column.name: next(own) if column.common is None else column.common
             for column in part.columns
         }
-        lacked = [name for name, flags in part.lacked.items() if all(flags) or next(own)]
-        first = [slot.name for slot in part.rule.element_slots[:1]]
-        numbers["is_first"] = bool(first) and first[0] in lacked
+        lacked = part.lacked and {
+            name for name, flags in part.lacked.items() if all(flags) or next(own)
+        }
+        numbers["is_first"] = bool(lacked) and part.first in lacked
         if self._average is not None:
             is_new = EMA in lacked or not numbers.get(STEP, 1)
             numbers[WEIGHT] = 1.0 if is_new else 1 - self._average
@@ -187,16 +189,16 @@ class TorchHooks(GroupHooks):
         return self._made[group]
 
     def _prepared(self, key: Hashable) -> dict[str, Any]:
-        rule = self._part.rule
+        rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
-        optimizer = self._optimizer
         options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
-        given = {**options.given(), **numbers}
         if STEP in numbers:
-            given["t"] = numbers[STEP] + 1
-        made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
-        made = {name: each if type(each) is float else number(each) for name, each in made.items()}
-        return {**options.numbers(), **made, STEP: given.get("t"), WEIGHT: given.get(WEIGHT)}
+            numbers["t"] = numbers[STEP] = numbers[STEP] + 1
+        made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+        for name, each in made.items():
+            if type(each) is not float:
+                made[name] = number(each)
+        return {**options.numbers(), **numbers, **made}
 
     def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
         return self._made[key][column.name]

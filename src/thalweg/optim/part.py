@@ -53,6 +53,7 @@ class Part:
     Attributes:
         kept: The core's plans.
         columns: The numbers that each parameter has of its own.
+        first: The name of the rule's first slot.
         lacked: For slots that some parameters of the step had not before: which.
     """
 
@@ -64,6 +65,7 @@ class Part:
         kinds: Kinds = PLAIN,
     ) -> None:
         self.rule = rule
+        self.first = next((slot.name for slot in rule.element_slots), "")
         self._kinds = kinds
         self._masters = Masters()
         self._target_of: dict[int, Tensor] = {}
@@ -189,6 +191,13 @@ class Part:
         targets = masters.again() if stands else masters.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
+
+    def hold(self, groups: Sequence[Group]) -> bool:
+        """Whether all groups have the options that they had."""
+        known = self._options
+        return len(groups) == len(known) and all(
+            place in known and known[place].hold(group) for place, group in enumerate(groups)
+        )
 
     def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
         """The options of the group at this place."""

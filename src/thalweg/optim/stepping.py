@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from itertools import repeat as again
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.core.outcome import raise_first
+from thalweg.core.processing import NOTHING
 from thalweg.core.section import run
-from thalweg.core.step import resume
+from thalweg.core.step import repeat, resume
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
@@ -42,7 +45,9 @@ class Kept:
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
-        self.steady: tuple[Part, list[int], list[int]] | None = None  # a step over flat gradients
+        # What may be repeated: a step over all parameters, with the places of their groups, and
+        # where they lay if gradients are flat.
+        self.steady: tuple[Part, list[int], list[int]] | None = None
 
 
 class OneSweep:
@@ -112,7 +117,7 @@ class OneSweep:
                     "A step inside of swapped() would move averages instead of parameters."
                 )
             if not self._is_left_out() and self._is_due():
-                if not self._is_resumed():
+                if not self._is_repeated():
                     with self._summed():
                         self._take_step(own.parts)
                 if own.applied:
@@ -137,27 +142,36 @@ class OneSweep:
         """The hooks of a step over all parameters."""
         raise NotImplementedError
 
-    def _is_resumed(self) -> bool:
-        """Whether the step before could be taken again, with no look at single tensors but whether
-        they are the same.
-        """
+    def _is_repeated(self) -> bool:
+        """Whether the step before could be taken again, with other gradients or changed rates."""
         own = self._own
-        if own.flat is None or own.steady is None or self._around.masters:
+        if own.steady is None:
             return False
         part, places, pointers = own.steady
-        params = [param for group in self.param_groups for param in group["params"]]
-        at = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
-        if not own.flat.stand(params) or at != places:
+        groups = self.param_groups
+        if len(groups) == 1:
+            params: list[Tensor] = groups[0]["params"]
+        else:
+            params = [param for group in groups for param in group["params"]]
+            if places != [place for place, each in enumerate(groups) for _ in each["params"]]:
+                return False
+        if len(params) != len(places) or not self._is_of(part):
             return False
-        if list(map(Tensor.data_ptr, params)) != pointers or not self._is_of(part):
-            return False
-        hooks, seen = self._hooks_for(part, params, places), Seen()
+        hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
         if not hooks.repeats:
             return False
-        how = processing(
-            self._around, self._unscaling(), len(params), seen, is_torchs=self._is_torchs
-        )
-        outcome = resume(hooks, part.kept, own.flat.views, how)
+        how = NOTHING
+        if unscaling is not None or self._around.clips:
+            how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
+        outcome, flat = None, own.flat
+        # Of gradients that stay where they are, nothing but that is looked at.
+        if flat is not None and flat.stand(params) and _lie_at(params, pointers):
+            outcome = resume(hooks, part.kept, flat.views, how)
+        if outcome is None:
+            gradients = [param.grad for param in params]
+            if any(map(is_, gradients, again(None))):
+                return False
+            outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
         if outcome is None:
             return False
         hooks.settle()
@@ -170,12 +184,14 @@ class OneSweep:
         return True
 
     def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
-        """A step over all parameters was taken, which may be taken again."""
-        own = self._own
-        if own.flat is not None:
-            whole = own.flat.lie() and len(places) == len(own.flat.params)
-            pointers = list(map(Tensor.data_ptr, own.flat.params))
-            own.steady = (part, list(places), pointers) if whole else None
+        """A step was taken of these places of groups, which may be repeated."""
+        own, around = self._own, self._around
+        count = sum(len(group["params"]) for group in self.param_groups)
+        own.steady = None
+        if len(places) == count and around.accumulate == 1 and not around.masters:
+            lies = own.flat is not None and own.flat.lie()
+            pointers = list(map(Tensor.data_ptr, own.flat.params)) if lies and own.flat else []
+            own.steady = (part, list(places), pointers)
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
@@ -287,6 +303,10 @@ class OneSweep:
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""
         raise NotImplementedError
+
+
+def _lie_at(tensors: Sequence[Tensor], pointers: Sequence[int]) -> bool:
+    return list(map(Tensor.data_ptr, tensors)) == pointers
 
 
 _KEPT = ("_around", "_step_supports_amp_scaling")
