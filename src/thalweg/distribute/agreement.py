@@ -1,0 +1,122 @@
+"""Whether all ranks are about to do the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.distribute.ranks import Ranks
+from thalweg.errors import ReplicaMismatchError
+from thalweg.variable import dtype_name, titles_of
+
+EVERY = 1000  # steps
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Agreement:
+    """What ranks compare before they send gradients: a few bytes each time, all of it sometimes.
+
+    All of it is the variables in their order with names, shapes, dtypes and values, and what
+    the optimizer says of itself.
+
+    Args:
+        ranks: The ranks.
+        values: Whether the values of variables are part of it.
+    """
+
+    def __init__(self, ranks: Ranks, values: bool = True) -> None:
+        self._ranks, self._values = ranks, values
+        self._steps = 0
+        self._known: tuple[list[Any], int] = [], 0
+
+    def check(
+        self,
+        variables: Sequence[Tensor],
+        told: Callable[[], Sequence[str]],
+        trouble: BaseException | None = None,
+    ) -> None:
+        """Raise on all ranks if they differ, or if one of them has no gradients to send.
+
+        Args:
+            variables: Those of the step.
+            told: What else must be the same, in words, one thing a line.
+            trouble: What kept this rank from having gradients.
+
+        Raises:
+            ReplicaMismatchError: Names the first difference, or the rank in trouble.
+            BaseException: `trouble`, on its rank.
+        """
+        device = variables[0].device if variables else torch.device("cpu")
+        digest = self._digest(variables)
+        mine = self._ranks.rank + 1 if trouble is not None else 0
+        due = self._steps % EVERY == 0
+        first = torch.tensor([digest, -digest, mine, due], device=device)
+        self._ranks.maximum(first)
+        highest, lowest, troubled, is_due = first.tolist()
+        if trouble is not None:
+            raise trouble
+        if troubled:
+            raise ReplicaMismatchError(
+                f"rank {troubled - 1} raised an error before its gradients were there. Nothing has"
+                " changed on any rank."
+            )
+        if highest != -lowest or is_due:
+            self._compare(variables, told())
+        self._steps += 1
+
+    def _digest(self, variables: Sequence[Tensor]) -> int:
+        known, digest = self._known
+        if len(known) != len(variables) or any(
+            one is not other for one, other in zip(known, variables, strict=True)
+        ):
+            text = "\n".join(_lines(variables, False))
+            half = hashlib.blake2b(text.encode(), digest_size=7).digest()
+            digest = int.from_bytes(half, "little")
+            self._known = list(variables), digest
+        return digest
+
+    def _compare(self, variables: Sequence[Tensor], told: Sequence[str]) -> None:
+        device = variables[0].device if variables else torch.device("cpu")
+        own = "\n".join([*told, *_lines(variables, self._values)])
+        first, *others = self._ranks.texts(own, device)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                raise ReplicaMismatchError(_difference(first, rank, other))
+
+
+def _lines(variables: Sequence[Tensor], values: bool) -> list[str]:
+    return [
+        f"variable {place}: '{title}' {dtype_name(var.dtype)} {tuple(var.shape)}"
+        + (f" with values of sum {_sum(var):x}" if values else "")
+        for place, (title, var) in enumerate(zip(titles_of(variables), variables, strict=True))
+    ]
+
+
+def _sum(var: Tensor) -> int:
+    """The sum of the bits of all elements as whole numbers, for which no order matters."""
+    plain = var.detach()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    return int(plain.view(_BITS[plain.element_size()]).sum(dtype=torch.int64)) % 2**64
+
+
+def _difference(first: str, rank: int, other: str) -> str:
+    lines, others = first.split("\n"), other.split("\n")
+    place = next(
+        (k for k, (one, two) in enumerate(zip(lines, others, strict=False)) if one != two),
+        min(len(lines), len(others)),
+    )
+    mine = lines[place] if place < len(lines) else "nothing more"
+    its = others[place] if place < len(others) else "nothing more"
+    where, _, mine_rest = mine.partition(": ")
+    same, _, its_rest = its.partition(": ")
+    if where == same:
+        said = f"at {where}: {its_rest} vs {mine_rest}"
+    else:
+        said = f"in what comes next: {its} vs {mine}"
+    hint = " Set them alike: strategy.broadcast(variables)." if "values of" in said else ""
+    return f"rank {rank} disagrees with rank 0 {said}.{hint}"

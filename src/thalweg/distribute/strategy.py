@@ -1,0 +1,169 @@
+"""`Strategy`: the same training on several ranks, each with its part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from thalweg.distribute.context import entering, in_cross_replica_context, innermost
+from thalweg.distribute.extended import Extended
+from thalweg.distribute.nested import over_axis, reduced
+from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.reducing import BUCKET
+from thalweg.distribute.replica import ReplicaContext
+from thalweg.errors import InvalidArgumentError
+
+
+class Strategy:
+    """The same training on each rank of a process group, with gradients summed over all of them.
+
+    Each rank is a replica: a process with its own copy of the variables and its part of the global
+    batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
+    that all copies stay equal to the bit. Start the ranks with `torchrun`; without it, and without
+    a process group, there is one replica.
+
+    Args:
+        group: Optional. A process group of torch.distributed (gloo, NCCL). By default the default
+            group; where none is initialised, that of `torchrun` is.
+        timeout: Optional. Seconds that a rank may take to answer; by default the group's own.
+        bucket_size: Bytes of gradients that are sent together.
+
+    Raises:
+        InvalidTypeError: `group` is no process group.
+        InvalidArgumentError: A number is not above 0.
+
+    Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
+
+    Example:
+        >>> import thalweg
+        >>> from thalweg.keras.optimizers import SGD
+        >>> strategy = Strategy()  # on each rank; one replica here
+        >>> w, opt = thalweg.Variable([1.0, 2.0]), SGD(0.5)
+        >>> _ = strategy.run(lambda: opt.minimize(lambda: w.sum(), [w]))
+        >>> w.numpy(), strategy.num_replicas_in_sync
+        (array([0.5, 1.5], dtype=float32), 1)
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        timeout: float | None = None,
+        bucket_size: int = BUCKET,
+    ) -> None:
+        for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
+            if number is not None and not number > 0:
+                raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
+        self._set(Ranks(group, timeout), bucket_size)
+
+    def _set(self, ranks: Ranks, bucket_size: int) -> None:
+        self.ranks, self.bucket_size = ranks, bucket_size
+        self.extended = Extended(self)
+
+    @classmethod
+    def alone(cls) -> Strategy:
+        """One replica, whatever process groups there are."""
+        made = cls.__new__(cls)
+        made._set(Ranks.none(), BUCKET)
+        return made
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self.ranks.size
+
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """A block in which this is the strategy, across replicas: `apply_gradients` needs `run`.
+
+        Raises:
+            RuntimeError: The block is in the scope of another strategy.
+        """
+        self._check_alone()
+        return entering(self, None)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call a function as this rank's replica.
+
+        Args:
+            fn: The function.
+            args, kwargs: Its arguments.
+            options: Accepted for compatibility.
+
+        Returns:
+            What it returns on this rank.
+
+        Raises:
+            RuntimeError: The call is in the scope of another strategy.
+        """
+        self._check_alone()
+        with entering(self, ReplicaContext(self)):
+            return fn(*args, **(kwargs or {}))
+
+    experimental_run_v2 = run
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Sums or means of what `run` returned on all ranks.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+            value: A tensor or a nest of tensors.
+            axis: Optional. A dimension of the value that is reduced, too; a mean then counts the
+                elements of all ranks.
+        """
+        return (
+            reduced(self, reduce_op, value)
+            if axis is None
+            else over_axis(self, reduce_op, value, axis)
+        )
+
+    def broadcast(self, variables: torch.nn.Module | Iterable[torch.Tensor]) -> None:
+        """Set variables to the values that they have on rank 0; call it on every rank.
+
+        Args:
+            variables: Tensors, or a module, whose parameters and buffers are meant.
+
+        Raises:
+            ReplicaMismatchError: The ranks give other variables.
+            ReplicaLostError: A rank did not answer.
+        """
+        self.extended.broadcast(variables)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of this process' replicas: there is one."""
+        return (value,)
+
+    def _check_alone(self) -> None:
+        here = innermost()
+        if here is not None and here.strategy is not self:
+            raise RuntimeError(
+                "Cannot nest thalweg.distribute.Strategy scopes: this thread is in another strategy."
+            )
+
+    def __repr__(self) -> str:
+        return f"<Strategy: {self.ranks!r}>"
+
+
+_DEFAULT = Strategy.alone()  # where nobody made one
+
+
+def get_strategy() -> Strategy:
+    """The strategy that this thread is in; one replica outside of any."""
+    here = innermost()
+    return _DEFAULT if here is None else here.strategy
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """What this replica sees of the others; None across replicas."""
+    if in_cross_replica_context():
+        return None
+    here = innermost()
+    return ReplicaContext(_DEFAULT) if here is None else here.replica
