@@ -30,6 +30,7 @@ LAYERS = (
     ("engines",),
     ("schedules", "core"),
     ("graph",),
+    ("distribute",),
     ("keras", "v1"),
     ("openseq2seq",),
     ("integrations",),

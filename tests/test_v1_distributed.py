@@ -54,7 +54,7 @@ import thalweg
 from thalweg import IndexedSlices, Variable
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss, reduce_gradients
 from thalweg.v1 import train
-from thalweg.v1.train.distribution import summed_over_replicas
+from thalweg.distribute.reducing import summed as summed_over_replicas
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2,

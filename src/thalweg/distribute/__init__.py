@@ -1,19 +1,32 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
-from thalweg.distribute.context import has_strategy, in_cross_replica_context
+from thalweg.distribute.aggregation import here, strategy_of, summed
+from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
 from thalweg.distribute.reduce_op import ReduceOp
+from thalweg.distribute.reducing import filled
 from thalweg.distribute.replica import ReplicaContext
-from thalweg.distribute.strategy import Strategy, get_replica_context, get_strategy
+from thalweg.distribute.strategy import (
+    Strategy,
+    current_replica,
+    get_replica_context,
+    get_strategy,
+)
 
 __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "current_replica",
+    "filled",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
+    "here",
     "in_cross_replica_context",
     "record_loss_reduction",
     "scale_loss_for_estimator",
+    "strategy_of",
+    "summed",
+    "within",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from thalweg.distribute.replica import ReplicaContext
@@ -33,11 +33,21 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def entering(strategy: Strategy, replica: ReplicaContext | None) -> Iterator[Strategy]:
-    """Be in a replica of a strategy, or across its replicas, until the block ends."""
-    _here.entered.append(Entered(strategy, replica))
+def across(strategy: Strategy) -> Iterator[Strategy]:
+    """Be across the replicas of a strategy until the block ends."""
+    _here.entered.append(Entered(strategy, None))
     try:
         yield strategy
+    finally:
+        _here.entered.pop()
+
+
+@contextlib.contextmanager
+def within(replica: ReplicaContext) -> Iterator[ReplicaContext]:
+    """Be in a replica until the block ends."""
+    _here.entered.append(Entered(replica.strategy, replica))
+    try:
+        yield replica
     finally:
         _here.entered.pop()
 
@@ -56,9 +66,3 @@ def in_cross_replica_context() -> bool:
     """Whether this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
     here = innermost()
     return here is not None and here.replica is None
-
-
-def own(strategy: Any) -> bool:
-    """Whether this thread is in this strategy or in none."""
-    here = innermost()
-    return here is None or here.strategy is strategy

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement
-from thalweg.distribute.context import entering
+from thalweg.distribute.context import across
 from thalweg.distribute.nested import reduced
 from thalweg.graph.nest import leaves_of
 
@@ -79,7 +79,7 @@ class Extended:
             args, kwargs: Its other arguments.
             group: Whether what it returns is returned as it is, or else as a tuple of one.
         """
-        with entering(self._strategy, None):
+        with across(self._strategy):
             found = fn(var, *args, **(kwargs or {}))
         return found if group else (found,)
 
@@ -92,7 +92,7 @@ class Extended:
         group: bool = True,
     ) -> Any:
         """Call a function that updates what belongs to no variable: once in each process."""
-        with entering(self._strategy, None):
+        with across(self._strategy):
             found = fn(*args, **(kwargs or {}))
         return found if group else (found,)
 

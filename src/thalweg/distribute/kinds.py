@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thalweg.errors import ReplicaMismatchError
+from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
@@ -45,7 +46,7 @@ class Kind(NamedTuple):
         """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
         if grad is None:
             return cls(missing=var is None)
-        is_sparse = hasattr(grad, "indices") and not isinstance(grad, torch.Tensor)
+        is_sparse = isinstance(grad, IndexedSlices | SymbolicSlices)
         is_wide = is_sparse and grad.indices.dtype == torch.int64
         dtypes = tuple(grad.dtype == each for each in _DTYPES)
         return cls(not is_sparse, is_sparse, is_wide, False, dtypes)

@@ -44,9 +44,9 @@ class Ranks:
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self._lost: str | None = None
         self._group = group
-        if group is None and not _has_default():
+        if group is None and not has_group():
             _join(self._timeout)
-        is_one = group is None and not _has_default()
+        is_one = group is None and not has_group()
         self.rank = 0 if is_one else distributed.get_rank(group)
         self.size = 1 if is_one else distributed.get_world_size(group)
 
@@ -152,8 +152,14 @@ def _is_group(given: Any) -> bool:
     return distributed.is_available() and isinstance(given, distributed.ProcessGroup)
 
 
-def _has_default() -> bool:
+def has_group() -> bool:
+    """Whether torch.distributed has a default group."""
     return distributed.is_available() and distributed.is_initialized()
+
+
+def default_group() -> Any:
+    """The default group of torch.distributed."""
+    return distributed.group.WORLD
 
 
 def _join(timeout: timedelta | None) -> None:

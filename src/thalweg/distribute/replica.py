@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.distribute.context import entering
+from thalweg.distribute.context import across
 from thalweg.distribute.nested import reduced
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ class ReplicaContext:
         Returns:
             What it returns.
         """
-        with entering(self.strategy, None):
+        with across(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from thalweg.distribute.context import entering, in_cross_replica_context, innermost
+from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
 from thalweg.distribute.nested import over_axis, reduced
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import BUCKET
+from thalweg.distribute.reducing import BUCKET, Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.errors import InvalidArgumentError
 
@@ -62,6 +63,14 @@ class Strategy:
     def _set(self, ranks: Ranks, bucket_size: int) -> None:
         self.ranks, self.bucket_size = ranks, bucket_size
         self.extended = Extended(self)
+        self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
+
+    def reducer_of(self, optimizer: Any) -> Reducer:
+        """What sends the gradients of an optimizer."""
+        found = self._reducers.get(optimizer)
+        if found is None:
+            found = self._reducers[optimizer] = Reducer(self.ranks, self.bucket_size)
+        return found
 
     @classmethod
     def alone(cls) -> Strategy:
@@ -82,7 +91,7 @@ class Strategy:
             RuntimeError: The block is in the scope of another strategy.
         """
         self._check_alone()
-        return entering(self, None)
+        return across(self)
 
     def run(
         self,
@@ -105,7 +114,7 @@ class Strategy:
             RuntimeError: The call is in the scope of another strategy.
         """
         self._check_alone()
-        with entering(self, ReplicaContext(self)):
+        with within(ReplicaContext(self)):
             return fn(*args, **(kwargs or {}))
 
     experimental_run_v2 = run
@@ -145,7 +154,7 @@ class Strategy:
         here = innermost()
         if here is not None and here.strategy is not self:
             raise RuntimeError(
-                "Cannot nest thalweg.distribute.Strategy scopes: this thread is in another strategy."
+                "Cannot nest scopes of thalweg.distribute.Strategy: this thread is in another one."
             )
 
     def __repr__(self) -> str:
@@ -161,9 +170,12 @@ def get_strategy() -> Strategy:
     return _DEFAULT if here is None else here.strategy
 
 
+def current_replica() -> ReplicaContext:
+    """The replica that this thread is, or is about to be."""
+    here = innermost()
+    return (here and here.replica) or ReplicaContext(get_strategy())
+
+
 def get_replica_context() -> ReplicaContext | None:
     """What this replica sees of the others; None across replicas."""
-    if in_cross_replica_context():
-        return None
-    here = innermost()
-    return ReplicaContext(_DEFAULT) if here is None else here.replica
+    return None if in_cross_replica_context() else current_replica()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, distributed
+from torch import Tensor
 
+from thalweg.distribute import filled, here
+from thalweg.distribute.reducing import summed as sums_of
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, deferred, each
-from thalweg.v1.train.distribution import filled_over_replicas, summed_over_replicas
 
 AllReduce = Callable[[Any], Any]
 
@@ -31,11 +32,13 @@ def reduced(
         gradients: Those of this worker.
         variables: Theirs.
         all_reduce: Called with each gradient in order, returns the mean. None stands for the
-            default group of torch.distributed, or for one worker where there is none.
+            ranks of the strategy that the call is in, or of the default group of torch.distributed,
+            or for one worker where there is neither.
         model: See `shares_embedding`: whether sparse gradients are made dense first.
         as_shipped: Whether sparse gradients need a model.
     """
-    if all_reduce is None and _workers() == 1:
+    strategy = here()
+    if all_reduce is None and strategy.ranks.is_alone:
         return list(gradients)
     is_shared = shares_embedding(model, gradients, as_shipped)
     pairs = [
@@ -44,13 +47,9 @@ def reduced(
     ]
     if all_reduce is not None:
         return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
-    count = _workers()
-    return [None if total is None else total / count for total, _ in summed_over_replicas(pairs)]
-
-
-def _workers() -> int:
-    is_one = not (distributed.is_available() and distributed.is_initialized())
-    return 1 if is_one else distributed.get_world_size()
+    sums = sums_of(pairs, strategy.ranks, strategy.bucket_size)
+    count = strategy.num_replicas_in_sync
+    return [None if total is None else total / count for total, _ in sums]
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:
@@ -76,7 +75,7 @@ def reduce_gradients(
 ) -> list[tuple[Any, Any]]:
     """The mean of each gradient over the workers.
 
-    Workers are the ranks of the default group of torch.distributed, if one is initialised, and
+    Workers are the ranks of the strategy that the call is in, or of the default group of torch.distributed, and
     all of them must call it with the same variables. Without a group there is one worker, and the
     gradients stay as they are. Rows of sparse gradients are brought together, not added up.
 
@@ -102,9 +101,9 @@ def reduce_gradients(
     """
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
-    is_alone = all_reduce is None and _workers() == 1
+    is_alone = all_reduce is None and here().ranks.is_alone
     if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
-        grads_and_vars = filled_over_replicas(grads_and_vars)  # those that build the same graph
+        grads_and_vars = filled(grads_and_vars, here().ranks)  # those that build the same graph
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)

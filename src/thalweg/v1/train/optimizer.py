@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
@@ -38,11 +39,10 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients
-from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.variable import name_of, titles_of
+from thalweg.variable import name_of
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
@@ -224,13 +224,14 @@ class Optimizer(State, StateDict):
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             global_step: Optional. A variable that is raised by 1 after the updates.
             name: Name of the operation in graph mode; the optimizer's name by default.
-            skip_gradients_aggregation: Accepted for compatibility: nothing is aggregated here, see
-                `_distributed_apply`.
+            skip_gradients_aggregation: Whether gradients are applied as they are, without the sum
+                over replicas, in `thalweg.distribute.Strategy.run`.
 
         Returns:
             None; in graph mode the operation that takes the step.
 
         Raises:
+            RuntimeError: The call is across replicas, in the scope of a strategy.
             TypeError: The pairs are malformed, a gradient cannot be converted, or dtypes differ.
             ValueError: There are no pairs, no variable has a gradient, or a gradient does not fit
                 its variable.
@@ -239,7 +240,20 @@ class Optimizer(State, StateDict):
         or a `_finish` that fails is the only part of its step that is not done. A note on the
         exception says which.
         """
-        given = as_pairs(grads_and_vars)
+        if distribute.has_strategy() and not skip_gradients_aggregation:
+            replica = distribute.get_replica_context()
+            if replica is None:
+                raise RuntimeError(
+                    "Use `_distributed_apply()` instead of `apply_gradients()` in a cross-replica"
+                    " context."
+                )
+            return replica.merge_call(
+                self._distributed_apply, args=(grads_and_vars, global_step, name)
+            )
+        return self._applied(as_pairs(grads_and_vars), global_step, name)
+
+    def _applied(self, given: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
+        """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
         kinds = set(map(type, chain.from_iterable(given)))
@@ -359,24 +373,28 @@ class Optimizer(State, StateDict):
         None counts as zero where another rank has a gradient.
 
         Args:
-            distribution: A process group of torch.distributed; None takes the default group, or
-                this process alone where none is initialised.
+            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
+                None takes the default group, or this process alone where none is initialised.
             grads_and_vars, global_step, name: As in `apply_gradients`.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its
-                dtypes differ.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, a
+                gradient is dense on one rank and sparse on another, or its dtypes differ.
+            ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
+        strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
-        titles = titles_of([var for _, var in given])
-        pairs = [
-            (None if grad is None else as_gradient(grad, var, title), var)
-            for (grad, var), title in zip(given, titles, strict=True)
-        ]
-        summed = summed_over_replicas(pairs, distribution)
-        found = [(grad, var) for grad, var in summed if grad is not None]
-        self.apply_gradients(found, global_step, name)
+        if not strategy.ranks.is_alone:
+            given = distribute.summed(self, strategy, given, self._told)
+        return self._applied(given, global_step, name)
+
+    def _told(self) -> list[str]:
+        """What must be the same on all replicas, in words."""
+        return [f"optimizer: {type(self).__name__}"]
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
