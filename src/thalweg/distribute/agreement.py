@@ -51,11 +51,10 @@ class Agreement:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
             BaseException: `trouble`, on its rank.
         """
-        device = variables[0].device if variables else torch.device("cpu")
         digest = self._digest(variables)
         mine = self._ranks.rank + 1 if trouble is not None else 0
         due = self._steps % EVERY == 0
-        first = torch.tensor([digest, -digest, mine, due], device=device)
+        first = torch.tensor([digest, -digest, mine, due], device=self._ranks.device)
         self._ranks.maximum(first)
         highest, lowest, troubled, is_due = first.tolist()
         if trouble is not None:
@@ -81,9 +80,8 @@ class Agreement:
         return digest
 
     def _compare(self, variables: Sequence[Tensor], told: Sequence[str]) -> None:
-        device = variables[0].device if variables else torch.device("cpu")
         own = "\n".join([*told, *_lines(variables, self._values)])
-        first, *others = self._ranks.texts(own, device)
+        first, *others = self._ranks.texts(own)
         for rank, other in enumerate(others, 1):
             if other != first:
                 raise ReplicaMismatchError(_difference(first, rank, other))

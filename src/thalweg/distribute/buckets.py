@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from thalweg.distribute import tree
 from thalweg.distribute.ranks import Pending, Ranks
 
 
@@ -41,9 +42,12 @@ class Bucket:
         self._flat = torch.cat([_real(each).reshape(-1) for each in tensors])
         self._sent: Pending | None = None
 
-    def send(self, ranks: Ranks) -> None:
-        """Begin to add up what all ranks have in it."""
-        self._sent = ranks.begin_adding(self._flat)
+    def send(self, ranks: Ranks, ordered: bool) -> None:
+        """Begin to add up what all ranks have in it; do so where the order is that of a tree."""
+        if ordered:
+            self._flat = tree.over_ranks(self._flat, ranks)
+        else:
+            self._sent = ranks.begin_adding(self._flat)
 
     def received(self) -> Iterable[Tensor]:
         """The sums, as parts of the bucket; waits for them."""

@@ -48,7 +48,7 @@ def _now(strategy: Strategy, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
     if strategy.ranks.is_alone:
         return gradients
     pairs = [(grad, None) for grad in gradients]
-    found = [total for total, _ in summed(pairs, strategy.ranks, strategy.bucket_size)]
+    found = [total for total, _ in summed(pairs, strategy.ranks, strategy.sending)]
     if op is ReduceOp.SUM:
         return found
     count = strategy.num_replicas_in_sync

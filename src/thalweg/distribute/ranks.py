@@ -30,6 +30,7 @@ class Ranks:
     Attributes:
         rank: This process' number in it.
         size: How many there are.
+        device: Where short messages lie: NCCL sends what is on a GPU alone.
 
     Raises:
         InvalidTypeError: `group` is something else.
@@ -49,12 +50,16 @@ class Ranks:
         is_one = group is None and not has_group()
         self.rank = 0 if is_one else distributed.get_rank(group)
         self.size = 1 if is_one else distributed.get_world_size(group)
+        self.device = torch.device("cpu")
+        if not is_one and distributed.get_backend(group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
     def none(cls) -> Ranks:
         """This process alone, whatever groups there are."""
         made = cls.__new__(cls)
         made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
+        made.device = torch.device("cpu")
         return made
 
     @property
@@ -80,15 +85,27 @@ class Ranks:
         self._wait(distributed.all_gather, found, tensor)
         return found
 
+    def exchanged(self, tensor: Tensor) -> Tensor:
+        """For each rank its part of this one's vector, and from each its part for this one."""
+        found = torch.empty_like(tensor)
+        self._wait(distributed.all_to_all_single, found, tensor)
+        return found
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """The vectors of all ranks, one after the other."""
+        found = tensor.new_empty(self.size * tensor.numel())
+        self._wait(distributed.all_gather_into_tensor, found, tensor)
+        return found
+
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:
             self._wait(distributed.broadcast, tensor, group_src=source)
 
-    def texts(self, own: str, device: torch.device) -> list[str]:
+    def texts(self, own: str) -> list[str]:
         """The texts of all ranks."""
-        data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(device)
-        sizes = self.gathered(torch.tensor([len(data)], device=device))
+        data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
+        sizes = self.gathered(torch.tensor([len(data)], device=self.device))
         padded = data.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(data)] = data
         parts = zip(self.gathered(padded), sizes, strict=True)

@@ -8,6 +8,7 @@ all of it has arrived.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,21 @@ from thalweg.variable import titles_of
 
 BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
-MaybePair = tuple[Gradient | None, Any]
+
+@dataclass(frozen=True)
+class Sending:
+    """How gradients are sent.
+
+    Attributes:
+        bucket_size: Bytes that are sent together.
+        ordered: Whether they are added in the order of a tree over the ranks.
+    """
+
+    bucket_size: int = BUCKET
+    ordered: bool = False
+
+
+MaybePair = tuple[Gradient, Any]
 
 
 def filled(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
@@ -35,18 +50,12 @@ def filled(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     if not pairs or ranks.is_alone:
         return pairs
     own = [Kind.of(grad, var).marks() for grad, var in pairs]
-    marks = torch.tensor(own, dtype=torch.uint8, device=_device(pairs))
+    marks = torch.tensor(own, dtype=torch.uint8, device=ranks.device)
     ranks.maximum(marks)
     kinds = [Kind.read(row) for row in marks.tolist()]
     for kind, title in zip(kinds, _titles(pairs), strict=True):
         kind.check(title)
     return [(kind.filled(grad, var), var) for kind, (grad, var) in zip(kinds, pairs, strict=True)]
-
-
-def _device(pairs: Sequence[Any]) -> Any:
-    """Where a message about the pairs lies: where they do."""
-    places = (getattr(part, "device", None) for pair in pairs for part in pair)
-    return next((each for each in places if each is not None), None)
 
 
 def _titles(pairs: Sequence[Any]) -> list[str]:
@@ -56,7 +65,9 @@ def _titles(pairs: Sequence[Any]) -> list[str]:
     return [f"The gradient of '{title}'" for title in titles_of(variables)]
 
 
-def summed(pairs: Iterable[MaybePair], ranks: Ranks, size: int = BUCKET) -> list[MaybePair]:
+def summed(
+    pairs: Iterable[MaybePair], ranks: Ranks, sending: Sending | None = None
+) -> list[MaybePair]:
     """The pairs with each gradient summed over the ranks; every rank gives the same variables.
 
     None counts as zero where another rank has a gradient, and stays None where none has. Rows of
@@ -67,7 +78,7 @@ def summed(pairs: Iterable[MaybePair], ranks: Ranks, size: int = BUCKET) -> list
         pairs: Gradients, which are not written to, and their variables; or values that belong to
             no variable, and None.
         ranks: The ranks.
-        size: Bytes of gradients that are sent together.
+        sending: How.
 
     Raises:
         ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtypes
@@ -78,19 +89,19 @@ def summed(pairs: Iterable[MaybePair], ranks: Ranks, size: int = BUCKET) -> list
     if ranks.is_alone:
         return whole
     with torch.no_grad():
-        sums = _sums([grad for grad, _ in whole], ranks, size)
+        sums = _sums([grad for grad, _ in whole], ranks, sending or Sending())
     return [(grad, var) for grad, (_, var) in zip(sums, whole, strict=True)]
 
 
-def _sums(gradients: Sequence[Gradient | None], ranks: Ranks, size: int) -> list[Gradient | None]:
+def _sums(gradients: Sequence[Gradient], ranks: Ranks, how: Sending) -> list[Gradient]:
     found = list(gradients)
     dense = [place for place, grad in enumerate(found) if isinstance(grad, Tensor)]
-    groups = planned([found[place] for place in dense], size)  # pyright: ignore
+    groups = planned([found[place] for place in dense], how.bucket_size)  # pyright: ignore
     buckets: list[tuple[list[int], Bucket]] = []
     for group in groups:
         places = [dense[index] for index in group]
         bucket = Bucket([found[place] for place in places])  # pyright: ignore
-        bucket.send(ranks)
+        bucket.send(ranks, how.ordered)
         buckets.append((places, bucket))
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
     rows = gathered([found[place] for place in sparse], ranks)  # pyright: ignore
@@ -107,11 +118,11 @@ class Reducer:
 
     Args:
         ranks: The ranks.
-        size: Bytes of gradients that are sent together.
+        sending: How.
     """
 
-    def __init__(self, ranks: Ranks, size: int) -> None:
-        self._ranks, self._size = ranks, size
+    def __init__(self, ranks: Ranks, sending: Sending) -> None:
+        self._ranks, self._sending = ranks, sending
         self._agreement = Agreement(ranks)
 
     def summed(
@@ -124,7 +135,7 @@ class Reducer:
 
         Args:
             gradients: Gives the pairs; what it raises is told to the other ranks.
-            variables: Those of the pairs.
+            variables: Those of the pairs, or anything if `gradients` raises.
             told: What must be the same on all ranks, in words, one thing a line.
         """
         pairs: Sequence[MaybePair] = ()
@@ -133,5 +144,5 @@ class Reducer:
             pairs = gradients()
         except Exception as error:
             trouble = error
-        self._agreement.check(variables, told, trouble)
-        return summed(pairs, self._ranks, self._size)
+        self._agreement.check([] if trouble is not None else variables, told, trouble)
+        return summed(pairs, self._ranks, self._sending)

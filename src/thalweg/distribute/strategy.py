@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 
+from thalweg.autodiff import Gradient, GradientTape
+from thalweg.core.pairs import check_variables, flatten
+from thalweg.distribute import tree
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
 from thalweg.distribute.nested import over_axis, reduced
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import BUCKET, Reducer
+from thalweg.distribute.reducing import BUCKET, Reducer, Sending
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.errors import InvalidArgumentError
 
@@ -31,10 +34,16 @@ class Strategy:
             group; where none is initialised, that of `torchrun` is.
         timeout: Optional. Seconds that a rank may take to answer; by default the group's own.
         bucket_size: Bytes of gradients that are sent together.
+        reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
+            number of ranks that is a power of 2, see `gradients`.
+
+    Attributes:
+        ranks: The ranks.
 
     Raises:
         InvalidTypeError: `group` is no process group.
-        InvalidArgumentError: A number is not above 0.
+        InvalidArgumentError: A number is not above 0, `reduction` is neither, or an ordered one has
+            another number of ranks.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
@@ -54,14 +63,22 @@ class Strategy:
         *,
         timeout: float | None = None,
         bucket_size: int = BUCKET,
+        reduction: Literal["sum", "ordered"] = "sum",
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
             if number is not None and not number > 0:
                 raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
-        self._set(Ranks(group, timeout), bucket_size)
+        if reduction not in ("sum", "ordered"):
+            raise InvalidArgumentError(f"reduction must be 'sum' or 'ordered', not {reduction!r}.")
+        ranks = Ranks(group, timeout)
+        if reduction == "ordered" and ranks.size & (ranks.size - 1):
+            raise InvalidArgumentError(
+                f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
+            )
+        self._set(ranks, Sending(bucket_size, reduction == "ordered"))
 
-    def _set(self, ranks: Ranks, bucket_size: int) -> None:
-        self.ranks, self.bucket_size = ranks, bucket_size
+    def _set(self, ranks: Ranks, sending: Sending) -> None:
+        self.ranks, self.sending = ranks, sending
         self.extended = Extended(self)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
@@ -69,14 +86,14 @@ class Strategy:
         """What sends the gradients of an optimizer."""
         found = self._reducers.get(optimizer)
         if found is None:
-            found = self._reducers[optimizer] = Reducer(self.ranks, self.bucket_size)
+            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending)
         return found
 
     @classmethod
     def alone(cls) -> Strategy:
         """One replica, whatever process groups there are."""
         made = cls.__new__(cls)
-        made._set(Ranks.none(), BUCKET)
+        made._set(Ranks.none(), Sending())
         return made
 
     @property
@@ -145,6 +162,48 @@ class Strategy:
             ReplicaLostError: A rank did not answer.
         """
         self.extended.broadcast(variables)
+
+    def gradients(
+        self, loss: Callable[[int], torch.Tensor], variables: Any, micro_batches: int
+    ) -> list[tuple[Any, torch.Tensor]]:
+        """The gradients of the sum of losses of this rank's micro-batches, in a fixed order.
+
+        With `reduction="ordered"`, `apply_gradients` adds those of the ranks in the same order: a
+        balanced tree over the numbers of the micro-batches of all ranks. Equal losses give equal
+        bits on 1, 2, 4, ... ranks. For that each micro-batch must have the same examples, its
+        random numbers and buffers must depend on its number alone, and all runs need the same
+        number of torch's threads (`torchrun` sets 1).
+
+        Args:
+            loss: Called with the number of each micro-batch of this rank; returns its loss.
+            variables: Variables, in a nest.
+            micro_batches: How many there are on all ranks; a multiple of the number of ranks.
+
+        Returns:
+            Pairs of a gradient, or None, and its variable.
+
+        Raises:
+            InvalidArgumentError: `micro_batches` is no multiple of the number of ranks.
+        """
+        own, rest = divmod(micro_batches, self.ranks.size)
+        if rest or own < 1:
+            raise InvalidArgumentError(
+                f"micro_batches must be a multiple of the {self.ranks.size} ranks, not"
+                f" {micro_batches!r}."
+            )
+        chosen = flatten(variables)
+        check_variables(chosen)
+
+        def of_one(number: int) -> list[Gradient]:
+            tape = GradientTape()
+            with tape:
+                tape.watch(chosen)
+                value = loss(number)
+            return tape.gradient(value, chosen)
+
+        first = self.ranks.rank * own
+        sums = tree.summed(first, first + own, of_one)
+        return list(zip(sums, chosen, strict=True))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of this process' replicas: there is one."""

@@ -47,7 +47,7 @@ def reduced(
     ]
     if all_reduce is not None:
         return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
-    sums = sums_of(pairs, strategy.ranks, strategy.bucket_size)
+    sums = sums_of(pairs, strategy.ranks, strategy.sending)
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
 
@@ -75,9 +75,10 @@ def reduce_gradients(
 ) -> list[tuple[Any, Any]]:
     """The mean of each gradient over the workers.
 
-    Workers are the ranks of the strategy that the call is in, or of the default group of torch.distributed, and
-    all of them must call it with the same variables. Without a group there is one worker, and the
-    gradients stay as they are. Rows of sparse gradients are brought together, not added up.
+    Workers are the ranks of the strategy that the call is in, or of the default group of
+    torch.distributed, and all of them must call it with the same variables. Without a group there
+    is one worker, and the gradients stay as they are. Rows of sparse gradients are brought
+    together, not added up.
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
