@@ -154,7 +154,7 @@ VALUES: dict[str, Any] = {
     "float16_on_one": [[1, 1]] * 3,
     "mean_on_one": [[0.5, 0.5]] * 3,
     "applied": [0, 0],
-    "none": "No variables provided.",
+    "none": "No gradients provided for any variable: ['w:0'].",
     "trained": [0.5, 0.5],
     "graph_means": [[0.5], [0.5]],
     "graph_trained": [[0.5], [0.5]],
@@ -195,7 +195,7 @@ def test_alone_it_is_apply_gradients() -> None:
     w = Variable([1.0])
     train.GradientDescentOptimizer(0.5)._distributed_apply(None, [(torch.ones(1), w)])
     assert w.item() == 0.5
-    with pytest.raises(ValueError, match="No variables provided"):
+    with pytest.raises(ValueError, match="No gradients provided for any"):
         train.GradientDescentOptimizer(0.5)._distributed_apply(None, [(None, w)])
 
 

@@ -29,12 +29,15 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str, folder: Path, count: int = 2) -> list[Any]:
-    """What a script prints last, as JSON, on each rank; it is given its rank and a file to meet."""
-    command = [sys.executable, "-c", script]
-    store = str(folder / "store")
+def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]:
+    """What a script prints last, as JSON, on each rank.
+
+    It is given its rank, a file to meet, and the number of ranks.
+    """
+    command = [sys.executable, *(["-c", script] if isinstance(script, str) else [str(script)])]
+    given = [str(folder / "store"), str(count)]
     ranks = [
-        subprocess.Popen([*command, str(rank), store], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, text=True)
         for rank in range(count)
     ]
     try:

@@ -2,6 +2,7 @@
 
 from thalweg.distribute.aggregation import here, strategy_of, summed
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
+from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
@@ -24,6 +25,7 @@ __all__ = [
     "has_strategy",
     "here",
     "in_cross_replica_context",
+    "loss_factor",
     "record_loss_reduction",
     "scale_loss_for_estimator",
     "strategy_of",

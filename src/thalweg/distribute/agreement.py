@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from thalweg.variable import dtype_name, titles_of
 
 EVERY = 1000  # steps
 
+_VALUES = "the bits of the values"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -88,11 +90,16 @@ class Agreement:
 
 
 def _lines(variables: Sequence[Tensor], values: bool) -> list[str]:
-    return [
+    titles = titles_of(variables)
+    found = [f"the number of variables: {len(variables)}"]
+    found += [
         f"variable {place}: '{title}' {dtype_name(var.dtype)} {tuple(var.shape)}"
-        + (f" with values of sum {_sum(var):x}" if values else "")
-        for place, (title, var) in enumerate(zip(titles_of(variables), variables, strict=True))
+        for place, (title, var) in enumerate(zip(titles, variables, strict=True))
     ]
+    if values:
+        pairs = zip(titles, variables, strict=True)
+        found += [f"{_VALUES} of '{title}': a sum of {_sum(var):x}" for title, var in pairs]
+    return found
 
 
 def _sum(var: Tensor) -> int:
@@ -103,18 +110,10 @@ def _sum(var: Tensor) -> int:
 
 
 def _difference(first: str, rank: int, other: str) -> str:
-    lines, others = first.split("\n"), other.split("\n")
-    place = next(
-        (k for k, (one, two) in enumerate(zip(lines, others, strict=False)) if one != two),
-        min(len(lines), len(others)),
-    )
-    mine = lines[place] if place < len(lines) else "nothing more"
-    its = others[place] if place < len(others) else "nothing more"
-    where, _, mine_rest = mine.partition(": ")
-    same, _, its_rest = its.partition(": ")
-    if where == same:
-        said = f"at {where}: {its_rest} vs {mine_rest}"
-    else:
-        said = f"in what comes next: {its} vs {mine}"
-    hint = " Set them alike: strategy.broadcast(variables)." if "values of" in said else ""
-    return f"rank {rank} disagrees with rank 0 {said}.{hint}"
+    """In words, the first line that differs."""
+    pairs = zip_longest(first.split("\n"), other.split("\n"), fillvalue=": nothing")
+    one, two = next((one, two) for one, two in pairs if one != two)
+    (where, _, mine), (there, _, its) = one.partition(": "), two.partition(": ")
+    place = where if where == there else f"{where} and {there}"
+    hint = " Set them alike: strategy.broadcast(variables)." if where.startswith(_VALUES) else ""
+    return f"rank {rank} disagrees with rank 0 at {place}: {its} vs {mine}.{hint}"

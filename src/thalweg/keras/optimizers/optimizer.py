@@ -215,7 +215,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         return _BEFORE.isdisjoint(self._overridden())
 
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return distribute.summed(self, distribute.get_strategy(), pairs, self._told)
+        found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
+        return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""

@@ -167,7 +167,8 @@ class Optimizer(State, StateDict):
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=grad_loss,
         )
-        if all(grad is None for grad, _ in pairs):
+        is_alone = distribute.get_strategy().ranks.is_alone  # or another rank may have gradients
+        if is_alone and all(grad is None for grad, _ in pairs):
             raise gradients.none_given([_title(var) for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
@@ -207,7 +208,15 @@ class Optimizer(State, StateDict):
                 no variables.
             RuntimeError: The loss is a tensor in eager mode.
         """
-        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, self._valid_dtypes())
+        valid = self._valid_dtypes()
+        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+
+    @staticmethod
+    def _scale_loss(loss_value: Any) -> Any:
+        """The loss as it is differentiated: see `thalweg.distribute.scale_loss_for_estimator`."""
+        factor = distribute.loss_factor()
+        get_default_graph()._is_loss_scaled_by_optimizer = factor is not None
+        return loss_value if factor is None else loss_value * factor
 
     @untraced
     def apply_gradients(
@@ -389,7 +398,10 @@ class Optimizer(State, StateDict):
         strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
         if not strategy.ranks.is_alone:
-            given = distribute.summed(self, strategy, given, self._told)
+            found = distribute.summed(self, strategy, given, self._told)
+            if given and not found:
+                check_any(given)
+            given = found
         return self._applied(given, global_step, name)
 
     def _told(self) -> list[str]:

@@ -1,0 +1,450 @@
+"""What ranks of a process group do in tests: each case returns what it found, as JSON.
+
+Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+import thalweg
+from thalweg import IndexedSlices, Variable, v1
+from thalweg.distribute import (
+    ReduceOp,
+    Strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    record_loss_reduction,
+    scale_loss_for_estimator,
+)
+from thalweg.graph import Graph, Session
+from thalweg.keras.optimizers import SGD, Adam
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.v1 import train
+
+CASES: dict[str, Callable[[Strategy], Any]] = {}
+
+
+def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
+    """A case of that name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def refused(function: Callable[[], Any]) -> str:
+    """What a call raises, in words."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def ones(strategy: Strategy, size: int = 2) -> Tensor:
+    """A gradient of rank + 1: 3 is the sum on two ranks, 6 on three."""
+    return torch.full((size,), strategy.ranks.rank + 1.0)
+
+
+def variable(name: str = "w") -> Variable:
+    return Variable([1.0, 2.0], name=name)
+
+
+FACES: dict[str, Callable[[], Any]] = {
+    "keras": lambda: SGD(0.5),
+    "v1": lambda: train.GradientDescentOptimizer(0.5),
+}
+
+
+@case
+def sums_in_each_face(s: Strategy) -> Any:
+    found = {}
+    for name, make in FACES.items():
+        w, opt = variable(), make()
+        for _ in range(3):  # the second step is planned, the third repeats it
+            s.run(opt.apply_gradients, ([(ones(s), w)],))
+        found[name] = w.tolist()
+    return found
+
+
+@case
+def sums_of_a_loss(s: Strategy) -> Any:
+    w, opt = variable(), SGD(0.5)
+    s.run(lambda: opt.minimize(lambda: (w * ones(s)).sum(), [w]))
+    other, v1_opt = variable(), train.GradientDescentOptimizer(0.5)
+    s.run(lambda: v1_opt.minimize(lambda: (other * ones(s)).sum(), var_list=[other]))
+    gated = variable()
+    s.run(
+        lambda: v1_opt.minimize(
+            lambda: (gated * ones(s)).sum(), var_list=[gated], gate_gradients=v1_opt.GATE_NONE
+        )
+    )
+    return [each.tolist() for each in (w, other, gated)]
+
+
+@case
+def sums_of_rows(s: Strategy) -> Any:
+    found = {}
+    for name, make in FACES.items():
+        table = Variable([[0.0], [0.0], [0.0]], name="table")
+        rows = IndexedSlices([[1.0], [1.0]], torch.tensor([s.ranks.rank, 2]))
+        s.run(make().apply_gradients, ([(rows, table)],))
+        found[name] = table.flatten().tolist()
+    return found
+
+
+@case
+def gradients_as_they_are(s: Strategy) -> Any:
+    w, opt = variable(), SGD(0.5)
+    s.run(opt.apply_gradients, ([(torch.ones(2), w)], None, False))
+    other, v1_opt = variable(), train.GradientDescentOptimizer(0.5)
+    s.run(v1_opt.apply_gradients, ([(torch.ones(2), other)], None, None, True))
+    with s.scope():  # skipping bypasses the refusal, too
+        v1_opt.apply_gradients([(torch.ones(2), other)], skip_gradients_aggregation=True)
+    return [w.tolist(), other.tolist()]
+
+
+@case
+def own_gradients_move_own_copies(s: Strategy) -> Any:
+    w = variable()
+    s.run(SGD(0.5).apply_gradients, ([(ones(s), w)], None, False))
+    return [float(each[0]) for each in s.ranks.gathered(w.detach())]
+
+
+@case
+def across_replicas(s: Strategy) -> Any:
+    found = {}
+    with s.scope():
+        found["where"] = [has_strategy(), in_cross_replica_context(), get_replica_context()]
+        found["own"] = get_strategy() is s
+        for name, make in FACES.items():
+            found[name] = refused(lambda make=make: make().apply_gradients([(ones(s), variable())]))
+        found["nested"] = refused(lambda: Strategy().run(lambda: None))
+    found["after"] = [has_strategy(), in_cross_replica_context()]
+    found["within"] = s.run(lambda: [has_strategy(), in_cross_replica_context()])
+    return found
+
+
+@case
+def merge_call(s: Strategy) -> Any:
+    def across(strategy: Strategy, number: int, more: int = 0) -> list[Any]:
+        return [strategy is s, in_cross_replica_context(), number + more]
+
+    return s.run(lambda: get_replica_context().merge_call(across, (1,), {"more": 2}))
+
+
+@case
+def nests(s: Strategy) -> Any:
+    rank = s.ranks.rank
+    context = lambda: get_replica_context()  # noqa: E731
+    rows = IndexedSlices(torch.ones(1, 2), torch.tensor([rank]))
+    found = s.run(
+        lambda: context().all_reduce("sum", {"a": ones(s), "b": [None, rank + 1.0], "c": rows})
+    )
+    return {
+        "a": found["a"].tolist(),
+        "none": found["b"][0],
+        "number": float(found["b"][1]),
+        "rows": [found["c"].values.tolist(), found["c"].indices.tolist()],
+        "mean": s.run(lambda: context().all_reduce(ReduceOp.MEAN, [ones(s)]))[0].tolist(),
+        "none on one": refused(lambda: s.reduce("sum", [None if rank else ones(s)])),
+        "complex": str(s.reduce("sum", torch.complex(ones(s), ones(s)))[0].item()),
+        "unknown": refused(lambda: s.reduce("max", ones(s))),
+    }
+
+
+@case
+def reductions(s: Strategy) -> Any:
+    uneven = torch.arange(2.0 + s.ranks.rank)
+    return [
+        s.reduce("SUM", ones(s)).tolist(),
+        s.reduce("mean", uneven, axis=0).item(),
+        s.reduce("sum", uneven, axis=0).item(),
+        s.extended.reduce_to("mean", ones(s)).tolist(),
+        [
+            each.tolist()
+            for each in s.extended.batch_reduce_to(ReduceOp.SUM, [(ones(s), None), (ones(s), None)])
+        ],
+    ]
+
+
+@case
+def none_counts_as_zeros(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    for name, make in FACES.items():
+        one, other, nowhere = variable("one"), variable("other"), variable("nowhere")
+        first, second = (ones(s), None) if rank == 0 else (None, ones(s))
+        opt = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            s.run(opt.apply_gradients, ([(first, one), (second, other), (None, nowhere)],))
+            found[name] = [each.tolist() for each in (one, other, nowhere)]
+            found[f"{name} none"] = refused(
+                lambda opt=opt, one=one: s.run(opt.apply_gradients, ([(None, one)],))
+            ).split(".")[0]
+    return found
+
+
+@case
+def none_in_a_loss(s: Strategy) -> Any:
+    found = []
+    for minimize in (SGD(0.5).minimize, train.GradientDescentOptimizer(0.5).minimize):
+        one, other = variable("one"), variable("other")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            used = other if s.ranks.rank else one
+            s.run(
+                lambda used=used, m=minimize, all_=[one, other]: m(
+                    lambda: used.sum(), var_list=all_
+                )
+            )
+        found.append([one.tolist(), other.tolist()])
+    return found
+
+
+@case
+def hooks_of_keras(s: Strategy) -> Any:
+    said: list[str] = []
+
+    class Hooked(SGD):
+        def _transform_unaggregated_gradients(self, grads_and_vars):
+            said.append("own")
+            return [(grad * 2, var) for grad, var in grads_and_vars]
+
+        def _aggregate_gradients(self, grads_and_vars):
+            said.append("sum")
+            return super()._aggregate_gradients(grads_and_vars)
+
+    w, opt = variable(), Hooked(0.5)
+    for _ in range(2):
+        s.run(opt.apply_gradients, ([(ones(s), w)],))
+    aggregated, calls = variable(), []
+    own = SGD(0.5, gradient_aggregator=lambda pairs: calls.append(len(pairs)) or pairs)
+    s.run(own.apply_gradients, ([(torch.ones(2), aggregated)],))
+    return [w.tolist(), said, aggregated.tolist(), calls]
+
+
+@case
+def clipping_follows_the_sum(s: Strategy) -> Any:
+    w = Variable([1.0, 1.0], name="w")
+    s.run(SGD(1.0, global_clipnorm=1.0).apply_gradients, ([(3 * ones(s, 1).repeat(2), w)],))
+    other = Variable([1.0, 1.0], name="w")
+    s.run(SGD(1.0, clipvalue=4.0).apply_gradients, ([(3 * ones(s), other)],))
+    return [w.tolist(), other.tolist()]
+
+
+@case
+def distributed_apply(s: Strategy) -> Any:
+    found = []
+    for how in (s, None, distributed.group.WORLD):
+        w, step = variable(), Variable(0, name="step")
+        opt = train.GradientDescentOptimizer(0.5)
+        opt._distributed_apply(how, [(ones(s), w)], step)
+        found.append([w.tolist(), step.item()])
+    return found
+
+
+@case
+def extended(s: Strategy) -> Any:
+    w, step = variable(), Variable(0, name="step")
+    more = s.extended
+    with more.colocate_vars_with(w):
+        made = Variable([0.0])
+    return [
+        more.update(w, lambda var, by: [in_cross_replica_context(), (var + by).tolist()], (1.0,)),
+        more.update(step, lambda var: var.assign_add(1).item(), group=False),
+        more.update_non_slot(more.non_slot_devices([w]), lambda a, b=0: a + b, (1,), {"b": 2}),
+        list(more.non_slot_devices([w, made])),
+    ]
+
+
+@case
+def graphs(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    with Graph().as_default() as graph, s.scope():
+        w, u = v1.Variable([1.0, 2.0], name="w"), v1.Variable([1.0, 2.0], name="u")
+        k, x = v1.Variable([1.0, 2.0], name="k"), v1.placeholder(torch.float32, [2])
+        unused = v1.Variable([5.0], name="unused")
+        step = v1.train.get_or_create_global_step()
+        op = s.run(
+            lambda: train.AdamOptimizer(0.5, epsilon=0.0).minimize(
+                (w * x).sum() if rank == 0 else (u * x).sum() * 0.5,
+                step,
+                var_list=[w, u, unused],
+            )
+        )
+        keras = s.run(lambda: SGD(0.5).apply_gradients([(x, k)]))
+        total = s.run(lambda: get_replica_context().all_reduce("sum", x))
+        found["train_op"] = [each.name for each in graph.get_collection("train_op")] == [op.name]
+        found["across"] = refused(lambda: train.AdamOptimizer().minimize((w * x).sum()))
+        with Session() as session:
+            session.run(v1.global_variables_initializer())
+            feed = {x: [rank + 1.0, 2.0]}
+            for _ in range(2):
+                session.run(op, feed)
+                session.run(keras, feed)
+            found["values"] = [each.tolist() for each in session.run([w, u, k])]
+            found["unused"] = session.run(unused).tolist()
+            found["step"] = int(session.run(step))
+            found["total"] = session.run(total, feed).tolist()
+    return found
+
+
+@case
+def scaled_losses(s: Strategy) -> Any:
+    found = []
+
+    def gradient() -> Any:
+        w = Variable([1.0], name="w")
+        ((grad, _),) = train.GradientDescentOptimizer(1.0).compute_gradients(
+            lambda: w.sum(), var_list=[w]
+        )
+        return [float(grad), v1.get_default_graph()._is_loss_scaled_by_optimizer]
+
+    for reduction in (None, "sum", "mean"):
+        record_loss_reduction(reduction)
+        found.append(s.run(gradient))
+        with scale_loss_for_estimator():
+            found.append(s.run(gradient))
+            found.append(gradient())
+    record_loss_reduction(None)
+    return found
+
+
+@case
+def horovod_is_the_mean(s: Strategy) -> Any:
+    w = Variable([4.0], name="w")
+    step = optimize_loss(
+        lambda: (w * (s.ranks.rank + 1)).sum(), "SGD", {}, lambda _: 1.0, [w],
+        summaries=[], on_horovod=True,
+    )  # fmt: skip
+    s.run(step)
+    step()
+    return w.item()
+
+
+@case
+def ranks_that_differ(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    sgd = lambda rate=0.5: SGD(rate)  # noqa: E731
+
+    def apply(pairs: Any, opt: Any = None) -> str:
+        opt = sgd() if opt is None else opt
+        return refused(lambda: s.run(opt.apply_gradients, (pairs,)))
+
+    one, other = variable("enc/one"), variable("enc/other")
+    pairs = [(ones(s), one), (ones(s), other)]
+    found["order"] = apply(pairs[::-1] if rank else pairs)
+    found["count"] = apply(pairs[:1] if rank else pairs)
+    found["name"] = apply([(ones(s), variable(f"w{rank}"))])
+    found["shape"] = apply([(ones(s, 2 + rank), Variable(ones(s, 2 + rank), name="w"))])
+    wide = torch.float64 if rank else torch.float32
+    found["dtype"] = apply([(ones(s).to(wide), Variable(ones(s), name="w", dtype=wide))])
+    found["rate"] = apply([(ones(s), one)], sgd(0.5 + rank))
+    found["class"] = apply([(ones(s), one)], Adam(0.5) if rank else sgd())
+    started = sgd()
+    if rank:
+        started.iterations.assign(7)
+    found["step"] = apply([(ones(s), one)], started)
+    found["values"] = apply([(ones(s), Variable(ones(s), name="w"))])
+    found["kinds"] = apply(
+        [(IndexedSlices([[1.0]], [0]) if rank else ones(s, 1)[None], Variable([[1.0]], name="w"))]
+    )
+    found["trouble"] = apply([("no gradient" if rank else ones(s), one)])
+    found["untouched"] = [one.tolist(), other.tolist()]
+    return found
+
+
+@case
+def broadcast(s: Strategy) -> Any:
+    w = Variable(ones(s), name="w")
+    module = torch.nn.Linear(2, 1)
+    module.weight.data = module.weight.data.t().contiguous().t() + s.ranks.rank
+    s.broadcast([w])
+    s.broadcast(module)
+    alike = [
+        torch.equal(module.weight, each)
+        for each in s.ranks.gathered(module.weight.detach().contiguous())
+    ]
+    refusal = refused(lambda: s.broadcast([w, w] if s.ranks.rank else [w]))
+    return [w.tolist(), alike, refusal]
+
+
+@case
+def many_buckets(s: Strategy) -> Any:
+    torch.manual_seed(s.ranks.rank)
+    gradients = [
+        torch.randn(n, dtype=d) for n in (3, 700, 1, 0, 40) for d in (torch.float32, torch.float64)
+    ]
+    expected = [torch.stack(s.ranks.gathered(each)).sum(0) for each in gradients]
+    found = []
+    for size in (1, 1000, 10**9):
+        small = Strategy(bucket_size=size)
+        sums = small.reduce("sum", gradients)
+        found.append(all(torch.allclose(one, two) for one, two in zip(sums, expected, strict=True)))
+    return found
+
+
+@case
+def ordered_sums(s: Strategy) -> Any:
+    if s.num_replicas_in_sync == 3:
+        return refused(lambda: Strategy(reduction="ordered"))
+    ordered = Strategy(reduction="ordered")
+    w, table = Variable(torch.zeros(1001), name="w"), torch.nn.Embedding(7, 3, sparse=True)
+    torch.nn.init.zeros_(table.weight)
+    never = variable("never")
+
+    def loss(number: int) -> Tensor:
+        noise = torch.Generator().manual_seed(number)
+        x = torch.randn(1001, generator=noise) * 10.0 ** torch.randint(
+            -6, 6, (1001,), generator=noise
+        )
+        row = table(torch.tensor([number % 7])).sum() * 0.1
+        return (torch.sin(w) * x).sum() + row
+
+    chosen = [w, table.weight, never]
+    opt = train.AdamOptimizer(0.01)
+    for _ in range(3):
+        ordered.run(lambda: opt.apply_gradients(ordered.gradients(loss, chosen, 8)))
+    alone = Strategy.alone()
+    v, other = Variable(torch.zeros(1001), name="w"), torch.nn.Embedding(7, 3, sparse=True)
+    torch.nn.init.zeros_(other.weight)
+    parallel, w, table = (w, table), v, other
+    opt = train.AdamOptimizer(0.01)
+    for _ in range(3):
+        opt.apply_gradients(alone.gradients(loss, [w, table.weight], 8))
+    return [
+        torch.equal(parallel[0], v),
+        torch.equal(parallel[1].weight, other.weight),
+        never.tolist(),
+        refused(lambda: ordered.gradients(loss, chosen, 9)),
+    ]
+
+
+def main() -> None:
+    rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+    )
+    torch.set_num_threads(1)
+    strategy = Strategy()
+    print(json.dumps({name: function(strategy) for name, function in CASES.items()}))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    assert thalweg.distribute is not None
+    main()

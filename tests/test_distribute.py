@@ -1,0 +1,251 @@
+"""Optimizers on several ranks of torch.distributed; what the ranks do is in `distribute_cases`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+import distribute_cases
+import thalweg
+from thalweg.distribute import (
+    Strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from thalweg.keras.optimizers import SGD
+from workers import told_by_ranks
+
+pytestmark = pytest.mark.skipif(
+    not distributed.is_available(), reason="torch without torch.distributed"
+)
+
+SUM = {2: 3.0, 3: 6.0}  # of rank + 1 over all ranks
+COUNTS = (2, 3)
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def count(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def told(count: int, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    script = Path(distribute_cases.__file__)
+    return told_by_ranks(script, tmp_path_factory.mktemp("ranks"), count)
+
+
+def moved(gradient: float, rate: float = 0.5) -> list[float]:
+    """The variable of the cases after a step of gradient descent."""
+    return [1.0 - rate * gradient, 2.0 - rate * gradient]
+
+
+def agreed(told: list[dict[str, Any]], name: str) -> Any:
+    """What all ranks have found, which is the same."""
+    first, *others = [each[name] for each in told]
+    assert all(other == first for other in others)
+    return first
+
+
+CROSS = {
+    "keras": "RuntimeError: `apply_gradients()` cannot be called in a cross-replica context.",
+    "v1": "RuntimeError: Use `_distributed_apply()` instead of `apply_gradients()` in a",
+}
+
+
+def test_gradients_are_summed_in_each_face(told: list[dict[str, Any]], count: int) -> None:
+    assert agreed(told, "sums_in_each_face") == dict.fromkeys(
+        ["keras", "v1"], moved(3 * SUM[count])
+    )
+    assert agreed(told, "sums_of_a_loss") == [moved(SUM[count])] * 3
+
+
+def test_rows_are_brought_together(told: list[dict[str, Any]], count: int) -> None:
+    own = [-0.5] * count + [0.0] * (3 - count)
+    own[2] -= 0.5 * count
+    assert agreed(told, "sums_of_rows") == {"keras": own, "v1": own}
+
+
+def test_gradients_may_be_applied_as_they_are(told: list[dict[str, Any]], count: int) -> None:
+    assert agreed(told, "gradients_as_they_are") == [moved(1), moved(2)]
+    copies = [1.0 - 0.5 * (rank + 1) for rank in range(count)]
+    assert agreed(told, "own_gradients_move_own_copies") == copies
+
+
+def test_sides_of_a_strategy(told: list[dict[str, Any]]) -> None:
+    found = agreed(told, "across_replicas")
+    assert found["where"] == [True, True, None]
+    assert found["own"]
+    assert found["after"] == [False, False]
+    assert found["within"] == [True, False]
+    assert found["nested"].startswith("RuntimeError: Cannot nest scopes")
+    for face, message in CROSS.items():
+        assert found[face].startswith(message)
+    assert agreed(told, "merge_call") == [True, True, 3]
+
+
+def test_nests_are_reduced(told: list[dict[str, Any]], count: int) -> None:
+    found, total = agreed(told, "nests"), SUM[count]
+    assert found["a"] == [total, total]
+    assert (found["none"], found["number"]) == (None, total)
+    assert found["rows"] == [[[1.0, 1.0]] * count, list(range(count))]
+    assert found["mean"] == [total / count] * 2
+    assert found["none on one"].startswith("ReplicaMismatchError: Value 0 is None on one rank")
+    assert complex(found["complex"]) == complex(total, total)
+    assert found["unknown"].startswith("InvalidArgumentError: reduce_op must be")
+
+
+def test_values_are_reduced(told: list[dict[str, Any]], count: int) -> None:
+    numbers = [float(n) for rank in range(count) for n in range(2 + rank)]
+    total, mean, sum_, own, several = agreed(told, "reductions")
+    assert total == [SUM[count]] * 2
+    assert mean == pytest.approx(sum(numbers) / len(numbers))
+    assert sum_ == sum(numbers)
+    assert own == [SUM[count] / count] * 2
+    assert several == [[SUM[count]] * 2] * 2
+
+
+def test_none_counts_as_zeros_where_another_rank_has_a_gradient(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    found = agreed(told, "none_counts_as_zeros")
+    rest = SUM[count] - 1
+    for face in ("keras", "v1"):
+        assert found[face] == [moved(1), moved(rest), [1.0, 2.0]]
+        assert found[f"{face} none"].startswith("ValueError: No gradients provided for any var")
+    assert agreed(told, "none_in_a_loss") == [[moved(1), moved(count - 1)]] * 2
+
+
+def test_hooks_of_keras_come_in_order(told: list[dict[str, Any]], count: int) -> None:
+    hooked, said, aggregated, calls = agreed(told, "hooks_of_keras")
+    assert hooked == moved(2 * 2 * SUM[count])
+    assert said == ["own", "sum"] * 2
+    assert (aggregated, calls) == (moved(1), [1])
+
+
+def test_clipping_follows_the_sum(told: list[dict[str, Any]], count: int) -> None:
+    by_norm, by_value = agreed(told, "clipping_follows_the_sum")
+    assert by_norm == pytest.approx([1 - 2**-0.5] * 2)
+    assert by_value == [-3.0, -3.0]
+
+
+def test_distributed_apply_takes_strategies_and_groups(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    assert agreed(told, "distributed_apply") == [[moved(SUM[count]), 1]] * 3
+
+
+def test_extended(told: list[dict[str, Any]]) -> None:
+    assert agreed(told, "extended") == [[True, [2.0, 3.0]], [1], 3, ["cpu"]]
+
+
+def test_reductions_are_nodes_of_a_graph(told: list[dict[str, Any]], count: int) -> None:
+    found = agreed(told, "graphs")
+    assert found["train_op"]
+    assert found["across"].startswith(CROSS["v1"])
+    w, u, keras = found["values"]
+    assert w == pytest.approx([0.0, 1.0], abs=1e-5)  # Adam's first steps, whatever the gradient
+    assert u == pytest.approx([0.0, 1.0], abs=1e-5)
+    assert keras == [1.0 - 2 * 0.5 * SUM[count], 2.0 - 2 * 0.5 * 2 * count]
+    assert (found["unused"], found["step"]) == ([5.0], 2)
+    assert found["total"] == [SUM[count], 2.0 * count]
+
+
+def test_a_mean_loss_is_scaled_for_estimators_alone(told: list[dict[str, Any]], count: int) -> None:
+    plain = [1.0, False]
+    *others, mean, for_estimator, outside = agreed(told, "scaled_losses")
+    assert others == [plain] * 6
+    assert (mean, outside) == (plain, plain)
+    assert for_estimator == [pytest.approx(1 / count), True]
+
+
+def test_horovod_is_the_mean_over_the_ranks(told: list[dict[str, Any]], count: int) -> None:
+    assert agreed(told, "horovod_is_the_mean") == 4.0 - 2 * SUM[count] / count
+
+
+DIFFERENCES = {
+    "order": "variable 0: 'enc/other:0' float32 (2,) vs 'enc/one:0' float32 (2,).",
+    "count": "the number of variables: 1 vs 2.",
+    "name": "variable 0: 'w1:0' float32 (2,) vs 'w0:0' float32 (2,).",
+    "shape": "variable 0: 'w:0' float32 (3,) vs 'w:0' float32 (2,).",
+    "dtype": "variable 0: 'w:0' float64 (2,) vs 'w:0' float32 (2,).",
+    "rate": "learning_rate: 1.5 vs 0.5.",
+    "class": "optimizer: Adam vs SGD.",
+    "step": "step: 7 vs 0.",
+    "values": "the bits of the values of 'w:0': a sum of ",
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_ranks_that_differ_all_say_where(told: list[dict[str, Any]], name: str) -> None:
+    message = f"ReplicaMismatchError: rank 1 disagrees with rank 0 at {DIFFERENCES[name]}"
+    assert [each["ranks_that_differ"][name].startswith(message) for each in told] == [True] * len(
+        told
+    )
+
+
+def test_a_rank_in_trouble_stops_all(told: list[dict[str, Any]]) -> None:
+    found = [each["ranks_that_differ"] for each in told]
+    assert all(each["untouched"] == [[1.0, 2.0]] * 2 for each in found)
+    assert all("is dense on one rank and sparse on another" in each["kinds"] for each in found)
+    first, *others = [each["trouble"] for each in found]
+    assert " raised an error before its gradients were there" in first
+    assert all(each.startswith("InvalidTypeError: Gradient must be conv") for each in others)
+
+
+def test_broadcast(told: list[dict[str, Any]]) -> None:
+    values, alike, refusal = agreed(told, "broadcast")
+    assert values == [1.0, 1.0]
+    assert all(alike)
+    assert "the number of variables: 2 vs 1" in refusal
+
+
+def test_sums_do_not_depend_on_buckets(told: list[dict[str, Any]]) -> None:
+    assert agreed(told, "many_buckets") == [True] * 3
+
+
+def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], count: int) -> None:
+    found = agreed(told, "ordered_sums")
+    if count == 3:
+        assert (
+            found
+            == "InvalidArgumentError: An ordered reduction needs 1, 2, 4, 8, ... ranks, not 3."
+        )
+        return
+    dense, sparse, never, refusal = found
+    assert dense
+    assert sparse
+    assert never == [1.0, 2.0]
+    assert (
+        refusal == "InvalidArgumentError: micro_batches must be a multiple of the 2 ranks, not 9."
+    )
+
+
+def test_without_a_group_there_is_one_replica() -> None:
+    strategy, w = Strategy(), thalweg.Variable([1.0])
+    assert strategy.num_replicas_in_sync == get_strategy().num_replicas_in_sync == 1
+    strategy.run(lambda: SGD(0.5).apply_gradients([([1.0], w)]))
+    assert w.item() == 0.5
+    assert not has_strategy()
+    assert not in_cross_replica_context()
+    context = get_replica_context()
+    assert context is not None
+    assert context.all_reduce("mean", [torch.ones(1), None])[1] is None
+    assert context.merge_call(lambda strategy, x: x, (5,)) == 5
+    assert strategy.experimental_local_results(3) == (3,)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(thalweg.InvalidTypeError, match="group must be a process group"):
+        Strategy("gloo")
+    with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not -1"):
+        Strategy(timeout=-1)
+    with pytest.raises(thalweg.InvalidArgumentError, match="bucket_size must be above 0, not 0"):
+        Strategy(bucket_size=0)
+    with pytest.raises(thalweg.InvalidArgumentError, match="reduction must be 'sum' or 'ordered'"):
+        Strategy(reduction="mean")  # pyright: ignore[reportArgumentType]
