@@ -27,6 +27,7 @@ from thalweg.distribute import (
     record_loss_reduction,
     scale_loss_for_estimator,
 )
+from thalweg.distribute.buckets import Bucket
 from thalweg.graph import Graph, Session
 from thalweg.keras.optimizers import SGD, Adam
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -392,6 +393,68 @@ def many_buckets(s: Strategy) -> Any:
         sums = small.reduce("sum", gradients)
         found.append(all(torch.allclose(one, two) for one, two in zip(sums, expected, strict=True)))
     return found
+
+
+@case
+def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
+    found = {}
+    for name, make in FACES.items():
+        rank, opt = s.ranks.rank, make()
+        small = Strategy(bucket_size=1)
+        a, b, table = variable("a"), variable("b"), Variable([[0.0], [0.0], [0.0]], name="table")
+        frozen = Variable([5.0], name="frozen", trainable=False)
+        sent: list[int] = []
+        real = Bucket.send
+
+        def send(self: Any, *args: Any, sent: list[int] = sent, real: Any = real) -> None:
+            sent.append(len(self.places))
+            real(self, *args)
+
+        def step(number: int) -> Tensor:
+            rows = thalweg.embedding_lookup(table, torch.tensor([rank, 2])).sum()
+            if number == 2 and rank == 0:  # no gradient for b
+                return (a * ones(s)).sum() + rows
+            if number == 3:  # none for b anywhere
+                return (a * ones(s)).sum() + rows
+            if number == 4 and rank == 1:
+                raise KeyError("no such batch")
+            return (a * ones(s)).sum() + (b * b.detach() * 0 + b).sum() + rows
+
+        told = []
+        Bucket.send = send  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            for number in range(6):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    told.append(
+                        refused(
+                            lambda: small.run(
+                                lambda: opt.minimize(
+                                    lambda: step(number),  # noqa: B023
+                                    var_list=[a, b, table, frozen],
+                                )
+                            )
+                        ).split(":")[0]
+                    )
+        finally:
+            Bucket.send = real
+        found[name] = [a.tolist(), b.tolist(), table.flatten().tolist(), frozen.item()]
+        found[f"{name} sent"] = len(sent)
+        found[f"{name} told"] = told
+    return found
+
+
+@case
+def gradients_that_somebody_changes(s: Strategy) -> Any:
+    class Doubling(SGD):
+        def _get_gradients(self, tape, loss, var_list, grad_loss):
+            pairs = super()._get_gradients(tape, loss, var_list, grad_loss)
+            return [(None if grad is None else grad * 2, var) for grad, var in pairs]
+
+    w, opt = variable(), Doubling(0.5)
+    for _ in range(3):
+        s.run(lambda: opt.minimize(lambda: (w * ones(s)).sum(), [w]))
+    return w.tolist()
 
 
 @case

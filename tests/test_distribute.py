@@ -209,6 +209,30 @@ def test_sums_do_not_depend_on_buckets(told: list[dict[str, Any]]) -> None:
     assert agreed(told, "many_buckets") == [True] * 3
 
 
+@pytest.mark.parametrize("face", ["keras", "v1"])
+def test_gradients_are_sent_while_others_are_computed(
+    told: list[dict[str, Any]], count: int, face: str
+) -> None:
+    found = [each["gradients_are_sent_while_others_are_computed"] for each in told]
+    a, b, table, frozen = found[0][face]
+    assert all(each[face] == found[0][face] for each in found)
+    assert a == moved(5 * SUM[count])
+    assert b == moved(3 * count + (count - 1))
+    assert table == [-0.5 * 5] * count + [-0.5 * 5 * count] * (3 - count) or count == 3
+    assert frozen == 5.0
+    assert all(each[f"{face} sent"] == found[0][f"{face} sent"] for each in found)
+    for rank, each in enumerate(found):
+        error = "KeyError" if rank == 1 else "ReplicaMismatchError"
+        nothing = "nothing was raised"
+        assert each[f"{face} told"] == [nothing] * 4 + [error, nothing]
+
+
+def test_gradients_that_somebody_changes_are_sent_again(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    assert agreed(told, "gradients_that_somebody_changes") == moved(2 * 3 * SUM[count])
+
+
 def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], count: int) -> None:
     found = agreed(told, "ordered_sums")
     if count == 3:

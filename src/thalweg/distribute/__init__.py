@@ -1,6 +1,6 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
-from thalweg.distribute.aggregation import here, strategy_of, summed
+from thalweg.distribute.aggregation import guarding, here, strategy_of, summed
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
@@ -22,6 +22,7 @@ __all__ = [
     "filled",
     "get_replica_context",
     "get_strategy",
+    "guarding",
     "has_strategy",
     "here",
     "in_cross_replica_context",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg.core.pairs import as_gradient, check_variables
-from thalweg.distribute.context import has_strategy
+from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
@@ -80,3 +82,14 @@ def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:
     pairs = [(grad, var) for grad, var in filled(given, strategy.ranks) if grad is not None]
     sums = reduced(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
+
+
+def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextManager[None]:
+    """A block in which an optimizer computes the gradients that it then applies.
+
+    What it raises is told to the other replicas, and they are sent as they come.
+    """
+    strategy = get_strategy()
+    if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():
+        return contextlib.nullcontext()
+    return strategy.reducer_of(owner).guarding(told)

@@ -41,13 +41,18 @@ class Agreement:
         variables: Sequence[Tensor],
         told: Callable[[], Sequence[str]],
         trouble: BaseException | None = None,
-    ) -> None:
+        doubt: bool = False,
+    ) -> bool:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
         Args:
             variables: Those of the step.
             told: What else must be the same, in words, one thing a line.
             trouble: What kept this rank from having gradients.
+            doubt: Anything that all ranks are to know of one another.
+
+        Returns:
+            Whether a rank is in doubt.
 
         Raises:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
@@ -56,9 +61,9 @@ class Agreement:
         digest = self._digest(variables)
         mine = self._ranks.rank + 1 if trouble is not None else 0
         due = self._steps % EVERY == 0
-        first = torch.tensor([digest, -digest, mine, due], device=self._ranks.device)
+        first = torch.tensor([digest, -digest, mine, due, doubt], device=self._ranks.device)
         self._ranks.maximum(first)
-        highest, lowest, troubled, is_due = first.tolist()
+        highest, lowest, troubled, is_due, is_doubted = first.tolist()
         if trouble is not None:
             raise trouble
         if troubled:
@@ -69,6 +74,15 @@ class Agreement:
         if highest != -lowest or is_due:
             self._compare(variables, told())
         self._steps += 1
+        return bool(is_doubted)
+
+    def meet(self, variables: Sequence[Tensor], declines: bool) -> bool:
+        """Whether all ranks have the same variables, and none declines."""
+        digest = self._digest(variables)
+        first = torch.tensor([digest, -digest, 0, 0, declines], device=self._ranks.device)
+        self._ranks.maximum(first)
+        highest, lowest, _, _, is_declined = first.tolist()
+        return highest == -lowest and not is_declined
 
     def _digest(self, variables: Sequence[Tensor]) -> int:
         known, digest = self._known

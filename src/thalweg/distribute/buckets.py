@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,53 +11,74 @@ from torch import Tensor
 from thalweg.distribute import tree
 from thalweg.distribute.ranks import Pending, Ranks
 
+SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
-def planned(tensors: Sequence[Tensor], size: int) -> list[list[int]]:
-    """Which tensors go together, by their places: those of one dtype and device, in order.
 
-    Args:
-        tensors: Of the same shapes and dtypes on all ranks, so that all plan alike.
-        size: Bytes after which a bucket is full; a larger tensor has one of its own.
+@dataclass(frozen=True)
+class Sending:
+    """How gradients are sent.
+
+    Attributes:
+        bucket_size: Bytes that are sent together.
+        ordered: Whether they are added in the order of a tree over the ranks.
     """
-    full: list[list[int]] = []
-    open_: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-    for place, each in enumerate(tensors):
-        kind, more = (each.dtype, each.device), each.numel() * each.element_size()
-        places, bytes_ = open_.get(kind, ([], 0))
-        if places and bytes_ + more > size:
-            full.append(places)
-            places, bytes_ = [], 0
-        open_[kind] = ([*places, place], bytes_ + more)
-    return full + [places for places, _ in open_.values()]
+
+    bucket_size: int = SIZE
+    ordered: bool = False
 
 
 class Bucket:
-    """Copies of some tensors, one after the other in memory, on their way to all ranks.
+    """Memory for copies of some tensors, one after the other, on their way to all ranks.
 
     Args:
-        tensors: What goes into it.
+        places: Numbers of the tensors.
+        like: Tensors of their shapes, of one dtype and on one device.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._like = list(tensors)
-        self._flat = torch.cat([_real(each).reshape(-1) for each in tensors])
+    def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
+        self.places = list(places)
+        plain = [_real(each) for each in like]
+        self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
+        parts = self._flat.split([each.numel() for each in plain])
+        views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
+        self.parts = [
+            torch.view_as_complex(view) if each.is_complex() else view
+            for view, each in zip(views, like, strict=True)
+        ]
         self._sent: Pending | None = None
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Begin to add up what all ranks have in it; do so where the order is that of a tree."""
+        """Begin to add up what all ranks have in it."""
         if ordered:
-            self._flat = tree.over_ranks(self._flat, ranks)
+            self._flat.copy_(tree.over_ranks(self._flat, ranks))
         else:
             self._sent = ranks.begin_adding(self._flat)
 
-    def received(self) -> Iterable[Tensor]:
-        """The sums, as parts of the bucket; waits for them."""
+    def wait(self) -> None:
+        """Return when the sums are there."""
         if self._sent is not None:
             self._sent.wait()
-        parts = self._flat.split([_real(each).numel() for each in self._like])
-        for part, each in zip(parts, self._like, strict=True):
-            plain = part.view(_real(each).shape)
-            yield torch.view_as_complex(plain) if each.is_complex() else plain
+
+
+def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
+    """Buckets for tensors: those of one dtype and device go together, in order.
+
+    Args:
+        like: Numbers, and tensors of the same shapes and dtypes on all ranks, so that all plan
+            alike.
+        size: Bytes after which a bucket is full; a larger tensor has one of its own.
+    """
+    full: list[list[tuple[int, Tensor]]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
+    for place, each in like:
+        kind, more = (each.dtype, each.device), each.numel() * each.element_size()
+        members, bytes_ = filling.get(kind, ([], 0))
+        if members and bytes_ + more > size:
+            full.append(members)
+            members, bytes_ = [], 0
+        filling[kind] = ([*members, (place, each)], bytes_ + more)
+    full += [members for members, _ in filling.values()]
+    return [Bucket([place for place, _ in each], [like for _, like in each]) for each in full]
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -7,36 +7,18 @@ all of it has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.distribute.agreement import Agreement
-from thalweg.distribute.buckets import Bucket, planned
+from thalweg.distribute.buckets import Sending, planned
 from thalweg.distribute.kinds import Kind
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
 from thalweg.indexed_slices import Gradient, IndexedSlices
 from thalweg.variable import titles_of
-
-BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
-
-
-@dataclass(frozen=True)
-class Sending:
-    """How gradients are sent.
-
-    Attributes:
-        bucket_size: Bytes that are sent together.
-        ordered: Whether they are added in the order of a tree over the ranks.
-    """
-
-    bucket_size: int = BUCKET
-    ordered: bool = False
-
 
 MaybePair = tuple[Gradient, Any]
 
@@ -86,63 +68,39 @@ def summed(
         ReplicaLostError: A rank did not answer.
     """
     whole = filled(pairs, ranks)
-    if ranks.is_alone:
-        return whole
-    with torch.no_grad():
-        sums = _sums([grad for grad, _ in whole], ranks, sending or Sending())
-    return [(grad, var) for grad, (_, var) in zip(sums, whole, strict=True)]
+    return whole if ranks.is_alone else sums_of(whole, ranks, sending or Sending(), {})
 
 
-def _sums(gradients: Sequence[Gradient], ranks: Ranks, how: Sending) -> list[Gradient]:
-    found = list(gradients)
-    dense = [place for place, grad in enumerate(found) if isinstance(grad, Tensor)]
-    groups = planned([found[place] for place in dense], how.bucket_size)  # pyright: ignore
-    buckets: list[tuple[list[int], Bucket]] = []
-    for group in groups:
-        places = [dense[index] for index in group]
-        bucket = Bucket([found[place] for place in places])  # pyright: ignore
-        bucket.send(ranks, how.ordered)
-        buckets.append((places, bucket))
-    sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
-    rows = gathered([found[place] for place in sparse], ranks)  # pyright: ignore
-    for place, slices in zip(sparse, rows, strict=True):
-        found[place] = slices
-    for places, bucket in buckets:
-        for place, part in zip(places, bucket.received(), strict=True):
-            found[place] = part
-    return found
-
-
-class Reducer:
-    """What one optimizer sends its gradients through.
+@torch.no_grad()
+def sums_of(
+    pairs: Sequence[MaybePair], ranks: Ranks, how: Sending, known: Mapping[int, Tensor]
+) -> list[MaybePair]:
+    """The sums of gradients that are of one kind on all ranks.
 
     Args:
+        pairs: As in `summed`.
         ranks: The ranks.
-        sending: How.
+        how: How they are sent.
+        known: Sums that are there already, by their numbers.
     """
-
-    def __init__(self, ranks: Ranks, sending: Sending) -> None:
-        self._ranks, self._sending = ranks, sending
-        self._agreement = Agreement(ranks)
-
-    def summed(
-        self,
-        gradients: Callable[[], Sequence[MaybePair]],
-        variables: Sequence[Tensor],
-        told: Callable[[], Sequence[str]],
-    ) -> list[MaybePair]:
-        """As `summed`, after the ranks have compared what they are about to do.
-
-        Args:
-            gradients: Gives the pairs; what it raises is told to the other ranks.
-            variables: Those of the pairs, or anything if `gradients` raises.
-            told: What must be the same on all ranks, in words, one thing a line.
-        """
-        pairs: Sequence[MaybePair] = ()
-        trouble: Exception | None = None
-        try:
-            pairs = gradients()
-        except Exception as error:
-            trouble = error
-        self._agreement.check([] if trouble is not None else variables, told, trouble)
-        return summed(pairs, self._ranks, self._sending)
+    found: list[Any] = [grad for grad, _ in pairs]
+    dense = [
+        (place, grad)
+        for place, grad in enumerate(found)
+        if isinstance(grad, Tensor) and place not in known
+    ]
+    buckets = planned(dense, how.bucket_size)
+    for bucket in buckets:
+        torch._foreach_copy_(bucket.parts, [found[place] for place in bucket.places])
+        bucket.send(ranks, how.ordered)
+    sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
+    rows = gathered([found[place] for place in sparse], ranks)
+    for place, slices in zip(sparse, rows, strict=True):
+        found[place] = slices
+    for bucket in buckets:
+        bucket.wait()
+        for place, part in zip(bucket.places, bucket.parts, strict=True):
+            found[place] = part
+    for place, part in known.items():
+        found[place] = part if found[place] is not None else None
+    return [(grad, var) for grad, (_, var) in zip(found, pairs, strict=True)]

@@ -12,11 +12,12 @@ import torch
 from thalweg.autodiff import Gradient, GradientTape
 from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute import tree
+from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
 from thalweg.distribute.nested import over_axis, reduced
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import BUCKET, Reducer, Sending
+from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.errors import InvalidArgumentError
 
@@ -62,7 +63,7 @@ class Strategy:
         group: Any = None,
         *,
         timeout: float | None = None,
-        bucket_size: int = BUCKET,
+        bucket_size: int = SIZE,
         reduction: Literal["sum", "ordered"] = "sum",
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):

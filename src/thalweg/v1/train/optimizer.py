@@ -159,14 +159,15 @@ class Optimizer(State, StateDict):
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
             return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
-        pairs = self.compute_gradients(
-            loss,
-            var_list=var_list,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            grad_loss=grad_loss,
-        )
+        with distribute.guarding(self, self._told):
+            pairs = self.compute_gradients(
+                loss,
+                var_list=var_list,
+                gate_gradients=gate_gradients,
+                aggregation_method=aggregation_method,
+                colocate_gradients_with_ops=colocate_gradients_with_ops,
+                grad_loss=grad_loss,
+            )
         is_alone = distribute.get_strategy().ranks.is_alone  # or another rank may have gradients
         if is_alone and all(grad is None for grad, _ in pairs):
             raise gradients.none_given([_title(var) for _, var in pairs], loss)

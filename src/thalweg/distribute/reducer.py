@@ -1,0 +1,103 @@
+"""What one optimizer sends its gradients through, step after step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from thalweg.autodiff import watching
+from thalweg.distribute.agreement import Agreement
+from thalweg.distribute.buckets import Sending
+from thalweg.distribute.overlapping import Underway
+from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.reducing import MaybePair, filled, sums_of
+from thalweg.errors import ReplicaLostError, ReplicaMismatchError
+
+Told = Callable[[], Sequence[str]]
+
+
+class Reducer:
+    """The sums of one optimizer's gradients over all ranks.
+
+    From its second step on, `minimize` sends gradients while the backward pass still computes
+    others: those of the variables that had a dense one in the step before.
+
+    Args:
+        ranks: The ranks.
+        sending: How.
+    """
+
+    def __init__(self, ranks: Ranks, sending: Sending) -> None:
+        self._ranks, self._sending = ranks, sending
+        self._agreement = Agreement(ranks)
+        self._variables: list[Tensor] = []  # of the step before
+        self._dense: list[int] = []  # the numbers of those that had a dense gradient
+        self._underway: Underway | None = None
+        self._has_met = False
+
+    def summed(
+        self,
+        gradients: Callable[[], Sequence[MaybePair]],
+        variables: Sequence[Tensor],
+        told: Told,
+    ) -> list[MaybePair]:
+        """As `reducing.summed`, after the ranks have compared what they are about to do.
+
+        Args:
+            gradients: Gives the pairs; what it raises is told to the other ranks.
+            variables: Those of the pairs, or anything if `gradients` raises.
+            told: What must be the same on all ranks, in words, one thing a line.
+        """
+        underway, self._underway = self._underway, None
+        pairs: Sequence[MaybePair] = ()
+        trouble: Exception | None = None
+        try:
+            pairs = gradients()
+        except Exception as error:
+            trouble = error
+        own = [] if trouble is not None else variables
+        is_other = underway is None or not underway.carries(own, [grad for grad, _ in pairs])
+        if self._agreement.check(own, told, trouble, is_other) and underway is not None:
+            underway.sums()  # somebody has changed the gradients since
+            underway = None
+        whole = filled(pairs, self._ranks)
+        self._variables = list(variables)
+        self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
+        known = {} if underway is None else underway.sums()
+        return sums_of(whole, self._ranks, self._sending, known)
+
+    @contextlib.contextmanager
+    def guarding(self, told: Told) -> Iterator[None]:
+        """A block that computes gradients for `summed`, which the other ranks wait for."""
+        self._underway, self._has_met = None, False
+        try:
+            with watching(self._begin):
+                yield
+        except (ReplicaLostError, ReplicaMismatchError):
+            raise
+        except Exception as error:
+            self._meet(True)
+            if self._underway is not None:
+                self._underway.finish()
+            self._agreement.check([], told, error)
+        else:
+            self._meet(True)
+            if self._underway is not None:
+                self._underway.finish()
+
+    def _meet(self, declines: bool) -> bool:
+        if self._has_met:
+            return False
+        self._has_met = True
+        return self._agreement.meet(self._variables, declines)
+
+    def _begin(self, leaves: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+        """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
+        known = set(map(id, self._variables))
+        declines = not self._dense or any(id(leaf) not in known for leaf in leaves)
+        if not self._meet(declines):
+            return None
+        self._underway = Underway(self._variables, self._dense, self._ranks, self._sending)
+        return self._underway.arrived
