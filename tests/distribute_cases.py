@@ -430,7 +430,7 @@ def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
                         refused(
                             lambda: small.run(
                                 lambda: opt.minimize(
-                                    lambda: step(number),  # noqa: B023
+                                    lambda: step(number),
                                     var_list=[a, b, table, frozen],
                                 )
                             )
