@@ -36,6 +36,7 @@ class Reducer:
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
         self._underway: Underway | None = None
         self._has_met = False
+        self._steps = 0
 
     def summed(
         self,
@@ -50,6 +51,29 @@ class Reducer:
             variables: Those of the pairs, or anything if `gradients` raises.
             told: What must be the same on all ranks, in words, one thing a line.
         """
+        with self._in_a_step():
+            found = self._summed(gradients, variables, told)
+        self._steps += 1
+        return found
+
+    @contextlib.contextmanager
+    def _in_a_step(self) -> Iterator[None]:
+        """Say in which step a rank was lost, and that it was not taken."""
+        try:
+            yield
+        except ReplicaLostError as error:
+            number = self._steps
+            raise ReplicaLostError(
+                f"{error} In step {number + 1} of this optimizer under this strategy; variables are"
+                f" as after step {number}."
+            ) from error
+
+    def _summed(
+        self,
+        gradients: Callable[[], Sequence[MaybePair]],
+        variables: Sequence[Tensor],
+        told: Told,
+    ) -> list[MaybePair]:
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
@@ -72,6 +96,10 @@ class Reducer:
     def guarding(self, told: Told) -> Iterator[None]:
         """A block that computes gradients for `summed`, which the other ranks wait for."""
         self._underway, self._has_met = None, False
+        with self._in_a_step():
+            yield from self._guarded(told)
+
+    def _guarded(self, told: Told) -> Iterator[None]:
         try:
             with watching(self._begin):
                 yield
