@@ -26,6 +26,7 @@ import startup
 import sweeps
 import tables
 import tensorflow1
+import trainings
 from figure import Figure, middle, table
 from record import Record
 from rich.console import Console
@@ -49,6 +50,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "allocation": host.allocation,
     "recompiling": host.recompiling,
     "saving": saving.files,
+    "trainings": trainings.trainings,
     "import": startup.importing,
     "first-step": startup.first_steps,
 }

@@ -20,6 +20,7 @@ from thalweg import IndexedSlices, Variable, v1
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
+    current_replica,
     get_replica_context,
     get_strategy,
     has_strategy,
@@ -140,13 +141,13 @@ def merge_call(s: Strategy) -> Any:
     def across(strategy: Strategy, number: int, more: int = 0) -> list[Any]:
         return [strategy is s, in_cross_replica_context(), number + more]
 
-    return s.run(lambda: get_replica_context().merge_call(across, (1,), {"more": 2}))
+    return s.run(lambda: current_replica().merge_call(across, (1,), {"more": 2}))
 
 
 @case
 def nests(s: Strategy) -> Any:
     rank = s.ranks.rank
-    context = lambda: get_replica_context()  # noqa: E731
+    context = current_replica
     rows = IndexedSlices(torch.ones(1, 2), torch.tensor([rank]))
     found = s.run(
         lambda: context().all_reduce("sum", {"a": ones(s), "b": [None, rank + 1.0], "c": rows})
@@ -284,7 +285,7 @@ def graphs(s: Strategy) -> Any:
             )
         )
         keras = s.run(lambda: SGD(0.5).apply_gradients([(x, k)]))
-        total = s.run(lambda: get_replica_context().all_reduce("sum", x))
+        total = s.run(lambda: current_replica().all_reduce("sum", x))
         found["train_op"] = [each.name for each in graph.get_collection("train_op")] == [op.name]
         found["across"] = refused(lambda: train.AdamOptimizer().minimize((w * x).sum()))
         with Session() as session:
@@ -354,7 +355,7 @@ def ranks_that_differ(s: Strategy) -> Any:
     found["class"] = apply([(ones(s), one)], Adam(0.5) if rank else sgd())
     started = sgd()
     if rank:
-        started.iterations.assign(7)
+        started.iterations.fill_(7)
     found["step"] = apply([(ones(s), one)], started)
     found["values"] = apply([(ones(s), Variable(ones(s), name="w"))])
     found["kinds"] = apply(

@@ -195,6 +195,15 @@ def by_rule(cases: Sequence[Case] = tuple(CASES)) -> pytest.MarkDecorator:
 
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+by_rule_and_dtype = pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        slow_unless(dtype.itemsize > 2 or each.rule.name in KINDS, each, dtype)
+        for each in FIRST
+        for dtype in DTYPES
+    ],
+    ids=label,
+)
 
 # Values
 

@@ -316,6 +316,7 @@ def run(tmp_path, monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_json_holds_every_contender(run):
     result = run("--rules", "adam,Ftrl", "--rounds", "3", "--json", "--threads", "1")
     assert result.exit_code == 0, result.output
@@ -362,6 +363,7 @@ def test_a_step_of_a_rule_of_the_user_is_its_own():
     assert peers.keras_step(entry, made) is None
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_told_once(run, monkeypatch):
     seen = iter(range(10_000))
     monkeypatch.setattr(timing, "busy_elsewhere", lambda: float(next(seen)))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import pytest
 import torch
 
 import thalweg
+from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
@@ -21,6 +27,7 @@ from thalweg import (
     NotFoundError,
     Variable,
     checkpoint,
+    graph,
 )
 from thalweg.catalogue import applied, by_class, by_rule
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
@@ -527,9 +534,29 @@ def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
     for opt in (Adam(0.1), train.AdamOptimizer(0.1)):
         opt.apply_gradients([([1.0], x), ([100.0], y)])
         title = "b" if isinstance(opt, train.Optimizer) else "b:0"
-        with pytest.raises(ValueError, match="would be the name of two things"):
+        with pytest.raises(ValueError, match="Give all variables that the optimizer has slots of"):
             checkpoint.save(tmp_path / "run", optimizer=opt, variables={title: x})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
+)
+def test_what_no_new_optimizer_could_take_is_not_saved(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
+    weights = [*thalweg.named_variables(model), head]
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    with pytest.raises(
+        ValueError, match=r"slots of variables that are neither .*: \['head(:0)?'\]"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model, variables=[head])
+    again = network(), Variable([0.0, 0.0], name="head")
+    checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
+    checkpoint.save(tmp_path / "alone", optimizer=opt)
 
 
 @pytest.mark.parametrize("wrapper", ["averages", "clipping"])
@@ -610,7 +637,7 @@ def test_the_later_of_two_saves_to_one_path_stays(tmp_path: Path) -> None:
             tmp_path / "run", extra=number, variables={"w": torch.ones(200_000 // (number + 1))}
         )
     saving.wait()
-    assert checkpoint.restore(tmp_path / "run").extra == 4
+    assert checkpoint.restore(tmp_path / "run", variables=False).extra == 4
 
 
 def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
@@ -621,6 +648,34 @@ def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) 
     path.parent.mkdir()
     checkpoint.save_async(path, extra=3).wait()
     assert checkpoint.restore(path).extra == 3
+
+
+def test_no_file_is_remembered_once_it_is_there(tmp_path: Path) -> None:
+    for number in range(3):
+        saving = checkpoint.save_async(tmp_path / str(number), extra=number)
+        saving.wait()
+    former = weakref.ref(saving)
+    saving = checkpoint.save_async(tmp_path / "last", extra=3)
+    saving.wait()
+    gc.collect()
+    assert former() is None
+
+
+def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) -> None:
+    lines = """
+        import sys
+        from thalweg import checkpoint
+        checkpoint.save_async(sys.argv[1] + "/none/run", extra=1)
+        checkpoint.save_async(sys.argv[1] + "/neither/run", extra=1)
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(lines), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
+    assert all(f"{name}/run was not saved" in told.stderr for name in ("none", "neither"))
 
 
 def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
@@ -646,3 +701,121 @@ def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> 
     finally:
         stop.set()
         thread.join()
+
+
+def test_names_of_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0], "one"), thalweg.Variable([2.0], "other")
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    tied = thalweg.Variable([0.0], "tied")
+    with pytest.raises(CheckpointMismatchError, match="'a' and 'b' share memory here"):
+        checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 0
+    other.assign([1.0])
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 1
+
+
+def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    tied = thalweg.Variable([0.0])
+    with pytest.raises(CheckpointMismatchError, match="share memory here"):
+        train.Checkpoint(a=tied, b=tied).restore(path)
+    assert tied.item() == 0
+
+
+def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    with graph.Graph().as_default():
+        tied = graph.Variable([0.0])
+        with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
+            train.Checkpoint(a=tied, b=tied).restore(path)
+
+
+def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
+    path, goes_on = tmp_path / "run", threading.Event()
+    saving = checkpoint.save_async(path, extra=1, progress=lambda *_: goes_on.wait(TIMEOUT) or None)
+
+    def child() -> list[str]:
+        refusals: list[str] = []
+        for ask in (saving.done, saving.wait):
+            try:
+                ask()
+            except thalweg.errors.FailedPreconditionError as error:
+                refusals.append(str(error))
+        checkpoint.save_async(tmp_path / "other", extra=3).wait()
+        checkpoint.save_async(path, extra=2).wait()  # its own
+        return refusals
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork
+        refusals = told(child)
+    assert len(refusals) == 2
+    assert "only that one knows whether it is there" in refusals[0]
+    assert checkpoint.restore(path).extra == 2
+    goes_on.set()
+    saving.wait()
+    assert checkpoint.restore(path).extra == 1
+
+
+def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
+    saving = checkpoint.save_async(tmp_path / "run", extra=1)
+    saving.wait()
+    assert told(saving.done)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_met"),
+    [
+        (lambda: Adam(0.1), True),
+        (lambda: Adam(0.1), False),
+        (lambda: train.AdamOptimizer(0.1), True),
+    ],
+    ids=["keras", "waiting", "v1"],
+)
+def test_what_was_restored_is_in_memory(
+    make: Callable[[], Any], is_met: bool, tmp_path: Path
+) -> None:
+    """The file may be written over as soon as `restore` has returned."""
+    w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
+    again, other = Variable([0.0, 0.0], "w"), make()
+    opt.apply_gradients([([1.0, 2.0], w)])
+    extra = {"order": torch.arange(9)}
+    checkpoint.save(path, optimizer=opt, variables=[w] if is_met else None, extra=extra)
+    found = checkpoint.restore(path, optimizer=other, variables=[again] if is_met else None)
+    with path.open("r+b") as file:
+        file.write(b"x" * path.stat().st_size)
+    assert found.extra["order"].tolist() == list(range(9))
+    again.assign(w)
+    opt.apply_gradients([([3.0, 4.0], w)])
+    other.apply_gradients([([3.0, 4.0], again)])
+    assert_same(w, again)
+
+
+def test_the_model_alone(tmp_path: Path) -> None:
+    model, opt = network(), SGD(lambda: 0.1, momentum=0.9)
+    weights = thalweg.named_variables(model)
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    again = network(1)
+    with pytest.raises(NotFoundError, match="learning_rate of SGD was the function"):
+        checkpoint.restore(tmp_path / "run", module=again)
+    found = checkpoint.restore(tmp_path / "run", module=again, optimizer=False)
+    assert (found.optimizer, found.left) == (None, ("optimizer",))
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    checkpoint.save(tmp_path / "model", module=model)
+    assert checkpoint.restore(tmp_path / "model", module=again, optimizer=False).left == ()
+
+
+def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], "w"), Adam(0.1)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.warns(thalweg.errors.CheckpointWarning, match="variables, such as 'w', and none"):
+        found = checkpoint.restore(tmp_path / "run")
+    assert found.left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()

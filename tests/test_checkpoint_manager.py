@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import thalweg
 from thalweg import CheckpointWarning, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
@@ -159,3 +160,30 @@ def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4.safetensors").unlink()
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3.safetensors"
     assert checkpoint.latest(tmp_path / "none") is None
+
+
+def test_start_or_resume(tmp_path: Path) -> None:
+    def run(until: int) -> tuple[int, float]:
+        w, opt = Variable([0.0], name="w"), SGD(1.0)
+        manager = checkpoint.CheckpointManager(tmp_path / "runs")
+        found = manager.restore_or_initialize(optimizer=opt, variables=[w])
+        first = found.step + 1 if found else 0
+        for step in range(first, until):
+            opt.apply_gradients([([-1.0], w)])
+            manager.save(step, optimizer=opt, variables=[w])
+        return first, w.item()
+
+    assert [run(2), run(5), run(5)] == [(0, 2.0), (2, 5.0), (5, 5.0)]
+
+
+def test_a_save_after_one_that_failed_is_written(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "runs", asynchronous=True)
+    (tmp_path / "runs").rename(tmp_path / "away")
+    manager.save(0, extra=0)
+    assert manager._saving is not None
+    manager._saving._thread.join()
+    (tmp_path / "away").rename(tmp_path / "runs")
+    with pytest.raises(thalweg.CheckpointWriteError) as error:
+        manager.save(1, extra=1)
+    assert "That was the save before" in error.value.__notes__[0]
+    assert manager.restore().extra == 1

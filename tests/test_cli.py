@@ -146,6 +146,7 @@ def test_race_on_digits_writes_everything() -> None:
     assert report["problem"]["train_examples"] + report["problem"]["test_examples"] == 1797
 
 
+@pytest.mark.slow
 def test_race_on_lines_of_digits() -> None:
     report = race("--problem", "lines", "--optimizers", "Adam,v1:MomentumOptimizer")
     check_report(report)
@@ -204,6 +205,7 @@ def test_races_rules_and_optimizers_of_the_user() -> None:
     assert rows["SignSGD"]["losses"][-1] < rows["SignSGD"]["losses"][0]
 
 
+@pytest.mark.slow
 def test_races_optimizers_of_tensorflow_1_beside_all_others() -> None:
     names = "Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer,v1:momentumoptimizer,LARS,sign.py"
     rows = by_name(race("--optimizers", names, "--lr", "v1:MomentumOptimizer=0.03,LARS=3"))
@@ -229,6 +231,7 @@ def test_races_novograd_by_both_names() -> None:
     assert whole["losses"][-1] < whole["losses"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_stdlib")
 def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
     names = "v1:LazyAdamOptimizer,v1:AdagradDAOptimizer,v1:LARSOptimizer,openseq2seq:novograd"
@@ -259,6 +262,7 @@ def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
         assert isinstance(made, by_rule()[rule.name].cls)
 
 
+@pytest.mark.slow
 def test_races_optimizers_of_tensorflow_1_of_the_user() -> None:
     names = "mine.py:plain,mine.py:classic,mine.py:averaged,mine.py:dual"
     rows = by_name(race("--optimizers", names, "--lr", "classic=0.04,dual=0.2"))

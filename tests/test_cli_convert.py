@@ -74,3 +74,42 @@ def test_what_is_refused(
     assert told.exit_code == status
     assert message in " ".join(told.output.split())
     assert not (tmp_path / "ours").exists()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    (tmp_path / "ours").write_text("mine")
+    told = run("convert", SAVER, tmp_path / "ours", *given)
+    assert (told.exit_code, "is there: give another OUT, or --force" in told.output) == (1, True)
+    assert (tmp_path / "ours").read_text() == "mine"
+    assert run("convert", SAVER, tmp_path / "ours", *given, "--force").exit_code == 0
+    back = ("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back")
+    assert [run(*back).exit_code, run(*back).exit_code, run(*back, "--force").exit_code] == [
+        0,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("--set", "learning_rate=0.1"), "learning_rate"),
+        (("--optimizer", "v1:AdamOptimizer"), "optimizer"),
+        (("--which", "1"), "which"),
+    ],
+)
+def test_what_a_file_of_ours_has_is_not_taken_from_options(
+    options: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *given)
+    told = run("convert", "--to", "tf1", tmp_path / "ours", tmp_path / "back", *options)
+    assert told.exit_code == 1
+    assert f"{name} would be of a new optimizer" in " ".join(told.output.split())
+    assert not (tmp_path / "back.index").exists()
+
+
+def test_what_is_missing_is_asked_for_as_an_option(tmp_path: Path) -> None:
+    told = run("convert", SAVER, tmp_path / "ours")
+    assert "AdamOptimizer: give --set learning_rate=...." in " ".join(told.output.split())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import thalweg
+from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
 # What these show is made of rich's tables; nobody imports them but the command and benchmarks.
@@ -37,7 +38,11 @@ def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("click", "click is"), ("rich", "rich is"), ("click rich", "click and rich are")],
+    [
+        slow_unless(False, "click", "click is"),
+        slow_unless(False, "rich", "rich is"),
+        ("click rich", "click and rich are"),
+    ],
 )
 def test_without_the_extra_the_command_says_what_to_install(
     missing: str, said: str, code: str

@@ -149,3 +149,22 @@ def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
         told = run(command, path)
         assert told.exit_code == 1
         assert message in " ".join(told.output.split())
+
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "step", "optimizer"),
+    [
+        ("checkpoints/ckpt_v1/adam/model.ckpt-5", "beta1=0.8, beta2=0.99", 5, "AdamOptimizer"),
+        ("keras_files/adam_amsgrad.keras", "Adam: Adam, ", None, "Adam"),
+    ],
+)
+def test_optimizers_of_others_are_shown(
+    name: str, lines: str, step: int | None, optimizer: str
+) -> None:
+    assert lines in run("inspect", GOLDENS / name).output
+    found = json.loads(run("inspect", "--json", GOLDENS / name).output)
+    assert found["optimizer"]["class"] == optimizer
+    assert step is None or found["step"] == step

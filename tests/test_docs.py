@@ -8,11 +8,16 @@ import importlib
 import io
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import thalweg
+from thalweg import checkpoint
+from thalweg.storage import container
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,6 +44,23 @@ def test_readme_example_prints_what_it_says(number: int, tmp_path: Path) -> None
 def test_readme_commands_are_single_lines() -> None:
     commands = re.findall(r"<!-- \w+ command -->\n```sh\n(.*?)```", README, re.DOTALL)
     assert [command.count("\n") for command in commands] == [1, 1]
+
+
+def test_readme_converts_a_checkpoint(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```sh\n(thalweg convert .*?)```", README, re.DOTALL)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    command = f'thalweg() {{ "{sys.executable}" -m thalweg "$@"; }}\n{block}'
+    done = subprocess.run(["sh", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "variables/layer2/kernel" in done.stdout
+    tensors = container.read(tmp_path / "adam.safetensors").tensors
+    variables = {
+        name.removeprefix("variables/"): thalweg.Variable(torch.zeros_like(each.tensor()))
+        for name, each in tensors.items()
+        if name.startswith("variables/")
+    }
+    found = checkpoint.restore(tmp_path / "adam.safetensors", variables=variables)
+    assert (found.optimizer._lr, found.optimizer._beta1) == (0.01, 0.8)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)

@@ -26,6 +26,7 @@ from rulebook import (
     assert_same,
     by_dtype,
     by_rule,
+    by_rule_and_dtype,
     label,
     plain_rule,
     reference,
@@ -249,8 +250,7 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
 # Whose memory it is
 
 
-@by_rule(FIRST)
-@by_dtype
+@by_rule_and_dtype
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_gradients_are_untouched(case, dtype, name):
     problem = Problem.make(case.row, [100, (3, 4)], [dtype] * 2, 4, 0.1)

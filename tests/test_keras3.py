@@ -593,9 +593,10 @@ def test_missing_keras_is_said() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"weight_decay": 0.1}, marks=pytest.mark.slow)],
+    [{}, {"weight_decay": 0.1}],
     ids=["plain", "decayed"],
 )
+@pytest.mark.slow
 def test_jit_compile_trains_with_the_same_bits(options, monkeypatch):
     def weights(**compiled: Any) -> list[Any]:
         model = make_model()

@@ -451,10 +451,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        pytest.param(*each, id=each[0], marks=[] if each[0] == "NUMBA_OPT" else pytest.mark.slow)
-        for each in SETTINGS.items()
-    ],
+    [pytest.param(*each, id=each[0], marks=pytest.mark.slow) for each in SETTINGS.items()],
 )
 def test_settings_of_numba_make_other_machine_code_that_is_kept(folder, name, value):
     plain = run_python("-c", DENSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thalweg
 from attack import mutations
@@ -196,6 +198,105 @@ def test_a_section_runs_no_python() -> None:
     finally:
         sys.settrace(None)
     assert frames == []
+
+
+class _Outside(Tensor):
+    """A tensor that keeps its elements elsewhere, and whose `copy_` fails."""
+
+    inside: Tensor
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> Any:
+        made: Any = Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype)  # pyright: ignore
+        made.inside = inside
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "copy_" in str(func):
+            raise RuntimeError("not copied")
+        found = func(*[getattr(each, "inside", each) for each in args], **(kwargs or {}))
+        return _Outside(found) if isinstance(found, Tensor) else found
+
+
+class _FailsLater(TorchDispatchMode):
+    """A mode in which all but the first calls of `copy_` fail."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.left = first
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= "copy_" in str(func)
+        if self.left < 0:
+            raise RuntimeError("not copied")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_class_whose_copy_fails_is_refused_before_anything_is_set() -> None:
+    plain, outside = torch.zeros(2), _Outside(torch.zeros(2))
+    entries = [state.Entry("a", plain), state.Entry("b", outside)]
+    with pytest.raises(CheckpointMismatchError, match="'b' has no memory of its own here"):
+        state.restore(state.fitting(entries, {"a": torch.ones(2), "b": torch.ones(2)}, ""))
+    assert (plain.tolist(), outside.inside.tolist()) == ([0, 0], [0, 0])
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_a_mode_in_which_copies_fail_leaves_all_old_or_all_new(first: int) -> None:
+    own = [torch.zeros(2), torch.zeros(2)]
+    entries = [state.Entry(str(index), each) for index, each in enumerate(own)]
+    with contextlib.suppress(CheckpointMismatchError), _FailsLater(first):
+        state.restore(state.fitting(entries, {"0": torch.ones(2), "1": torch.ones(2)}, ""))
+    assert own[0].tolist() == own[1].tolist()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("cut", "given", "conflict"),
+    [
+        (lambda m: (m, m), ([1, 2, NAN, 4], [1, 2, NAN, 4]), ""),
+        (lambda m: (m, m), ([1, 2, 3, 4], [1, 2, 3, 5]), "'a' and 'b'"),
+        (lambda m: (m, m.view(2, 2)), ([1, 2, 3, 4], [[1, 2], [3, 4]]), ""),
+        (lambda m: (m, m.view(2, 2)), ([1, 2, 3, 4], [[1, 3], [2, 4]]), "'a' and 'b'"),
+        (lambda m: (m, m.view(2, 2).T), ([1, 2, 3, 4], [[1, 3], [2, 4]]), ""),
+        (lambda m: (m[:3], m[2:]), ([1, 2, 3], [3, 4]), ""),
+        (lambda m: (m[:3], m[2:]), ([1, 2, 3], [4, 4]), "'a' and 'b'"),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [1, 2, 3, 4]), ""),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [1, 2, 0, 4]), "'a' and 'c'"),
+        (lambda m: (m[2:], m[:2], m), ([3, 4], [1, 2], [0, 2, 3, 4]), "'b' and 'c'"),
+        (lambda m: (m[::2], m[1::2]), ([1, 3], [2, 4]), ""),  # side by side
+        (lambda m: (m[:2], m[2:]), ([1, 2], [3, 4]), ""),
+        (lambda m: (m[0:0], m), ([], [1, 2, 3, 4]), ""),
+    ],
+)
+def test_what_shares_memory_must_be_given_the_same(
+    cut: Callable[[Tensor], tuple[Tensor, ...]], given: tuple[Any, ...], conflict: str
+) -> None:
+    memory = torch.zeros(4)
+    own = dict(zip("abc", cut(memory), strict=False))
+    wanted = {name: torch.tensor(each).float() for name, each in zip(own, given, strict=True)}
+    found = state.fitting([state.Entry(*each) for each in own.items()], wanted, "It")
+    if not conflict:
+        state.restore(found)
+        now = {name: each.clone() for name, each in own.items()}
+        assert same(now, wanted)
+        return
+    with pytest.raises(CheckpointMismatchError, match=f"It: {conflict} share memory here, and are"):
+        state.restore(found)
+    assert memory.tolist() == [0, 0, 0, 0]
+
+
+def test_what_shares_memory_in_other_dtypes() -> None:
+    bits = torch.zeros(2, dtype=torch.int32)
+    entries = [state.Entry("numbers", bits.view(torch.float32)), state.Entry("bits", bits[1:])]
+    one = torch.tensor([1.0]).view(torch.int32)
+    state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one}, ""))
+    assert bits.view(torch.float32).tolist() == [1, 1]
+    with pytest.raises(CheckpointMismatchError, match="'numbers' and 'bits' share memory"):
+        state.restore(state.fitting(entries, {"numbers": torch.ones(2), "bits": one + 1}, ""))
+    assert bits.view(torch.float32).tolist() == [1, 1]
 
 
 # States as they were written before names were one dialect.

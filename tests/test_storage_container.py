@@ -285,3 +285,30 @@ def test_many_tensors(tmp_path: Path) -> None:
     tensors = {f"layer{i}/w": stored("F32", (dice.randrange(9),), i) for i in range(2000)}
     container.write(tmp_path / "a", tensors, {"n": 2000})
     assert same(container.read(tmp_path / "a"), Contents({"n": 2000}, tensors))
+
+
+def test_what_is_mapped_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    container.write(path, {"w": of_tensor(torch.arange(5.0))}, {"a": 1})
+    before = path.read_bytes()
+    mapped = container.mapped(path)
+    mapped.tensors["w"].tensor().zero_()  # does not reach the file
+    assert path.read_bytes() == before
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no mapping here")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    for found in (container.mapped(path), container.read(path)):
+        assert found.document == {"a": 1}
+        assert found.tensors["w"].tensor().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_is_damaged_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    container.write(path, {"w": of_tensor(torch.arange(5.0))}, {})
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataLossError, match="'w'"):
+        container.mapped(path)

@@ -23,9 +23,9 @@ from thalweg import (
     UnsupportedCheckpointError,
 )
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.objects import sorted_objects
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.keras.optimizers import Adam
 from thalweg.storage import container
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
@@ -222,7 +222,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedCheckpointError, match=reader):
             tensorflow.load(tmp_path / "ours")
     (tmp_path / "text").write_text("no checkpoint")
-    with pytest.raises(DataLossError, match="text is no checkpoint of TensorFlow"):
+    with pytest.raises(DataLossError, match="text is no checkpoint of thalweg, TensorFlow or"):
         tensorflow.load(tmp_path / "text")
 
 

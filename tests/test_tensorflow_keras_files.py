@@ -15,8 +15,8 @@ from golden_files import FOLDER
 from replay import distances
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.keras_order import trained_in
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.keras import optimizers
 from thalweg.storage.keras_files import KerasFile
 from thalweg.storage.stored import Stored, of_tensor

@@ -13,10 +13,15 @@ import thalweg
 from thalweg import CheckpointMismatchError, InvalidArgumentError
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.steps import after
-from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family
-from thalweg.checkpoint.tensorflow.making import class_of, family_of
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.errors import NotFoundError, OptionError
+from thalweg.checkpoint.tensorflow.setting.making import class_of, family_of
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.errors import (
+    InvalidTypeError,
+    NotFoundError,
+    OptionError,
+    UnsupportedCheckpointError,
+)
 from thalweg.keras import optimizers as keras
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1 import train
@@ -370,3 +375,103 @@ def test_the_table_of_hyperparameters_is_that_of_keras(family: Family) -> None:
     assert set(opt.get_slot_names()) == set(family.slots)
     assert set(opt._hyper) == {"learning_rate", "decay", *family.hypers}
     assert set(opt._extra_weights()) == set(family.powers)
+
+
+def test_a_variable_of_one_of_two_optimizers_is_left_to_who_knows() -> None:
+    """Adam of a and b, then another Adam of b and c: c is no variable of the first one."""
+    names = "a a/Adam a/Adam_1 b b/Adam b/Adam_1 b/Adam_2 b/Adam_3 c c/Adam c/Adam_1"
+    found = _sorted({**_tensors(names), **_powers(3), **_powers(5, "_1")})
+    assert [each.steps for each in found.optimizers] == [3, 5]
+    assert all("it is not known which" in each.notes[0] for each in found.optimizers)
+    own = {name: _variable(name) for name in "bc"}
+    rules = {"b": "b", "c": "c", "**": "-"}
+    opt = tensorflow.restore(found, own, rules, which=1, learning_rate=0.1)
+    assert [opt.get_slot(own[name], "m").numpy()[0] for name in "bc"] == [7.0, 10.0]
+
+
+def test_three_optimizers_of_a_name_and_a_variable_of_two_are_refused() -> None:
+    names = "a a/Momentum a/Momentum_1 a/Momentum_2 b b/Momentum b/Momentum_1"
+    with pytest.raises(UnsupportedCheckpointError, match=r"'b' has slots of 2 of 3 optimizers"):
+        _sorted(_tensors(names))
+
+
+def test_slots_of_two_scopes_are_refused() -> None:
+    with pytest.raises(UnsupportedCheckpointError, match=r"may both be slots of 'w', made in diff"):
+        _sorted(_tensors("w s/w/Adam s/w/Adam_1 t/w/Adam t/w/Adam_1"))
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        # scope/w is not in the file, and scope/b is: the scope is that of variables.
+        ("w scope/b scope/b/Adam scope/b/Adam_1 scope/w/Adam scope/w/Adam_1", "scope/w/Adam"),
+        # Of scope/q there is nothing: this is no scope of an optimizer of w.
+        ("w scope/w/Adam scope/w/Adam_1 scope/q/Adam scope/q/Adam_1", "scope/w/Adam"),
+    ],
+)
+def test_slots_of_variables_that_are_not_there_are_not_anothers(names: str, left: str) -> None:
+    found = _sorted(_tensors(names))
+    assert all("w" not in each.slots for each in found.optimizers)
+    assert left in found.variables
+    with pytest.raises(CheckpointMismatchError, match=f"'{left}' belongs to nothing here"):
+        tensorflow.restore(found, [_variable("w")], learning_rate=0.1)
+
+
+def test_slots_in_a_scope_have_the_shape_of_their_variable() -> None:
+    found = _sorted({**_tensors("w"), **_tensors("scope/w/Momentum", (3,))})
+    assert found.optimizers == ()
+
+
+def test_betas_that_the_file_leaves_open_are_asked_for() -> None:
+    powers = _powers(9, beta1=0.25, beta2=0.9999)
+    found = _sorted({**_tensors("w w/Adam w/Adam_1"), **powers})
+    assert found.step is None
+    message = (
+        r"does not hold learning_rate and beta1 and beta2 of AdamOptimizer; the powers of beta are"
+        r" those of beta1=0\.25 and beta2=0\.9999 after 9 steps, and of beta1=0\.5 and beta2=0\.999"
+    )
+    with pytest.raises(OptionError, match=message):
+        tensorflow.restore(found, [_variable("w")])
+    given = {"learning_rate": 0.1, "beta1": 0.25, "beta2": 0.9999}
+    with pytest.raises(CheckpointMismatchError, match=r"no count of steps for global_step; the po"):
+        tensorflow.restore(found, [_variable("w")], global_step=_counter(), **given)
+    opt = tensorflow.restore(found, [_variable("w")], **given)
+    assert opt._get_non_slot_variable("beta1_power").numpy() == after(np.float32(0.25), 9)
+
+
+def _counter(dtype: torch.dtype = torch.int64) -> thalweg.Variable:
+    return thalweg.Variable(torch.zeros((), dtype=dtype), "step", trainable=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "own", "count"),
+    [
+        (torch.tensor(5.0), torch.int64, 5),
+        (torch.tensor(5, dtype=torch.int8), torch.int64, 5),
+        (torch.tensor(300), torch.float32, 300),
+        (torch.tensor(-3), torch.int64, "is -3 in the file, which is no count"),
+        (torch.tensor(300), torch.int8, "is 300 in the file, which int8 does not hold"),
+        (torch.tensor(2**24 + 1), torch.float32, "is 16777217 in the file, which float32 does"),
+        (torch.tensor(70_000), torch.float16, "is 70000 in the file, which float16 does"),
+        (torch.tensor(1), torch.bool, "is 1 in the file, which bool does not hold"),
+        (torch.tensor(2.5), torch.int64, "there is no count of steps"),
+    ],
+    ids=str,
+)
+def test_counts_of_other_dtypes(value: torch.Tensor, own: torch.dtype, count: int | str) -> None:
+    found = _sorted({**_tensors("w"), "global_step": of_tensor(value)})
+    w, step = _variable("w"), _counter(own)
+    if isinstance(count, int):
+        tensorflow.restore(found, [w], global_step=step)
+        assert step.item() == count == found.step
+        return
+    with pytest.raises(CheckpointMismatchError, match=count):
+        tensorflow.restore(found, [w], global_step=step)
+    assert not w.numpy().any()
+    assert not step.item()
+
+
+def test_a_step_that_is_no_variable_is_refused() -> None:
+    found = _sorted({**_tensors("w"), "global_step": of_tensor(torch.tensor(5))})
+    with pytest.raises(InvalidTypeError, match="global_step must be a variable, not 5"):
+        tensorflow.restore(found, [_variable("w")], global_step=5)

@@ -12,9 +12,9 @@ import thalweg
 from tensorflow_files import RULES, Network, prefix_of
 from thalweg import CheckpointMismatchError, InvalidConfigError, MissingFileError
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.rules import AXES, Place, Rules, parse
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.placing.rules import AXES, Place, Rules, parse
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 

@@ -57,6 +57,13 @@ def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
         (_of(10**6, beta1=0.9, beta2=0.999), {}, None, (None, None), 0),
         ({**_of(12, beta1=0.9), **_of(13, beta2=0.999)}, {}, None, (None, None), 1),
         ({"beta1": np.float32(0.123)}, {}, None, (None, None), 1),
+        # Two ways to explain them: a counter chooses, else nothing does.
+        (_of(9, beta1=0.25, beta2=0.9999), {}, None, (None, None), 1),
+        (_of(9, beta1=0.25, beta2=0.9999), {"global_step": 9}, 9, (0.25, 0.9999), 0),
+        (_of(19, beta1=0.5, beta2=0.99995), {"global_step": 19}, 19, (0.5, 0.99995), 0),
+        (_of(9, beta1=0.25), {}, None, (None, None), 1),
+        (_of(9, beta1=0.25, beta2=0.999), {}, 9, (0.25, 0.999), 0),
+        (_of(1, beta1=0.5, beta2=0.99), {}, 1, (0.5, 0.99), 0),
         ({}, {"global_step": 9}, 9, (None, None), 0),
     ],
 )

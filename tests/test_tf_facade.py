@@ -487,7 +487,7 @@ def test_shuffle_keeps_the_rows() -> None:
 
 MISSING = {
     "data": "use torch.utils.data",
-    "distribute": "torch.distributed runs one process for each device",
+    "distribute.ParameterServerStrategy": "use tf.distribute.MirroredStrategy, under torchrun",
     "io": "use Python's open",
     "while_loop": "nothing is traced",
     "nothing": "for the rest call torch",

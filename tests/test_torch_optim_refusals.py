@@ -191,6 +191,32 @@ def test_products_that_differ_are_refused() -> None:
         from_torch(state, into=Nadam(), variables=variables())
 
 
+def live() -> tuple[torch.optim.Optimizer, list[Any]]:
+    """An optimizer of torch's over parameters of one shape, after a step."""
+    own: list[Any] = [torch.nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
+    optimizer = torch.optim.RMSprop(own, lr=0.001, alpha=0.9, eps=1e-7)
+    (own[0].sum() + 3 * own[1].sum()).backward()
+    optimizer.step()
+    return optimizer, own
+
+
+def test_parameters_of_the_optimizer_are_known_in_any_order() -> None:
+    old, own = live()
+    into = RMSprop()
+    from_torch(old, into, own[::-1])
+    for var in own:
+        assert torch.equal(into.get_slot(var, "rms"), old.state[var]["square_avg"])
+
+
+def test_parameters_of_the_optimizer_among_others_are_refused() -> None:
+    old, own = live()
+    into, other = RMSprop(), Variable([0.0, 0.0], "other")
+    with pytest.raises(CheckpointMismatchError) as error:
+        from_torch(old, into, [own[1], other])
+    assert "'other:0' is none of its parameters; its parameter 0 is not given" in str(error.value)
+    assert not into.weights
+
+
 def test_numbers_of_variables_must_be_the_same() -> None:
     state = saved()
     del state["param_groups"][0]["param_names"]

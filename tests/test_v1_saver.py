@@ -16,7 +16,13 @@ import torch
 import thalweg.v1 as tf
 from graph_training import EVERY, Training, bits
 from sessions import initialized
-from thalweg.errors import CheckpointWriteError, DataLossError, NotFoundError
+from thalweg.errors import (
+    CheckpointMismatchError,
+    CheckpointWriteError,
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
@@ -415,12 +421,12 @@ def test_reshape_lays_values_out_anew(graph: tf.Graph, tmp_path: Path) -> None:
 # --- All or nothing -------------------------------------------------------------------------------
 
 _SHAPE = r"^'b' has shape \(3,\) in .*model.ckpt but the variable has shape \(2,\)\. Nothing was"
-_DTYPE = r"^'b' is float64 in .*model.ckpt but the variable is float32\. Nothing was restored\.$"
+_DTYPE = r"^'b' is float64 in .*model.ckpt but the variable is float32\. Nothing was loaded\.$"
 UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "missing": ({"a": 5.0}, NotFoundError, r"^Key b not found in checkpoint\n.*Nothing was rest"),
+    "missing": ({"a": 5.0}, NotFoundError, r"^Key b not found in checkpoint\n.*Nothing was load"),
     "renamed": ({"a": 5.0, "B": [1.0, 2.0]}, KeyError, r"1 of 2 variables: 'b'\. Nothing was"),
-    "shape": ({"a": 5.0, "b": torch.ones(3)}, ValueError, _SHAPE),
-    "dtype": ({"a": 5.0, "b": torch.ones(2, dtype=torch.float64)}, ValueError, _DTYPE),
+    "shape": ({"a": 5.0, "b": torch.ones(3)}, CheckpointMismatchError, _SHAPE),
+    "dtype": ({"a": 5.0, "b": torch.ones(2, dtype=torch.float64)}, InvalidArgumentError, _DTYPE),
 }
 
 
@@ -514,7 +520,9 @@ def test_paths_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"^The passed save_path is not a valid checkpoint: /"):
             saver.restore(session, path)
     (tmp_path / "old.ckpt").write_bytes(b"of something else")
-    with pytest.raises(DataLossError, match=r"/old\.ckpt: it is a file, but no checkpoint\.$"):
+    with pytest.raises(
+        DataLossError, match=r"/old\.ckpt is no checkpoint of thalweg, TensorFlow or"
+    ):
         saver.restore(session, tmp_path / "old.ckpt")
     with pytest.raises(ValueError, match=r"^Parent directory of .*/no/x doesn't exist, can't save"):
         saver.save(session, tmp_path / "no" / "x")

@@ -125,8 +125,8 @@ class GradientTape:
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 continue
             if not leaf.requires_grad:
-                leaf.requires_grad_(True)
                 self._made_differentiable.append(leaf)
+                leaf.requires_grad_(True)
             self._watched[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
     def watched_variables(self, target: Any = None) -> tuple[torch.Tensor, ...]:

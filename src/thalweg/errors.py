@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+LISTED = 10  # things of a kind that a message names
+
 _HERE = str(Path(__file__).parent) + os.sep
 
 
@@ -52,7 +54,7 @@ class RuleError(ThalwegError, ValueError):
     """An update rule is written in a way that the library cannot compile."""
 
 
-class CheckpointMismatchError(ThalwegError, ValueError):
+class CheckpointMismatchError(InvalidArgumentError):
     """Names, shapes or dtypes of saved state differ from those it is loaded into."""
 
 
@@ -92,7 +94,7 @@ class ReplicaLostError(ThalwegError, RuntimeError):
 
 
 class CheckpointWarning(UserWarning):
-    """A file among checkpoints was left alone."""
+    """A file among checkpoints, or what is in one, was left alone."""
 
 
 class PerformanceWarning(UserWarning):
@@ -109,6 +111,13 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def listed(texts: Iterable[str], between: str = ", ", most: int = LISTED) -> str:
+    """The first few of many, and how many more there are."""
+    every = list(texts)
+    shown, left = between.join(every[:most]), len(every) - most
+    return f"{shown}{between.replace(', ', ' ')}and {left} more" if left > 0 else shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ import torch
 from thalweg import scalars
 from thalweg.errors import RuleError
 from thalweg.lazily import lazy
+from thalweg.running import is_ours
 
 Formula = Callable[..., Any]
 
@@ -199,6 +200,11 @@ class Rule:
         """Whether sparse gradients are made dense: a sum of the rule's own is over all elements."""
         own = set(self.measures.values()) - {gradient_squares, variable_squares}
         return self.whole or bool(own)
+
+    @lazy
+    def calls_users(self) -> bool:
+        """Whether a step calls functions of the rule that are not the library's."""
+        return not (is_ours(self.prepare) and is_ours(self.per_variable))
 
     @lazy
     def element_slots(self) -> tuple[Slot, ...]:

@@ -129,3 +129,8 @@ def resolve(x: Any) -> Any:
             update variables.
     """
     return thread.frames[-1].resolve(x) if thread.frames else x
+
+
+def is_ours(function: Any) -> bool:
+    """Whether a function is the library's, or None: nobody else's code runs in it."""
+    return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

@@ -109,7 +109,8 @@ class Variable(torch.nn.Parameter):
             int32; arrays and tensors keep their dtype.
         name: Optional. "w" makes the name "w:0"; the default is "Variable:0".
         trainable: Whether `minimize` without a list of variables includes it. Also decides
-            `requires_grad`, which integer and bool variables never have.
+            `requires_grad`, which integer and bool variables never have. With False, `minimize`
+            trains it where it is listed, as in TensorFlow; `requires_grad_(False)` freezes it.
         constraint: Optional. A function that an optimizer applies to the variable after each
             update; it returns a tensor of the same shape and dtype.
         dtype: Optional. Converts the initial value.
@@ -359,6 +360,23 @@ def is_variable(x: Any) -> bool:
     """Whether `x` can be trained: a `Variable`, a parameter, or a leaf that requires a gradient."""
     is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
     return is_leaf or isinstance(x, torch.nn.Parameter)
+
+
+def is_frozen(x: Any) -> bool:
+    """Whether `requires_grad_(False)` keeps a tensor from being trained where it is named.
+
+    It does not for a `Variable` made with `trainable=False`, which TensorFlow trains then.
+    """
+    if not isinstance(x, torch.Tensor) or x.requires_grad:
+        return False
+    has_gradients = x.is_floating_point() or x.is_complex()
+    return has_gradients and getattr(x, "trainable", True)
+
+
+def frozen_among(variables: Iterable[Any]) -> str:
+    """A sentence that names those that are frozen, with a space before it; "" if none is."""
+    names = [name_of(var) for var in variables if is_frozen(var)]
+    return f" Frozen by requires_grad_(False): {names}." if names else ""
 
 
 def tensor_of(x: Any) -> Any:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 import thalweg
+from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
@@ -186,7 +187,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 TRIED = (
     "steps of 12 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
 )
-CASES = {False: 170, True: 2000}  # of each training and kind
+CASES = {False: 170, True: 2040}  # of each training and kind
 KINDS = ("signal", "exception")
 WRONG = ("torn", "false note")
 
@@ -226,9 +227,15 @@ def told(
 
 
 def attack(long: bool, seed: int) -> Figures:
-    """Interrupt steps of each training, two processes at a time."""
-    figures, count = Figures(), CASES[long]
+    """Interrupt steps of each training, two processes at a time, in rounds over all trainings."""
+    figures, count = Figures(), CASES[False]
+    for own in range(seed, seed + CASES[long] // count):
+        if not clock.is_over():
+            _round(figures, count, own)
+    return figures
 
+
+def _round(figures: Figures, count: int, seed: int) -> None:
     def each(name: str) -> tuple[dict[str, int], str]:
         try:
             return told(name, ",".join(KINDS), count, seed, 60 + 0.5 * count * len(KINDS))
@@ -241,7 +248,6 @@ def attack(long: bool, seed: int) -> Figures:
                 figures.failures.append(f"{name}, seed {seed}: {said}")
             figures.kinds.update(found)
             figures.cases += sum(found.values())
-    return figures
 
 
 def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
@@ -345,6 +351,7 @@ def main(name: str, how: str, count: str, seed: str = "0", planted: str = "") ->
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     torch.set_num_threads(2)
     found = Counter[str]()
     for kind in how.split(","):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thalweg.core import outcome
+from thalweg.core import outcome, state
 from thalweg.core.state import loading
 from thalweg.engines import gate, layout
 from thalweg.engines.cpu import store
@@ -53,6 +53,11 @@ def _unsealed(name: str) -> bytes:
     return b""
 
 
+def _as_they_come() -> None:
+    for home in (loading, state):
+        _instead(home, "differences", lambda *_: [])()
+
+
 def _split() -> None:
     def consume(functions: Iterator[Any]) -> None:
         for _ in functions:
@@ -88,7 +93,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
     "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
-    "states are loaded as they come": _instead(loading, "differences", lambda *_: []),
+    "states are loaded as they come": _as_they_come,
     "machine code is not sealed": _instead(store, "_read", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),

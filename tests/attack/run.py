@@ -1,11 +1,12 @@
 """Run attacks and print a line of figures for each; exit 1 if anything failed.
 
-python tests/attack/run.py [NAME ...] [--long] [--seed N]
+python tests/attack/run.py [NAME ...] [--long] [--minutes M] [--seed N]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -19,11 +20,14 @@ def main() -> int:
     import kernel_cache
 
     kernel_cache.keep_apart()
-    from attack import ATTACKS, load
+    from attack import ATTACKS, clock, load
 
     parser = argparse.ArgumentParser(description="Attacks on the library, with figures.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ATTACKS)}")
     parser.add_argument("--long", action="store_true", help="as many cases as a night holds")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="no new cases after so many, in each attack"
+    )
     parser.add_argument("--seed", type=int, default=0, help="chooses the cases; 0 by default")
     given = parser.parse_args()
     if unknown := set(given.names) - set(ATTACKS):
@@ -31,6 +35,7 @@ def main() -> int:
     failed = False
     for name in given.names or ATTACKS:
         attack, begin, busy = load(name), time.perf_counter(), used()
+        clock.allow(given.minutes)
         figures = attack.attack(given.long, given.seed)
         seconds, busy = time.perf_counter() - begin, used() - busy
         sys.stdout.write(

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 
@@ -97,6 +98,8 @@ def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[st
     figures, name = Figures(), module.rpartition(".")[2]
     with Server(module) as server:
         for first in range(0, count, batch):
+            if clock.is_over():
+                break
             cases = [(seed, number) for number in range(first, first + batch)]
             titles = [f"{name}, seed {seed}, case {number}" for _, number in cases]
             figures.judge(titles, server.run(cases), good)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.saving import Path, Progress, Snapshot, snapshot
-from thalweg.errors import CheckpointWarning, warn
+from thalweg.errors import CheckpointWarning, FailedPreconditionError, warn
 
 
 class Saving:
@@ -21,7 +22,9 @@ class Saving:
 
     def __init__(self, taken: Snapshot, path: Path, progress: Progress | None) -> None:
         self.path = path
+        self._process = os.getpid()
         self._error: BaseException | None = None
+        self._has_ended = False
         # No daemon: the interpreter waits for the file at its end.
         self._thread = threading.Thread(
             target=self._write, args=(taken, progress), name=f"saving {path}"
@@ -33,9 +36,16 @@ class Saving:
             taken.write(self.path, progress)
         except BaseException as error:
             self._error = error
+        finally:
+            self._has_ended = True
 
     def done(self) -> bool:
-        """Whether the file is there, or has failed."""
+        """Whether the file is there, or has failed.
+
+        Raises:
+            FailedPreconditionError: Another process writes it, which forked this one.
+        """
+        self._check_process()
         return not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -43,11 +53,28 @@ class Saving:
 
         Raises:
             CheckpointWriteError: It cannot be written.
+            FailedPreconditionError: As `done`.
         """
+        self._check_process()
         self._thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def is_there(self) -> bool:
+        """Whether the file was written, whoever did it."""
+        return self._has_ended and self._error is None
+
+    def is_elsewhere(self) -> bool:
+        """Whether another process writes it, which forked this one meanwhile."""
+        return self._process != os.getpid() and not self._has_ended
+
+    def _check_process(self) -> None:
+        if self.is_elsewhere():
+            raise FailedPreconditionError(
+                f"{self.path} was being written when process {self._process} forked this one: only"
+                " that one knows whether it is there."
+            )
 
     def __del__(self) -> None:
         if getattr(self, "_error", None) is not None:
@@ -55,6 +82,7 @@ class Saving:
 
 
 _under_way: dict[str, Saving] = {}
+atexit.register(_under_way.clear)  # failures that nobody heard of are warned of
 
 
 def save_async(
@@ -74,9 +102,11 @@ def save_async(
     Returns:
         The file under way: `wait()` for it before the file is read.
     """
+    for other in [place for place, each in _under_way.items() if each.is_there()]:
+        _under_way.pop(other, None)
     place = os.path.abspath(path)
     before = _under_way.pop(place, None)
-    if before is not None:
+    if before is not None and not before.is_elsewhere():
         before.wait()
     taken = snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
     _under_way[place] = made = Saving(taken, path, progress)

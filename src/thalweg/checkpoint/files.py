@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import DataLossError, MissingFileError, UnsafeCheckpointError
+from thalweg.checkpoint.tensorflow.loading import outlined
+from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
+from thalweg.storage.located import located
 from thalweg.storage.stored import Stored
 
 Path = str | os.PathLike[str]
@@ -43,13 +45,15 @@ class Listing:
         path: The file; of TensorFlow's checkpoints what their names begin with.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: What our file says besides; {} of others.
+        document: What our file says besides; of others "step" and "optimizer", where it has one.
+        optimizers: What others' files tell of their optimizers and steps, in words.
     """
 
     path: str
     kind: str
     tensors: tuple[Listed, ...]
     document: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -65,20 +69,37 @@ def listing(path: Path) -> Listing:
         DataLossError: It is of no kind that is known here, or is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
-    path = located(path)
-    title, kind = os.fspath(path), kind_of(path)
+    place = located(path).checked()
+    title, kind = place.path, place.writer
     if kind == "thalweg":
-        found = container.describe(path)
+        found = container.describe(title)
         tensors = [
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
         return Listing(title, kind, tuple(tensors), found.document)
     if kind == "tensorflow":
-        entries = bundle.describe(path)
-        return Listing(
-            title, kind, tuple(Listed(e.name, e.dtype, e.shape, e.bytes) for e in entries)
-        )
-    return Listing(title, kind, _listed(_of_keras(path)))
+        entries = bundle.describe(title)
+        tensors = [Listed(each.name, each.dtype, each.shape, each.bytes) for each in entries]
+    else:
+        tensors = _listed(_of_keras(title))
+    return Listing(title, kind, tuple(tensors), *_told(title))
+
+
+def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a file of TensorFlow or Keras tells of its optimizer, as ours does, and in words."""
+    try:
+        found = outlined(path)
+    except ThalwegError as error:
+        return {}, (f"its optimizer cannot be told: {error}",)
+    document: dict[str, Any] = {} if found.step is None else {"step": found.step}
+    only = found.optimizers[0] if len(found.optimizers) == 1 else None
+    if only is not None and only.family is not None:
+        plain = {
+            name: value if isinstance(value, int | float | str) else repr(value)
+            for name, value in only.hyperparameters.items()
+        }
+        document["optimizer"] = {"class": only.family.cls, "arguments": plain}
+    return document, tuple(found.summary().splitlines()[1:])
 
 
 def verified(path: Path, progress: Progress | None = None) -> Listing:
@@ -87,13 +108,12 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
-    path = located(path)
-    kind = kind_of(path)
-    if kind == "thalweg":
-        container.verify(path, progress)
-    elif kind == "tensorflow":
-        bundle.read(path, progress=progress)
-    return listing(path)
+    place = located(path).checked()
+    if place.writer == "thalweg":
+        container.verify(place.path, progress)
+    elif place.writer == "tensorflow":
+        bundle.read(place.path, progress=progress)
+    return listing(place.path)
 
 
 def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:
@@ -103,7 +123,11 @@ def differences(one: Path, other: Path, progress: Progress | None = None) -> lis
         one, other: Files of any kind.
         progress: As in `container.read`, for each file.
     """
-    a, b = contents(one, progress), contents(other, progress)
+    return compared(one, contents(one, progress), other, contents(other, progress))
+
+
+def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:
+    """As `differences`, of files that are read."""
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
     found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
     for name in a:
@@ -114,64 +138,23 @@ def differences(one: Path, other: Path, progress: Progress | None = None) -> lis
 
 def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
     """All tensors of a file, verified."""
-    path = located(path)
-    kind = kind_of(path)
-    if kind == "thalweg":
-        return container.read(path, progress=progress).tensors
-    if kind == "tensorflow":
-        return bundle.read(path, progress=progress).tensors
-    return _of_keras(path)
+    place = located(path).checked()
+    if place.writer == "thalweg":
+        return container.read(place.path, progress=progress).tensors
+    if place.writer == "tensorflow":
+        return bundle.read(place.path, progress=progress).tensors
+    return _of_keras(place.path, progress)
 
 
-def located(path: Path) -> str:
-    """The file that a name stands for: savers call theirs by a name without its ending."""
-    title = os.fspath(path)
-    ours = f"{title}.safetensors"
-    is_there = os.path.exists(title) or os.path.exists(f"{title}.index")
-    return ours if not is_there and os.path.isfile(ours) else title
-
-
-def kind_of(path: Path) -> str:
-    """The kind of a file, told by its first bytes: "thalweg", "tensorflow" or "keras".
-
-    Raises:
-        MissingFileError: There is no such file.
-        UnsafeCheckpointError: It is a pickle.
-        DataLossError: It is of none of these kinds.
-    """
-    for kind, is_of in (
-        ("thalweg", container.is_container),
-        ("tensorflow", bundle.is_bundle),
-        ("keras", keras_files.is_keras_file),
-    ):
-        if is_of(path):
-            return kind
-    title = os.fspath(path)
-    if not (os.path.exists(title) or os.path.exists(f"{title}.index")):
-        raise MissingFileError(f"{title} does not exist, nor does {title}.index.")
-    with open(title if os.path.isfile(title) else os.devnull, "rb") as file:
-        start = file.read(4)
-    if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or start == b"PK\x03\x04":
-        raise UnsafeCheckpointError(
-            f"{title} is a pickle, or an archive as torch.save writes, at offset 0: reading one may"
-            " execute what is in it. Load it with torch.load(weights_only=True); states of"
-            " torch.optim are taken over by thalweg.checkpoint.from_torch."
-        )
-    raise DataLossError(
-        f"{title} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged."
-        " A checkpoint of TensorFlow is named without '.index' and '.data-...'."
-    )
-
-
-def _of_keras(path: Path) -> dict[str, Stored]:
-    found = keras_files.read(path)
+def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+    found = keras_files.read(path, progress)
     return {**found.variables, **found.optimizer}
 
 
-def _listed(tensors: Mapping[str, Stored]) -> tuple[Listed, ...]:
-    return tuple(
+def _listed(tensors: Mapping[str, Stored]) -> list[Listed]:
+    return [
         Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
-    )
+    ]
 
 
 def _difference(name: str, one: Stored, other: Stored) -> list[str]:

@@ -139,7 +139,7 @@ class CheckpointManager:
 
         Returns:
             The file. Where a thread writes it, it is there after `wait`, or the next `save`, which
-            also raises what came of it.
+            also raises what came of it, once its own file is under way.
 
         Raises:
             InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
@@ -160,12 +160,15 @@ class CheckpointManager:
         )
         taken.document.update(step=number, time=self._clock())
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
-        self.wait()
+        failure = self._ended()
         if self._asynchronous:
             self._saving = Saving(taken, path, None)
         else:
             taken.write(path)
             self._remove()
+        if failure is not None:
+            failure.add_note(f"That was the save before; {path} is being written.")
+            raise failure
         return path
 
     def wait(self) -> None:
@@ -174,17 +177,28 @@ class CheckpointManager:
         Raises:
             CheckpointWriteError: One cannot be written.
         """
+        failure = self._ended()
+        if failure is not None:
+            raise failure
+
+    def _ended(self) -> Exception | None:
+        """Wait for the save that is under way; what it failed with."""
         saving, self._saving = self._saving, None
-        if saving is not None:
+        if saving is None or saving.is_elsewhere():
+            return None
+        try:
             saving.wait()
-            self._remove()
+        except Exception as error:
+            return error
+        self._remove()
+        return None
 
     def restore(
         self,
         step: int | None = None,
         *,
         optimizer: Any = None,
-        variables: Variables | None = None,
+        variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
     ) -> Restored:
         """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
@@ -198,6 +212,38 @@ class CheckpointManager:
         if path is None:
             what = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
+        return restore(path, optimizer=optimizer, variables=variables, module=module)
+
+    def restore_or_initialize(
+        self,
+        *,
+        optimizer: Any = None,
+        variables: Variables | Literal[False] | None = None,
+        module: torch.nn.Module | None = None,
+    ) -> Restored | None:
+        """Go on from the latest checkpoint, or start where there is none.
+
+        Returns:
+            As `restore`; None if there is no checkpoint, and nothing has changed.
+
+        Raises:
+            ThalwegError: As `restore`: there is one that cannot be gone on from.
+
+        Example:
+            >>> import tempfile, thalweg
+            >>> from thalweg.keras.optimizers import SGD
+            >>> manager = CheckpointManager(tempfile.mkdtemp())
+            >>> w, opt = thalweg.Variable([4.0], name="w"), SGD(0.25)
+            >>> found = manager.restore_or_initialize(optimizer=opt, variables=[w])
+            >>> for step in range(found.step + 1 if found else 0, 3):
+            ...     _ = opt.apply_gradients([([1.0], w)])
+            ...     _ = manager.save(step, optimizer=opt, variables=[w])
+            >>> manager.restore_or_initialize(optimizer=opt, variables=[w]).step
+            2
+        """
+        path = self.latest()
+        if path is None:
+            return None
         return restore(path, optimizer=optimizer, variables=variables, module=module)
 
     def latest(self) -> Path | None:

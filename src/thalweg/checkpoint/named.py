@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import distinct, flatten
-from thalweg.core.state import Entry, Loading, fitting, keys_of
+from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
 from thalweg.core.state import distinct as distinct_names
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
@@ -85,17 +85,24 @@ def check_kind(optimizer: Any) -> None:
 
 
 def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """`state_dict` of an optimizer, with the slots of these variables by these names."""
+    """`state_dict` of an optimizer, with the slots of these variables by these names.
+
+    Raises:
+        InvalidArgumentError: It remembers something of others, which no fresh one could take.
+    """
     if isinstance(optimizer, KerasOptimizer):
         state = optimizer.state_dict()
-        known = _renaming(_titles(optimizer._slots.owners()), tensors)
+        titles = _titles(optimizer._slots.owners())
+        _check_all_given(titles, tensors)
+        known = _renaming(titles, tensors)
         slots = _renamed(state["slots"], lambda title: known.get(title, title))
         return {**state, "slots": slots}
     variables = _owners(optimizer)
-    known = _renaming(dict(zip(keys_of(variables), variables, strict=True)), tensors)
-    if isinstance(optimizer, V1Optimizer):
-        return _flat_renamed(optimizer.state_dict(variables), known)
-    return _flat_renamed(optimizer.state_dict(), known)
+    with_variables = isinstance(optimizer, V1Optimizer)
+    state = optimizer.state_dict(variables) if with_variables else optimizer.state_dict()
+    titles = dict(zip(keys_of(variables), variables, strict=True))
+    _check_all_given(titles, tensors)
+    return _flat_renamed(state, _renaming(titles, tensors))
 
 
 @contextmanager
@@ -145,6 +152,17 @@ def _titles(variables: Sequence[Tensor]) -> dict[str, Tensor]:
     """The variables by what Keras' state calls them."""
     names = distinct_names([name_of(var) for var in variables])
     return dict(zip(names, variables, strict=True))
+
+
+def _check_all_given(titles: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    given = set(map(id, tensors.values()))
+    lacking = [title for title, var in titles.items() if id(var) not in given]
+    if tensors and lacking:
+        raise InvalidArgumentError(
+            "The optimizer has slots of variables that are neither in module nor"
+            f" in variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"
+            " of; no new optimizer could go on from the file otherwise."
+        )
 
 
 def _renaming(known: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:

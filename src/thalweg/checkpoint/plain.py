@@ -99,11 +99,15 @@ class Reader:
         tensors: The tensors by name.
         special: Optional. Called first, with the mark of a dict, such as "$schedule", and what it
             holds; NotImplemented leaves it to this class.
+        copies: Whether tensors are copied.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], special: Special | None = None) -> None:
-        self._tensors = tensors
+    def __init__(
+        self, tensors: Mapping[str, Tensor], special: Special | None = None, copies: bool = False
+    ) -> None:
+        self.tensors = tensors
         self._special = special
+        self._copies = copies
 
     def __call__(self, plain: Any) -> Any:
         """The value.
@@ -138,9 +142,10 @@ class Reader:
         if found is not NotImplemented:
             return found
         if mark == TENSOR:
-            if content not in self._tensors:
+            if content not in self.tensors:
                 raise NotFoundError(f"Key {content} not found in checkpoint")
-            return self._tensors[content]
+            found = self.tensors[content]
+            return found.clone() if self._copies else found
         if mark == SCALAR:
             dtype, number = content
             if dtype not in _SCALARS:

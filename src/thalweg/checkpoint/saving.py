@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,13 @@ from thalweg.checkpoint.named import (
 )
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
-from thalweg.errors import CheckpointMismatchError, InvalidConfigError, ThalwegError
+from thalweg.errors import (
+    CheckpointMismatchError,
+    CheckpointWarning,
+    InvalidConfigError,
+    ThalwegError,
+    warn,
+)
 from thalweg.storage import container
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
@@ -56,14 +62,18 @@ class Restored:
     """What `restore` gives.
 
     Attributes:
-        optimizer: The optimizer, given or new; None if the file has none.
+        optimizer: The optimizer, given or new; None if the file has none, or it was left there.
         extra: What was saved as `extra`, or None.
         metrics: What a `CheckpointManager` was told of it.
+        step: The number that a `CheckpointManager` was told, or None.
+        left: The names of the file's variables that were left there, and "optimizer" if it was.
     """
 
     optimizer: Any = None
     extra: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    left: tuple[str, ...] = ()
 
 
 @untraced
@@ -155,7 +165,8 @@ def save(
         (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
     tensors = named(variables, module)
-    with torch.no_grad(), _held(optimizer):
+    # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
+    with torch.no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
         _taken(optimizer, tensors, extra, None, copies=progress is not None).write(path, progress)
 
 
@@ -164,7 +175,7 @@ def restore(
     path: Path,
     *,
     optimizer: Any = None,
-    variables: Variables | None = None,
+    variables: Variables | Literal[False] | None = None,
     module: torch.nn.Module | None = None,
     check_arguments: bool = True,
     progress: Progress | None = None,
@@ -174,16 +185,21 @@ def restore(
     Args:
         path: The file.
         optimizer: Optional. The optimizer that is to go on; without one, and with one in the file,
-            a new one is made as the file describes it.
+            a new one is made as the file describes it. False leaves it in the file, as where a
+            model is used and not trained.
         variables, module: The variables, as `save` was given them: each must be in the file, in its
-            shape and dtype, and there must be no others. Without them the file's are left alone.
+            shape and dtype, and there must be no others. Without them the file's are left there,
+            with a `CheckpointWarning`; `variables=False` says that this is meant.
         check_arguments: Whether the optimizer that is given must have been made with the arguments
             of the one that was saved. Hyperparameters of Keras' optimizers are part of the state,
             and are set.
         progress: Optional. Called with the bytes read and the bytes in all.
 
     Returns:
-        The optimizer, and what was saved as `extra`.
+        The optimizer, what was saved as `extra`, and the names of what was left in the file.
+
+    The file's bytes are verified, and then copied from the file to where they belong: no more
+    memory is taken for them. It may be replaced meanwhile, but not changed in place.
 
     Raises:
         MissingFileError: There is no such file.
@@ -196,32 +212,54 @@ def restore(
 
     Nothing has changed then.
     """
-    tensors = named(variables, module)
-    if optimizer is not None:
+    places = variables is not False and (variables is not None or module is not None)
+    tensors = named(variables or None, module)
+    if optimizer is not None and optimizer is not False:
         check_kind(optimizer)
-    contents = container.read(path, progress=progress)
+    contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
     with ExitStack() as held:
-        loadings = []
-        if variables is not None or module is not None:
+        loadings: list[state.Loading] = []
+        if places:
             loadings.append(values(tensors, reader(document["variables"])))
-        if "optimizer" in document:
-            optimizer = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
-            given = reader(document["state"])
-            try:
-                loadings.append(held.enter_context(loading(optimizer, given, tensors)))
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
-                if isinstance(error, ThalwegError):
-                    raise
-                raise InvalidConfigError(
-                    f"{path}: the optimizer's state is not one: {error}"
-                ) from error
+        if optimizer is False:
+            given = None
+        elif "optimizer" in document:
+            given = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
+            loadings.append(_entered(held, path, given, reader(document["state"]), tensors))
         elif optimizer is not None:
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
-        restored = Restored(optimizer, reader(document["extra"]), reader(document["metrics"]))
-        state.restore(*loadings)
+        else:
+            given = None
+        left = () if places else tuple(document["variables"])
+        restored = Restored(
+            given,
+            Reader(reader.tensors, copies=True)(document["extra"]),
+            reader(document["metrics"]),
+            document["step"],
+            (*left, *["optimizer"] * (optimizer is False and "optimizer" in document)),
+        )
+        state.restore(*(replace(each, is_ours=True) for each in loadings))
+    if left and variables is not False:
+        warn(
+            f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"
+            " module= or variables=. variables=False says that this is meant.",
+            CheckpointWarning,
+        )
     return restored
+
+
+def _entered(
+    held: ExitStack, path: Path, optimizer: Any, given: Any, tensors: Mapping[str, Tensor]
+) -> state.Loading:
+    """What sets the optimizer; its lock is held as long as `held` is."""
+    try:
+        return held.enter_context(loading(optimizer, given, tensors))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if isinstance(error, ThalwegError):
+            raise
+        raise InvalidConfigError(f"{path}: the optimizer's state is not one: {error}") from error
 
 
 def _optimizer(
@@ -269,4 +307,6 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
             raise InvalidConfigError(f"{path}: the optimizer has no class or no arguments.")
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
-    return {"variables": {}, "extra": None, "metrics": {}, **document}
+    step = document.get("step")
+    found = {"variables": {}, "extra": None, "metrics": {}, **document}
+    return {**found, "step": step if type(step) is int else None}

@@ -17,10 +17,13 @@ import numpy as np
 _FIRST, _BLOCK = 1 << 8, 1 << 16
 _MOST = 1 << 27  # steps that are looked at
 _DIGITS = 5  # of a beta that is looked for
+_SHOWN = 3  # ways to explain the same powers
 _USUAL = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
+_FEW = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
+               *(beta for betas in _USUAL.values() for beta in betas)})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,13 @@ class Steps:
         count: The number of steps, or None.
         betas: The betas that give the powers to the bit, by the names of the arguments.
         notes: What does not go together, in words.
+        unclear: The names of betas for which there are several values.
     """
 
     count: int | None = None
     betas: dict[str, Any] = field(default_factory=dict[str, Any])
     notes: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
 
 
 def products(beta: Any) -> Iterator[np.ndarray]:
@@ -103,20 +108,39 @@ def told(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
     """
     if not any(power != 0 for power in powers.values()):  # none, or none that still tells
         return Steps(next(iter(counters.values()), None))
-    for count in dict.fromkeys([*counters.values(), *_usual(powers)]):
+    for count in dict.fromkeys(counters.values()):
         betas = _betas(powers, count)
         if betas:
             return Steps(count, betas, _others(count, counters))
-    return Steps(None, {}, _unexplained(powers))
+    found = {count: betas for count in _likely(powers) if (betas := _betas(powers, count))}
+    plain = {count: betas for count, betas in found.items() if len(betas) > 1 and _are_usual(betas)}
+    found = plain if len(plain) == 1 else found
+    if len(found) == 1:
+        count, betas = next(iter(found.items()))
+        return Steps(count, betas, _others(count, counters))
+    if not found:
+        return Steps(None, {}, _unexplained(powers))
+    return Steps(None, {}, _several(found), tuple(next(iter(found.values()))))
 
 
-def _usual(powers: Mapping[str, Any]) -> Iterable[int]:
-    """Numbers of steps at which a usual beta has one of these powers."""
-    for name, power in powers.items():
-        for beta in _USUAL.get(name, ()):
-            count = steps_of(power, power.dtype.type(beta))
-            if count is not None:
-                yield count
+def _likely(powers: Mapping[str, Any]) -> Iterable[int]:
+    """Numbers of steps at which a beta of few digits has one of these powers."""
+    found: set[int] = set()
+    for power in powers.values():
+        if not 0 < power < 1:
+            continue
+        betas = np.array(_FEW, power.dtype)
+        logs, log = np.log(betas, dtype=np.float64), math.log(power)
+        counts = np.rint(log / logs) - 1
+        off = np.abs((counts + 1) * logs - log)
+        near = (off <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MOST)
+        pairs = zip(betas[near], counts[near], strict=True)
+        found |= {int(count) for beta, count in pairs if after(beta, int(count)) == power}
+    return sorted(found)
+
+
+def _are_usual(betas: Mapping[str, Any]) -> bool:
+    return all(beta in _USUAL.get(name, ()) for name, beta in betas.items())
 
 
 def _betas(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
@@ -132,6 +156,14 @@ def _others(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
         for name, other in counters.items()
         if other != count
     )
+
+
+def _several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+    ways = [
+        f"{' and '.join(f'{name}={beta}' for name, beta in betas.items())} after {count} steps"
+        for count, betas in list(found.items())[:_SHOWN]
+    ]
+    return (f"the powers of beta are those of {', and of '.join(ways)}",)
 
 
 def _unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,10 +95,13 @@ def diff(one: str, other: str, as_json: bool) -> None:
       thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
       thalweg diff model.ckpt-5 converted.safetensors
     """
-    from thalweg.checkpoint.files import differences
+    from thalweg.checkpoint.files import compared, contents
 
     with _watched(one) as progress:
-        found = differences(one, other, progress)
+        first = contents(one, progress)
+    with _watched(other) as progress:
+        second = contents(other, progress)
+    found = compared(one, first, other, second)
     if as_json:
         click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
     elif not found:
@@ -127,6 +133,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     metavar="NAME=VALUE",
     help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
 )
+@click.option("--force", is_flag=True, help="Write over OUT if it is there.")
 def convert(
     path: str,
     out: str,
@@ -135,6 +142,7 @@ def convert(
     optimizer: str | None,
     which: int | None,
     numbers: tuple[str, ...],
+    force: bool,
 ) -> None:
     """Write the checkpoint PATH in another form, as OUT.
 
@@ -150,13 +158,31 @@ def convert(
     from thalweg.catalogue import named, spelled
     from thalweg.checkpoint.files import listing
     from thalweg.checkpoint.tensorflow import convert as converted
+    from thalweg.errors import ThalwegError
 
+    there = [each for each in (out, f"{out}.index") if os.path.lexists(each)]
+    if there and not force:
+        raise click.ClickException(f"{there[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
     given: dict[str, Any] = dict(map(_number, numbers))
-    with _watched(path) as progress:
-        converted(path, out, rules, to, optimizer=cls, which=which, progress=progress, **given)
+    try:
+        with _watched(path) as progress:
+            converted(path, out, rules, to, optimizer=cls, which=which, progress=progress, **given)
+    except ThalwegError as error:
+        raise click.ClickException(_with_options(str(error))) from error
     found = listing(out)
     click.echo(f"{out}: {len(found.tensors)} tensors, {_size(found.bytes)}")
+
+
+def _with_options(message: str) -> str:
+    """An error of the library, with the options of this command in place of arguments."""
+
+    def options(match: re.Match[str]) -> str:
+        names: list[str] = re.findall(r"(\w+)=", match[1])
+        return " ".join("--optimizer NAME" if n == "optimizer" else f"--set {n}=..." for n in names)
+
+    message = re.sub(r"restore\(\.\.\., (\w+=[^()]*)\)", options, message)
+    return message.replace("Give which=...:", "Give --which NUMBER:")
 
 
 def _number(text: str) -> tuple[str, float | bool]:
@@ -179,10 +205,8 @@ def _watched(path: str) -> Iterator[Progress | None]:
     """A callback that shows a bar, on a terminal and for large files."""
     from rich.console import Console
 
-    from thalweg.checkpoint.files import listing
-
     console = Console(stderr=True)
-    if not console.is_terminal or listing(path).bytes < LARGE:
+    if not console.is_terminal or _bytes_of(path) < LARGE:
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -194,6 +218,15 @@ def _watched(path: str) -> Iterator[Progress | None]:
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(path, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bytes_of(path: str) -> int:
+    """How large the files of a checkpoint are."""
+    from thalweg.storage.located import located
+
+    place = located(path).path
+    files = [place, *glob.glob(f"{glob.escape(place)}.data-*")]
+    return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
 
 
 def _as_json(found: Listing) -> dict[str, Any]:
@@ -216,7 +249,8 @@ def _summary(found: Listing) -> Iterator[str]:
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
     yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_size(found.bytes)}"
-    optimizer = found.document.get("optimizer")
+    yield from found.optimizers
+    optimizer = None if found.optimizers else found.document.get("optimizer")
     if isinstance(optimizer, dict):
         plain = {
             name: value
@@ -225,7 +259,7 @@ def _summary(found: Listing) -> Iterator[str]:
         }
         numbers = ", ".join(f"{name}={value}" for name, value in plain.items())
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
-    if found.document.get("step") is not None:
+    if found.document.get("step") is not None and not found.optimizers:
         yield f"step: {found.document['step']}"
     for name, value in found.document.get("metrics", {}).items():
         yield f"{name}: {value}"

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, consume
+from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import variable_constraint
 
@@ -100,7 +101,7 @@ def written(
     Args:
         writes: Functions in C.
         then: The user's functions that come between the writes and the counters.
-        counts: Functions in C.
+        counts: Functions in C; those whose tensors the user's functions cut are left out.
         begun: Optional. Is given a sentence with the writes: that the step was taken.
 
     Returns:
@@ -113,7 +114,7 @@ def written(
     for after in then:
         missing[len(functions)] = after.missing
         functions += [after.call] if after.write is None else [after.call, after.write]
-    functions += counts
+    functions += map(while_whole, counts) if then else counts
     pending = iter(functions)
     remaining = calls(pending)
     while True:
@@ -129,9 +130,12 @@ def written(
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """What sets tensors to the values that they have now, as functions in C."""
+    """What sets tensors to the values that they have now, as functions in C.
+
+    Those whose storage is cut by then have no place for them.
+    """
     plain = [tensor.detach() for tensor in tensors]
-    return [partial(tensor.copy_, tensor.clone()) for tensor in plain]
+    return [while_whole(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 
 
 @contextlib.contextmanager
@@ -174,7 +178,10 @@ def _constrained(var: Tensor, title: str) -> Tensor:
     if constraint is None:
         return var.detach()
     with EnableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+        check_memory(var, f"'{title}'")
         value = constraint(var)
+        check_memory(var, f"'{title}'")
+        check_memory(value, f"What the constraint of '{title}' returned")
         if value.shape != var.shape or value.dtype != var.dtype:
             raise InvalidArgumentError(
                 f"The constraint of '{title}' returned {value.dtype} of shape"

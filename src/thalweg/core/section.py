@@ -14,9 +14,16 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, cast
 
-from torch._C import DisableTorchFunction
+import torch
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,  # pyright: ignore[reportPrivateUsage]
+)
+
+from thalweg.engines.layout import span
 
 Call = Callable[[], Any]
 
@@ -29,7 +36,33 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
     return map(operator.call, functions)
 
 
+def while_whole(call: Call) -> Call:
+    """The call, left out if a tensor of it was cut meanwhile: to write there would end the process.
+
+    Args:
+        call: A function in C with its arguments bound by `partial`, in which tensors are found.
+    """
+    if not isinstance(call, partial):
+        return call
+    bound = cast("partial[Any]", call)
+    given: list[Any] = []
+    for one in (getattr(bound.func, "__self__", None), *bound.args, *bound.keywords.values()):
+        given += one if isinstance(one, list) else [one]
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    needed = list(map(_end, tensors))
+    whole = map(all, [map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))])
+    return partial(consume, map(operator.call, compress([bound], whole)))
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """How many bytes of its storage a tensor needs."""
+    first, end = span(tensor)
+    return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0
+
+
 def run(functions: Sequence[Call]) -> None:
     """Call functions in C, one after the other; not one of them, or all."""
-    with DisableTorchFunction():  # modes of torch would call Python for every function
+    # Modes of torch would call Python for every function, and could fail in the middle.
+    with DisableTorchFunction(), _DisableTorchDispatch():
         consume(map(operator.call, functions))

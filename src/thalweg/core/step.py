@@ -20,6 +20,7 @@ from thalweg.core.checks import check_memories, check_numerics, check_shapes, sp
 from thalweg.core.columns import columns_of, per_variable, processed
 from thalweg.core.hooks import Hooks
 from thalweg.core.kept import Kept, Planned
+from thalweg.core.moved import Memory
 from thalweg.core.outcome import (
     After,
     Outcome,
@@ -32,7 +33,7 @@ from thalweg.core.outcome import (
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
-from thalweg.core.section import Call, calls, consume
+from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Request, Round
 from thalweg.formula import Rule
@@ -199,6 +200,7 @@ def _carried_out(
     """Measure, decide, write, constrain, finish, count."""
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
+    memory = Memory(asked, scalar_slots) if rule.calls_users else None
     try:
         if not check and _is_checked(hooks, how):
             check_numerics(ready.peaks(), asked.titles)
@@ -221,6 +223,8 @@ def _carried_out(
         if is_last:
             counts += hooks.counts(columns.shared)
             then += hooks.finish()
+        if memory is not None:
+            memory.check()
         write = _at_once if ready.is_single else _in_rounds
         return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
@@ -263,12 +267,15 @@ def _in_rounds(
     tensors += [copy for copy in asked.copies or () if copy is not None]
     errors: list[BaseException] = []
     undo = calls(putting_back(distinct(tensors)))
+    memory = Memory(asked) if hooks.constrains and _constrained(asked) else None
     try:
         for own in rounds:
+            if memory is not None:
+                memory.check()
             consume(calls(own.calls))
             for index in own.members if hooks.constrains else ():
                 errors += constrained(asked.variables[index], asked.titles[index])
-        return errors + written([], then, counts, hooks.begun)
+        return errors + written([], then, list(map(while_whole, counts)), hooks.begun)
     except BaseException:
         if not hooks.begun:
             consume(undo)
@@ -298,11 +305,13 @@ def _by_hooks(
             hooks.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, title)
+        check_memories(undone)
         for var, copy in zip(variables, copies or (), strict=False):
             if copy is not None:
                 copy.detach().copy_(saturated(var, copy.dtype))
         counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
+        counts = list(map(while_whole, counts))
         return Outcome(True, errors + written([], then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:

@@ -5,11 +5,32 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from thalweg.distribute.replica import ReplicaContext
-    from thalweg.distribute.strategy import Strategy
+from thalweg.distribute.buckets import Sending
+from thalweg.distribute.ranks import Ranks
+
+
+class Replicas(Protocol):
+    """What the parts of a strategy know of it.
+
+    Attributes:
+        ranks: The ranks.
+        sending: How they send gradients.
+    """
+
+    ranks: Ranks
+    sending: Sending
+
+
+Which = TypeVar("Which", bound=Replicas)
+
+
+class Replica(Protocol):
+    """One of the replicas of a strategy."""
+
+    @property
+    def strategy(self) -> Replicas: ...
 
 
 class Entered(NamedTuple):
@@ -20,8 +41,8 @@ class Entered(NamedTuple):
         replica: The context of a replica, or None across replicas.
     """
 
-    strategy: Strategy
-    replica: ReplicaContext | None
+    strategy: Replicas
+    replica: Replica | None
 
 
 class _Here(threading.local):
@@ -33,7 +54,7 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def across(strategy: Strategy) -> Iterator[Strategy]:
+def across(strategy: Which) -> Iterator[Which]:
     """Be across the replicas of a strategy until the block ends."""
     _here.entered.append(Entered(strategy, None))
     try:
@@ -43,11 +64,11 @@ def across(strategy: Strategy) -> Iterator[Strategy]:
 
 
 @contextlib.contextmanager
-def within(replica: ReplicaContext) -> Iterator[ReplicaContext]:
+def within(replica: Replica) -> Iterator[None]:
     """Be in a replica until the block ends."""
     _here.entered.append(Entered(replica.strategy, replica))
     try:
-        yield replica
+        yield
     finally:
         _here.entered.pop()
 

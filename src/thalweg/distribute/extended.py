@@ -5,31 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement
-from thalweg.distribute.context import across
+from thalweg.distribute.context import Replicas, across
 from thalweg.distribute.nested import reduced
+from thalweg.distribute.replica import ReplicaContext
 from thalweg.graph.nest import leaves_of
-
-if TYPE_CHECKING:
-    from thalweg.distribute.strategy import Strategy
 
 
 class Extended:
     """Where variables are, and how they are updated: once in this process."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Replicas) -> None:
         self._strategy = strategy
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The devices that replicas of this process compute on."""
-        return (str(torch.get_default_device()),)
+        return ReplicaContext(self._strategy).devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

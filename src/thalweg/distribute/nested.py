@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.distribute.context import Replicas
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import summed
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
@@ -15,11 +16,8 @@ from thalweg.graph.nest import leaves_of, packed
 from thalweg.indexed_slices import IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
 
-if TYPE_CHECKING:
-    from thalweg.distribute.strategy import Strategy
 
-
-def reduced(strategy: Strategy, reduce_op: Any, value: Any) -> Any:
+def reduced(strategy: Replicas, reduce_op: Any, value: Any) -> Any:
     """A nest of sums or means over all replicas; see `ReplicaContext.all_reduce`."""
     op = ReduceOp.of(reduce_op)
     leaves = list(leaves_of(value))
@@ -28,7 +26,7 @@ def reduced(strategy: Strategy, reduce_op: Any, value: Any) -> Any:
     return packed(value, iter(_now(strategy, op, leaves)))
 
 
-def over_axis(strategy: Strategy, reduce_op: Any, value: Any, axis: int) -> Any:
+def over_axis(strategy: Replicas, reduce_op: Any, value: Any, axis: int) -> Any:
     """A nest of sums or means over all replicas and a dimension."""
     op = ReduceOp.of(reduce_op)
     leaves = [to_tensor(leaf) for leaf in leaves_of(value)]
@@ -43,7 +41,7 @@ def over_axis(strategy: Strategy, reduce_op: Any, value: Any, axis: int) -> Any:
     return packed(value, iter(means))
 
 
-def _now(strategy: Strategy, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
     gradients = [_concrete(leaf) for leaf in leaves]
     if strategy.ranks.is_alone:
         return gradients
@@ -51,7 +49,7 @@ def _now(strategy: Strategy, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
     found = [total for total, _ in summed(pairs, strategy.ranks, strategy.sending)]
     if op is ReduceOp.SUM:
         return found
-    count = strategy.num_replicas_in_sync
+    count = strategy.ranks.size
     return [None if total is None else total / count for total in found]
 
 
@@ -59,7 +57,7 @@ def _concrete(leaf: Any) -> Tensor | IndexedSlices | None:
     return leaf if leaf is None or isinstance(leaf, IndexedSlices) else as_gradient(to_tensor(leaf))
 
 
-def _in_graph(strategy: Strategy, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+def _in_graph(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
     """The same as an operation of the graph, which each rank runs at the same place."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
     given = [leaves[place] for place in present]

@@ -43,9 +43,9 @@ class Underway:
 
     def arrived(self, var: Tensor) -> None:
         """Take the gradient of a variable, `var.grad`, which is complete."""
-        place, grad = self._numbers.get(id(var)), var.grad
-        home = None if place is None else self._homes.get(place)
-        if place is None or home is None or not _is_dense(grad, var) or place in self._arrived:
+        place, grad = self._numbers.get(id(var), -1), var.grad
+        home = self._homes.get(place)
+        if home is None or grad is None or not _is_dense(grad, var) or place in self._arrived:
             return
         bucket, part = home
         part.copy_(grad)
@@ -82,5 +82,5 @@ class Underway:
         self._sent += 1
 
 
-def _is_dense(grad: Tensor | None, var: Tensor) -> bool:
-    return grad is not None and grad.layout is torch.strided and grad.dtype == var.dtype
+def _is_dense(grad: Tensor, var: Tensor) -> bool:
+    return grad.layout is torch.strided and grad.dtype == var.dtype

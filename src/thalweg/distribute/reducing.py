@@ -91,7 +91,8 @@ def sums_of(
     ]
     buckets = planned(dense, how.bucket_size)
     for bucket in buckets:
-        torch._foreach_copy_(bucket.parts, [found[place] for place in bucket.places])
+        given = [found[place] for place in bucket.places]
+        torch._foreach_copy_(bucket.parts, given)  # pyright: ignore[reportPrivateImportUsage]
         bucket.send(ranks, how.ordered)
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
     rows = gathered([found[place] for place in sparse], ranks)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thalweg.distribute.context import across
+import torch
+
+from thalweg.distribute.context import Replicas, across
 from thalweg.distribute.nested import reduced
-
-if TYPE_CHECKING:
-    from thalweg.distribute.strategy import Strategy
 
 
 class ReplicaContext:
     """The side of a strategy on which one replica computes.
 
     Attributes:
-        strategy: The strategy.
+        strategy: The `Strategy`.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Replicas) -> None:
         self.strategy = strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas there are."""
-        return self.strategy.num_replicas_in_sync
+        return self.strategy.ranks.size
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -35,7 +34,7 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices of this replica."""
-        return self.strategy.extended.worker_devices
+        return (str(torch.get_default_device()),)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Sums or means of what all replicas give, the same for each of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -227,13 +227,14 @@ _DEFAULT = Strategy.alone()  # where nobody made one
 def get_strategy() -> Strategy:
     """The strategy that this thread is in; one replica outside of any."""
     here = innermost()
-    return _DEFAULT if here is None else here.strategy
+    return _DEFAULT if here is None else cast(Strategy, here.strategy)
 
 
 def current_replica() -> ReplicaContext:
     """The replica that this thread is, or is about to be."""
     here = innermost()
-    return (here and here.replica) or ReplicaContext(get_strategy())
+    entered = None if here is None else here.replica
+    return cast(ReplicaContext, entered) if entered else ReplicaContext(get_strategy())
 
 
 def get_replica_context() -> ReplicaContext | None:

@@ -8,7 +8,7 @@ the same whatever else lies in the vector, so the bits are those of one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
     size = -(-flat.numel() // ranks.size)
     sent = flat.new_zeros(size * ranks.size)
     sent[: flat.numel()] = flat
-    shards: Sequence[Tensor] = ranks.exchanged(sent).view(ranks.size, size).unbind()
+    shards = list(ranks.exchanged(sent).view(ranks.size, size).unbind())
     while len(shards) > 1:
         shards = [one + other for one, other in zip(shards[::2], shards[1::2], strict=True)]
     return ranks.joined(shards[0])[: flat.numel()]

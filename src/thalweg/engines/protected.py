@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import repeat
 from pathlib import Path
 
 from torch import Tensor
@@ -11,19 +14,21 @@ from thalweg.engines.layout import span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
+_PROTECTED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .-", re.MULTILINE)
 
 
-def _protected() -> Iterator[tuple[int, int]]:
-    """The runs of addresses of this process that may not be written; none where nobody tells."""
+def _protected() -> tuple[list[int], list[int]]:
+    """Where runs of addresses of this process that may not be written begin, and where they end.
+
+    They are in order; there are none where nobody tells.
+    """
     try:
-        lines = Path(_MAPS).read_text().splitlines()
+        found = _PROTECTED.findall(Path(_MAPS).read_text())
     except OSError:
-        return
-    for line in lines:
-        addresses, rights = line.split()[:2]
-        if "w" not in rights:
-            first, end = addresses.split("-")
-            yield int(first, 16), int(end, 16)
+        return [], []
+    # A process that has compiled much has thousands: no line of Python for each.
+    starts, ends = zip(*found, strict=True) if found else ((), ())
+    return list(map(int, starts, repeat(16))), list(map(int, ends, repeat(16)))
 
 
 def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
@@ -43,10 +48,11 @@ def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     ]
     if not foreign:
         return
-    runs = list(_protected())
+    starts, ends = _protected()
     for tensor, name in foreign:
         first, end = span(tensor)
-        if any(first < stop and start < end for start, stop in runs):
+        next_one = bisect_right(ends, first)
+        if next_one < len(starts) and starts[next_one] < end:
             raise LayoutError(
                 f"cannot update '{name}' in place: its memory may only be read. Give the optimizer"
                 " a .clone() of it, or map the file for writing."

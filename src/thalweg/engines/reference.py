@@ -9,7 +9,7 @@ Tensors elsewhere are computed with torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,10 @@ NUMPY: dict[str, Callable[..., Any]] = {
 }
 
 
-def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    def apply(*values: Any) -> Any:
-        dtype = next(value.dtype for value in values if isinstance(value, Tensor))
-        wide = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-        return function(*wide).to(dtype)
+def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def apply(*values: Tensor) -> Tensor:
+        dtype = reduce(torch.promote_types, [value.dtype for value in values])
+        return function(*(value.double() for value in values)).to(dtype)
 
     return apply
 
@@ -122,9 +121,18 @@ def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
 
 
 @cache
-def torch_formula(formula: Formula) -> Formula:
-    """The formula on tensors."""
-    return bind(formula, TORCH, float)
+def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
+    """The formula on tensors of `dtype` with so many dimensions."""
+    return bind(formula, TORCH, _torch_number(dtype, device, dim))
+
+
+def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
+    """What makes a tensor of a number.
+
+    It has one dimension beside tensors that have any: torch would not count the type of a tensor
+    of shape () beside those, and NumPy counts that of a number.
+    """
+    return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
 
 def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
@@ -170,6 +178,15 @@ def _flushed(formula: Formula, results: Sequence[Any], var: Array, grad: int) ->
     return arrays
 
 
+def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) -> list[Tensor]:
+    """A formula over tensors of any device, computed in the dtype of the first."""
+    first = tensors[0]
+    how = first.dtype, first.device, first.dim()
+    function = torch_formula(formula, *how)
+    results = function(*tensors, **_pick(formula, scalars, _torch_number(*how)))
+    return [result.to(first.dtype).expand(first.shape) for result in results]
+
+
 def transform(
     stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
 ) -> Tensor:
@@ -186,10 +203,9 @@ def transform(
         return grad
     kind = kind or grad.dtype
     if grad.device.type != "cpu":
-        plain = {name: float(value) for name, value in scalars.items()}
-        changed = grad.detach().to(torch.float64 if kind == torch.float64 else torch.float32)
+        changed = grad.detach().to(_of(compute_dtype(kind)))
         for stage in stages:
-            changed = torch_formula(stage)(changed, **_pick(stage, plain, float))[0]
+            changed = torch_evaluate(stage, [changed], scalars)[0]
         return changed.to(kind)
     with denormals(flush):
         array, dtype = grad.detach(), compute_dtype(kind)
@@ -368,7 +384,7 @@ def _sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float
                 *(each.numpy() for each in wide), **_pick(formula, scalars, np.float64)
             )[0]
         return combined(leaves_of(values.reshape(-1)), counts)
-    values = torch_formula(formula)(*wide, **_pick(formula, scalars, float))[0]
+    values = torch_evaluate(formula, wide, scalars)[0]
     return combined(leaves_of(values.reshape(-1)), counts).cpu().numpy()
 
 
@@ -388,15 +404,11 @@ def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
     """The same on any device."""
-    plain = {name: float(value) for name, value in scalars.items()}
-    wide = [_wide(tensor) for tensor in tensors]
-    changed = grad.detach().to(wide[0].dtype)
+    var, *slots = map(_wide, tensors)
+    changed = grad.detach().to(var.dtype)
     for stage in stages:
-        changed = torch_formula(stage)(changed, **_pick(stage, plain, float))[0]
-    results = torch_formula(rule.update)(
-        wide[0], changed, *wide[1:], **_pick(rule.update, plain, float)
-    )
-    return list(results)
+        changed = torch_evaluate(stage, [changed], scalars)[0]
+    return torch_evaluate(rule.update, [var, changed, *slots], scalars)
 
 
 def _begun(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:

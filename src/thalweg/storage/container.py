@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,12 +18,13 @@ from thalweg.storage.draft import Draft
 from thalweg.storage.header import Described, Description
 from thalweg.storage.stored import Stored
 
-__all__ = ["Contents", "Described", "Description", "describe", "is_container", "read", "verify",
-           "write"]  # fmt: skip
+__all__ = ["Contents", "Described", "Description", "describe", "is_container", "mapped", "read",
+           "verify", "write"]  # fmt: skip
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
+_POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which Python has no name for
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them
 _ALIGNED = 64  # bytes
 
@@ -110,12 +114,42 @@ def read(
     given = os.fsdecode(path)
     with disk.opened(path) as file:
         described = _described(given, file)
-        wanted = {
-            name: each for name, each in described.tensors.items() if names is None or name in names
-        }
+        wanted = _wanted(described, names)
         rooms = _rooms(wanted)
         _check_all(given, file, wanted, rooms, progress)
     tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
+    return Contents(described.document, tensors)
+
+
+def mapped(
+    path: Path, names: Container[str] | None = None, progress: Progress | None = None
+) -> Contents:
+    """As `read`, with the tensors left in the file: memory is taken for none of them.
+
+    Every checksum is verified first. The file may be replaced afterwards, but not changed in place
+    for as long as a tensor is used; what is written to a tensor does not reach the file.
+
+    Raises:
+        ThalwegError: As `read`.
+    """
+    given = os.fsdecode(path)
+    with disk.opened(path) as file:
+        described = _described(given, file)
+        wanted = _wanted(described, names)
+        _check_all(given, file, wanted, {}, progress)
+        try:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError:  # a file system that maps no files
+            return read(path, names)
+    if sys.platform == "linux":
+        # An older Linux knows no such advice and comes to know of each page when it is read.
+        with contextlib.suppress(OSError):
+            pages.madvise(_POPULATE_READ)
+    whole = memoryview(pages)
+    tensors = {
+        name: Stored(each.dtype, each.shape, whole[each.begin : each.begin + each.bytes])
+        for name, each in wanted.items()
+    }
     return Contents(described.document, tensors)
 
 
@@ -165,6 +199,12 @@ def _described(path: str, file: BinaryIO) -> Description:
     if len(text) < length:
         raise DataLossError(f"{path}: It ends within its header.")
     return header.decoded(path, first, text, size)
+
+
+def _wanted(described: Description, names: Container[str] | None) -> dict[str, Described]:
+    return {
+        name: each for name, each in described.tensors.items() if names is None or name in names
+    }
 
 
 def _rooms(wanted: Mapping[str, Described]) -> dict[str, memoryview]:

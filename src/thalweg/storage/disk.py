@@ -58,11 +58,46 @@ def replace(
         folder = calls.folder(os.path.dirname(commit.target))
     try:
         temporary.remove_abandoned(commit.target)
-        commit.write(parts, head)
+        with commit.written(parts, head):
+            commit.take()
         with commit.told():
             calls.sync_folder(folder)
     finally:
         calls.leave(folder)
+
+
+def replace_together(
+    files: Iterable[tuple[str, Iterable[Buffer], int]], progress: Progress | None = None
+) -> None:
+    """Give files new content that is only of use together, as `replace` does for one.
+
+    All content is on the disk before the first file takes its name. So a full disk leaves all old
+    files; what can still come between is a crash while the names are changed.
+
+    Args:
+        files: Paths, with the bytes and their number. Each is asked for after the one before it is
+            written.
+        progress: As in `replace`; for the first file alone.
+
+    Raises:
+        CheckpointWriteError: A system call failed; says what is left.
+        InvalidArgumentError: As in `replace`.
+    """
+    commits: list[_Commit] = []
+    with contextlib.ExitStack() as held:
+        for path, parts, total in files:
+            commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
+            with commit.told():
+                commit.folder = calls.folder(os.path.dirname(commit.target))
+            held.callback(calls.leave, commit.folder)
+            temporary.remove_abandoned(commit.target)
+            held.enter_context(commit.written(parts, None))
+            commits.append(commit)
+        for commit in commits:
+            commit.take()
+        for commit in commits:
+            with commit.told():
+                calls.sync_folder(commit.folder)
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
@@ -124,10 +159,21 @@ class _Commit:
 
     Attributes:
         target: The file that is replaced, without links.
+        folder: Its folder, if it was opened.
     """
 
-    def __init__(self, path: str, total: int, progress: Progress | None, room: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        total: int,
+        progress: Progress | None,
+        room: int,
+        before: tuple[_Commit, ...] = (),
+    ) -> None:
         self._path, self._total, self._progress, self._room = path, total, progress, room
+        self._before = before
+        self._made = ""
+        self.folder: int | None = None
         self._done = self._begun = 0
         self._had_one = self._is_there = False
         with self.told():
@@ -157,12 +203,21 @@ class _Commit:
     def _left(self) -> str:
         if self._is_there:
             return "the new checkpoint is in its place, but may not survive a power loss."
+        for each in self._before:
+            if each._is_there and each._had_one:
+                return (
+                    f"{each._path} is new already and does not go together with what is here, so"
+                    " there is no checkpoint to be read. Save again."
+                )
         return "the previous checkpoint is intact." if self._had_one else "nothing was saved."
 
-    def write(self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
-        """Write the temporary file, and give it the name."""
+    @contextlib.contextmanager
+    def written(
+        self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
+    ) -> Generator[None]:
+        """The new content in a temporary file, which the block has to `take`."""
         with self.told():
-            made = temporary.name_of(self.target)
+            self._made = made = temporary.name_of(self.target)
         temporary.under_way.add(made)
         try:
             with self.told():
@@ -173,15 +228,19 @@ class _Commit:
                 finally:
                     with self.told():
                         calls.close(file)
-                with self.told():
-                    calls.retried(os.replace, made, self.target)
-                    self._is_there = True
+                yield
             except BaseException:
                 with contextlib.suppress(OSError):
                     calls.retried(os.unlink, made)
                 raise
         finally:
             temporary.under_way.discard(made)
+
+    def take(self) -> None:
+        """Give the temporary file the name."""
+        with self.told():
+            calls.retried(os.replace, self._made, self.target)
+            self._is_there = True
 
     def _fill(self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
         with contextlib.suppress(OSError):  # some file systems have no locks

@@ -19,6 +19,7 @@ from thalweg.errors import (
     DataLossError,
     InvalidConfigError,
     UnsupportedCheckpointError,
+    listed,
 )
 from thalweg.storage import json_text
 from thalweg.storage.checksum import crc32c
@@ -34,7 +35,6 @@ FIRST = b'{"__metadata__":{"format":"thalweg",'
 
 _DIMENSIONS = 64
 _LARGEST = 2**63
-_SHOWN = 10  # differences in a message
 _ZEROS = b"0" * 8
 _HIGHEST = 0xFFFFFFFF
 # safetensors has no complex numbers, or not in all versions: they stand as pairs of these.
@@ -163,8 +163,7 @@ def _tensors(
         raise DataLossError(f"{path}: It has {size} bytes; its header tells of {end}.")
     differences = list(_differences(found, manifest))
     if differences:
-        more = len(differences) - _SHOWN
-        shown = "\n".join([*differences[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        shown = listed(differences, "\n")
         raise CheckpointMismatchError(
             f"{path}: Header and manifest differ:\n{shown}\nNothing was loaded."
         )

@@ -1,12 +1,12 @@
 """Checkpoints of TensorFlow and Keras: read, restored and written, with neither installed."""
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.converting import convert
 from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.placing.rules import Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
-from thalweg.checkpoint.tensorflow.rules import Rules
-from thalweg.checkpoint.tensorflow.writing import save
+from thalweg.checkpoint.tensorflow.saving import save
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
 
 __all__ = [
     "FoundOptimizer",

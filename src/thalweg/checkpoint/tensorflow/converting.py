@@ -12,21 +12,26 @@ from torch import Tensor
 
 from thalweg.checkpoint import saving
 from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.mapping import turned
-from thalweg.checkpoint.tensorflow.numbers import dtype_of
+from thalweg.checkpoint.tensorflow.placing.mapping import turned
+from thalweg.checkpoint.tensorflow.placing.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
-from thalweg.checkpoint.tensorflow.rules import SAME, Rules
-from thalweg.checkpoint.tensorflow.writing import save
+from thalweg.checkpoint.tensorflow.saving import save
+from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
-from thalweg.errors import InvalidArgumentError, InvalidConfigError, UnsupportedCheckpointError
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidConfigError,
+    UnsupportedCheckpointError,
+    listed,
+)
 from thalweg.storage import container
+from thalweg.storage.located import Kind, located
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # of what a file has as `extra`
-_STEP = "global_step"
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -54,7 +59,7 @@ def convert(
         out: The new file; of TensorFlow's the prefix.
         rules: Optional. As in `restore`; for "tf" and "tf1" as in `save`.
         to: "thalweg", "tf" or "tf1".
-        optimizer, which: As in `restore`.
+        optimizer, which: As in `restore`; to "thalweg" alone.
         progress: Called with the bytes that are read and those there are.
         **hyperparameters: As in `restore`: what the optimizer needs and the file does not hold.
 
@@ -68,6 +73,13 @@ def convert(
     """
     if to not in FORMS:
         raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {to!r}.")
+    options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
+    options += ["which"] * (which is not None)
+    if to != "thalweg" and options:
+        raise InvalidArgumentError(
+            f"{listed(options)} would be of a new optimizer; {os.fspath(path)}, which is turned"
+            " into a checkpoint of TensorFlow, has its own."
+        )
     if to == "thalweg":
         file = load(path, progress)
         _to_thalweg(file, out, Rules.of(rules) or SAME, optimizer, which, hyperparameters)
@@ -93,11 +105,11 @@ def _to_thalweg(
     steps = file.step
     counter = None
     if steps is not None:
-        counter = Variable(np.int64(0), _STEP, trainable=False)
+        counter = Variable(np.int64(0), GLOBAL_STEP, trainable=False)
     opt = restore(file, own, rules, optimizer, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
-        own[_STEP] = counter  # what it reads
-    origin = {"kind": file.kind, _STEP: None if counter is None else counter.item()}
+        own[GLOBAL_STEP] = counter  # what it reads
+    origin = {"kind": file.kind, GLOBAL_STEP: None if counter is None else counter.item()}
     saving.save(out, optimizer=opt, variables=own, extra={_ORIGIN: origin})
 
 
@@ -122,19 +134,32 @@ def _variables(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Tensor]:
 def _to_tensorflow(
     path: Path, out: Path, rules: Rules | None, kind: Any, progress: Progress | None
 ) -> None:
-    contents = container.read(path, progress=progress)
-    reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
-    given: Any = reader(contents.document.get("variables", {}))
-    extra: Any = reader(contents.document.get("extra"))
-    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
-        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
-    own: dict[str, Any] = {name: Variable(value, name) for name, value in given.items()}
-    opt = saving.restore(path, variables=own).optimizer
+    own = _zeros(path)
+    restored = saving.restore(path, variables=own, progress=progress)
+    opt, extra = restored.optimizer, restored.extra
     origin = extra.get(_ORIGIN) if isinstance(extra, dict) else None
-    steps = origin.get(_STEP) if isinstance(origin, dict) else None
-    step = own.pop(_STEP, None)
+    steps = origin.get(GLOBAL_STEP) if isinstance(origin, dict) else None
+    step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
-        step = Variable(np.int64(steps), _STEP, trainable=False)
+        step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
     if rules is None and isinstance(origin, dict):
         rules = SAME  # the names are TensorFlow's
     save(out, opt, own, rules, kind, global_step=step if kind == "tf1" else None)
+
+
+def _zeros(path: Path) -> dict[str, Any]:
+    """Variables as those of a file of ours, whose values are not read yet."""
+    place = located(path).checked()
+    if place.kind is not Kind.OURS:
+        raise UnsupportedCheckpointError(
+            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned"
+            ' into one of TensorFlow: convert it to="thalweg" first.'
+        )
+    found = container.describe(place.path)
+    tensors = {
+        name: torch.zeros(each.shape, dtype=dtype_of(each)) for name, each in found.tensors.items()
+    }
+    given: Any = Reader(tensors)(found.document.get("variables", {}))
+    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
+        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
+    return {name: Variable(value, name) for name, value in given.items()}

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.saving import reader_of
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.objects import only, sorted_objects
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
+from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.objects import only, sorted_objects
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
-
-_SUFFIXES = (".index", ".meta")
-
-
-def _reader(path: str) -> str:
-    document: Any = container.describe(path).document
-    return reader_of(document.get("kind"))
+from thalweg.storage.bundle import ObjectGraph
+from thalweg.storage.located import located
+from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
 def load(
@@ -33,7 +29,7 @@ def load(
 
     Args:
         path: The prefix of a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`, such as
-            "run7/model.ckpt-5", or its `.index` file; or a `.keras`, `.weights.h5` or `.h5` file.
+            "run7/model.ckpt-5", or one of its files; or a `.keras`, `.weights.h5` or `.h5` file.
             What it is is told by its content.
         progress: Called now and then with the bytes that are read and those there are.
         names: Optional. The tensors to read, of a checkpoint with tensors that cannot be read.
@@ -47,31 +43,36 @@ def load(
         UnsafeCheckpointError: It leads to other files.
         UnsupportedCheckpointError: It holds what is not read; the error names it.
     """
-    given = os.fspath(path)
-    prefix = next((given.removesuffix(end) for end in _SUFFIXES if given.endswith(end)), given)
-    for each in dict.fromkeys((given, prefix)):
-        if bundle.is_bundle(each):
-            found = bundle.read(each, names, progress)
-            if found.graph is not None:
-                graph = found.graph if names is None else only(found.graph, found.tensors)
-                file = sorted_objects(each, found.tensors, graph)
-            else:
-                file = sorted_names(each, found.tensors)
-            return replace(file, texts=tuple(found.strings))
-    if not os.path.exists(given):
-        raise MissingFileError(
-            f"{given}: there is no checkpoint: neither {prefix}.index nor a file of this name."
+    place = located(path).checked()
+    if place.writer == "keras":
+        return sorted_file(place.path, keras_files.read(place.path, progress))
+    if place.writer == "thalweg":
+        kind: Any = container.describe(place.path).document.get("kind")
+        raise UnsupportedCheckpointError(
+            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}."
         )
-    if container.is_container(given):
-        raise UnsupportedCheckpointError(f"{given} is a checkpoint of thalweg: {_reader(given)}.")
-    if os.path.isdir(given):
-        raise MissingFileError(
-            f"{given} is a folder: give a checkpoint in it, as"
-            " thalweg.v1.train.latest_checkpoint finds those of TensorFlow."
-        )
-    if not keras_files.is_keras_file(given):
-        raise DataLossError(
-            f"{given} is no checkpoint of TensorFlow and no file of Keras, or its first bytes are"
-            " damaged."
-        )
-    return sorted_file(given, keras_files.read(given))
+    found = bundle.read(place.path, names, progress)
+    graph = found.graph
+    if graph is not None and names is not None:
+        graph = only(graph, found.tensors)
+    file = _sorted(place.path, found.tensors, graph)
+    return replace(file, texts=tuple(found.strings))
+
+
+def outlined(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
+    """As `load`, but of a checkpoint of TensorFlow no values are read, except those of scalars."""
+    place = located(path).checked()
+    if place.writer != "tensorflow":
+        return load(path)
+    entries = [each for each in bundle.describe(place.path) if each.dtype in ITEM_BYTES]
+    found = bundle.read(place.path, {each.name for each in entries if not each.shape})
+    empty = {
+        each.name: Stored(each.dtype, each.shape, memoryview(b"")) for each in entries if each.shape
+    }
+    return _sorted(place.path, {**empty, **found.tensors}, found.graph)
+
+
+def _sorted(
+    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph | None
+) -> TensorFlowCheckpoint:
+    return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)

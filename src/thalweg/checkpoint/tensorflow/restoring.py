@@ -10,25 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.into_keras import loading_keras, without_momentum
-from thalweg.checkpoint.tensorflow.into_training import (
+from thalweg.checkpoint.tensorflow.loading import load
+from thalweg.checkpoint.tensorflow.placing.placed import Placed
+from thalweg.checkpoint.tensorflow.placing.rules import Rules
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
+from thalweg.checkpoint.tensorflow.setting.into_keras import loading_keras, without_momentum
+from thalweg.checkpoint.tensorflow.setting.into_training import (
     inner_of,
     is_training,
     loading_training,
     with_averages,
 )
-from thalweg.checkpoint.tensorflow.into_v1 import loading_v1
-from thalweg.checkpoint.tensorflow.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.making import class_of, families_of, family_of, wrapped
-from thalweg.checkpoint.tensorflow.numbers import count_of
-from thalweg.checkpoint.tensorflow.objects import SAVE_COUNTER
-from thalweg.checkpoint.tensorflow.placing import Placed
-from thalweg.checkpoint.tensorflow.rules import Rules
-from thalweg.checkpoint.tensorflow.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1
+from thalweg.checkpoint.tensorflow.setting.making import class_of, families_of, family_of, wrapped
+from thalweg.checkpoint.tensorflow.sorting.contents import (
+    GLOBAL_STEP,
+    FoundOptimizer,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
 from thalweg.core.state import Entry
 from thalweg.errors import (
@@ -107,7 +110,7 @@ def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> s
     """What sets the variables, and the count of steps."""
     pairs = placed.variables()
     if global_step is not None:
-        pairs.append((Entry("global_step", global_step), _count(placed.file, found, global_step)))
+        pairs.append((Entry(GLOBAL_STEP, global_step), _count(placed.file, found, global_step)))
     differences = [entry.difference(value) for entry, value in pairs]
     if any(differences):
         raise state.mismatch([each for each in differences if each])
@@ -152,19 +155,15 @@ def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> Fo
     return found[0] if found else None
 
 
-def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Tensor) -> Tensor:
+def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Any) -> Tensor:
     """The count of steps in a file, in the dtype of the variable that is to hold it."""
-    named = {name: value for name, value in file.counters.items() if name != SAVE_COUNTER}
-    exact = [value for name, value in named.items() if name.rpartition("/")[2] == "global_step"]
-    chosen = exact if exact else list(named.values())
-    count = count_of(chosen[0]) if len(chosen) == 1 else None
-    if count is None and found is not None:
-        count = found.steps
+    if not isinstance(variable, Tensor):
+        raise InvalidTypeError(f"global_step must be a variable, not {variable!r}.")
+    count = file.steps_of([found] if found else [])
     if count is None:
-        raise CheckpointMismatchError(
-            "there is no count of steps for global_step. Nothing was loaded."
-        )
-    return torch.tensor(count, dtype=variable.dtype)
+        notes = "".join(f"; {note}" for note in (found.notes if found else ()))
+        raise state.mismatch([f"there is no count of steps for global_step{notes}"])
+    return as_count(count, variable.dtype)
 
 
 def _made(
@@ -180,8 +179,8 @@ def _made(
     cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
     if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
         arguments = dict(given)
-        if global_step is not None and "global_step" in inspect.signature(cls).parameters:
-            arguments["global_step"] = global_step
+        if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
+            arguments[GLOBAL_STEP] = global_step
         return wrapped(cls, found, arguments, file)
     if given:
         raise InvalidArgumentError(

@@ -49,8 +49,9 @@ def from_torch(
         state_dict: An `Adam`, `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`
             of `torch.optim`, or its `state_dict()`.
         into: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the same rule.
-        variables: The variables, in the order of torch's parameters, or by names where both have
-            them, or as a dict by torch's names. Those of the optimizer, if that was given.
+        variables: The variables. A dict has them by torch's names. Those of the optimizer, if that
+            was given, are known in any order, and are the default; others go by name, where both
+            sides have names, and else by the order of torch's parameters.
         step: The number of steps, where torch has not counted them, as in SGD, or for each
             parameter another.
 

@@ -118,7 +118,10 @@ def _what(family: str) -> str:
 
 
 def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, Tensor]]:
-    """The parameters with their variables: by name where both sides have names, else by order.
+    """The parameters with their variables.
+
+    Those of the optimizer are known by what they are; others go by name where both sides have
+    names, else by order.
 
     Args:
         saved: The state.
@@ -137,11 +140,14 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
             )
         variables = [param for group in given.param_groups for param in group["params"]]
     names: list[str] | None = None
+    own = _parameters(given)
     if isinstance(variables, Mapping):
         names = list(variables.keys())
         variables = list(variables.values())
     found = distinct(flatten(variables))
     check_variables(found)
+    if names is None and any(id(var) in own for var in found):
+        return _identified(saved, own, found)
     if names is None:
         names = [name_of(var, "").split(":")[0] for var in found]
         has_names = all(name not in ("", "Variable") for name in names)
@@ -160,6 +166,29 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
     if problems:
         raise mismatch(problems, _what(saved.family))
     return [(known[name], var) for name, var in zip(names, found, strict=True)]
+
+
+def _identified(
+    saved: Saved, own: Mapping[int, int], found: Sequence[Tensor]
+) -> list[tuple[Parameter, Tensor]]:
+    """The variables with what was kept for each, where they are the optimizer's parameters."""
+    given = {id(var) for var in found}
+    problems = [
+        f"{name_of(var)!r} is none of its parameters" for var in found if id(var) not in own
+    ]
+    problems += [
+        f"its parameter {index} is not given" for each, index in own.items() if each not in given
+    ]
+    if problems:
+        raise mismatch(problems, _what(saved.family))
+    return [(saved.parameters[own[id(var)]], var) for var in found]
+
+
+def _parameters(given: Any) -> dict[int, int]:
+    """The places of an optimizer's parameters by `id`."""
+    groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else []
+    found = [id(param) for group in groups for param in group["params"]]
+    return {each: index for index, each in enumerate(found)}
 
 
 def number(value: Any) -> float | None:

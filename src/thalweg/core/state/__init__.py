@@ -4,9 +4,22 @@ A face lists `entries`. A state is set in four parts: entries say what they want
 looked for, values are converted, and then all is written at once.
 """
 
+from thalweg.core.state.aliases import alike
 from thalweg.core.state.copies import Copied, making, published, staged, whole
-from thalweg.core.state.entries import Entry, Item, Number, flaw, kept, readable, room_for, shown
+from thalweg.core.state.entries import (
+    Entry,
+    Item,
+    Number,
+    flaw,
+    kept,
+    readable,
+    room_for,
+    shown,
+    taken,
+    uncopied,
+)
 from thalweg.core.state.loading import (
+    LISTED,
     Loading,
     differences,
     fitting,
@@ -18,11 +31,13 @@ from thalweg.core.state.loading import (
 from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
 
 __all__ = [
+    "LISTED",
     "Copied",
     "Entry",
     "Item",
     "Loading",
     "Number",
+    "alike",
     "as_now",
     "differences",
     "distinct",
@@ -42,5 +57,7 @@ __all__ = [
     "shown",
     "snapshot",
     "staged",
+    "taken",
+    "uncopied",
     "whole",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +18,24 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
 
 Call = Callable[[], Any]
+
+_uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
 _SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
+
+
+@contextlib.contextmanager
+def uncopied() -> Generator[None]:
+    """Have states in this block hold the tensors themselves; to be read before a next step."""
+    before = _uncopied.set(True)
+    try:
+        yield
+    finally:
+        _uncopied.reset(before)
+
+
+def taken(own: Tensor) -> Tensor:
+    """What a state holds of a tensor: a copy, or in `uncopied` the tensor itself."""
+    return own.detach() if _uncopied.get() else own.detach().clone()
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class Entry:
             LayoutError: There is no memory that holds it.
         """
         check_memory(self.own, f"'{name_of(self.own)}'")
-        return self.own.detach().clone()
+        return taken(self.own)
 
     def difference(self, given: Any) -> str | None:
         """Why it cannot be set to a value, in words, or None. Changes nothing."""
@@ -68,7 +87,11 @@ class Entry:
     def calls(self, given: Any) -> list[Call]:
         """What sets it, in C alone; all conversions are made now."""
         value = kept(given, self.own.dtype, self.own.device)
-        return [partial(_plain(self.own).copy_, value)]
+        return self.set_to(value)
+
+    def set_to(self, value: Tensor) -> list[Call]:
+        """As `calls`, without a copy of the value: it is plain, and nothing writes to it."""
+        return [partial(plain(self.own).copy_, value)]
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,9 @@ class Number:
 
     def calls(self, given: Any) -> list[Call]:
         return self.setting(given)
+
+    def set_to(self, value: Any) -> list[Call]:
+        return self.setting(value)
 
 
 Item = Entry | Number
@@ -146,7 +172,7 @@ def kept(
     given: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
     """A plain copy of a tensor without flaws, whatever its class; it shares no memory."""
-    found = _plain(given)
+    found = plain(given)
     dtype, device = dtype or found.dtype, device or found.device
     return torch.empty(found.shape, dtype=dtype, device=device).copy_(found)
 
@@ -167,7 +193,7 @@ def _kind(tensor: Tensor) -> str:
         return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """The tensor's memory as a `torch.Tensor`, whose methods run in C alone."""
     with DisableTorchFunctionSubclass():
         return tensor.detach()
@@ -192,8 +218,11 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def _is_writable(own: Tensor) -> bool:
     """Whether `copy_` of a tensor of the same shape succeeds."""
-    found = _plain(own)
+    found = plain(own)
     spread = any(
         step == 0 and size > 1 for size, step in zip(found.shape, found.stride(), strict=True)
     )
-    return not spread and not found.is_meta and not own.is_inference() and _is_whole(found)
+    # A class with its own dispatch keeps the elements elsewhere, and its `copy_` is Python.
+    is_plain = type(found) is Tensor
+    whole = is_plain and not found.is_meta and not own.is_inference() and _is_whole(found)
+    return whole and not spread

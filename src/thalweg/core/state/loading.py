@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 
 from thalweg.core import section
+from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
 from thalweg.engines.protected import check_writable
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, LayoutError
+from thalweg.errors import (
+    LISTED,
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    LayoutError,
+    listed,
+)
 
-LISTED = 10  # differences that an error names
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
 
@@ -74,15 +79,12 @@ def mismatch(
         what: Whose state it is.
         outcome: What has become of it.
     """
-    listed = list(found[:LISTED])
-    if len(found) > LISTED:
-        listed.append(f"and {len(found) - LISTED} more")
-    if any(each.startswith(("'Variable/", "'Variable#")) for each in listed):
+    if any(each.startswith(("'Variable/", "'Variable#")) for each in found[:LISTED]):
         outcome = (
             "Variables without a name are matched by their order; thalweg.named_variables(module)"
             f" names them. {outcome}"
         )
-    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{'; '.join(listed)}. {outcome}")
+    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{listed(found, '; ')}. {outcome}")
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,13 @@ class Loading:
         pairs: Entries, and what they are set to.
         then: Further calls, after these, of the same kind as `Item.calls`.
         what: Whose state it is, as in `mismatch`.
+        is_ours: Whether the values are plain tensors that nothing writes to meanwhile.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
     then: Sequence[Call] = ()
     what: str = ""
+    is_ours: bool = False
 
     def check_memory(self) -> None:
         """Refuse tensors whose memory may only be read.
@@ -116,7 +120,7 @@ class Loading:
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
-                calls += entry.calls(value)
+                calls += entry.set_to(value) if self.is_ours else entry.calls(value)
             except NO_MEMORY:
                 raise
             except Exception as error:
@@ -129,14 +133,22 @@ def restore(*loadings: Loading) -> None:
     """Set all of several states, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, or memory may only be read.
+        CheckpointMismatchError: A value cannot be converted, memory may only be read, or entries
+            over the same memory are given different values.
     """
     with torch.inference_mode(False), torch.no_grad():
         for each in loadings:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
-        with DisableTorchFunction():  # `with torch.device(...)` would call Python back
-            section.run(calls)
+        _check_aliases(loadings)
+        section.run(calls)
+
+
+def _check_aliases(loadings: Sequence[Loading]) -> None:
+    pairs = [pair for each in loadings for pair in each.pairs]
+    found = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+    if found:
+        raise mismatch(found, loadings[0].what)
 
 
 def fitting(

@@ -14,7 +14,7 @@ from thalweg.errors import NumericsWarning, warn
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.tracing import untraced
-from thalweg.variable import titles_of
+from thalweg.variable import is_frozen, titles_of
 
 
 class Differentiation:
@@ -48,7 +48,7 @@ class Differentiation:
             loss: A callable without arguments that returns the value to minimize, or a tensor
                 computed under `tape`.
             var_list: Required. List or tuple (nested if need be) of variables, or a callable that
-                returns one, called after `loss`.
+                returns one, called after `loss`. What `requires_grad_(False)` froze is left alone.
             grad_loss: Optional. Weights for the elements of the loss, in its shape.
             name: Accepted for compatibility; eager steps have no name.
             tape: Required when `loss` is a tensor.
@@ -107,7 +107,7 @@ class Differentiation:
         else:
             with tape:
                 if not callable(var_list):
-                    tape.watch(var_list)
+                    tape.watch([var for var in var_list if not is_frozen(var)])
                 value = self._transform_loss(loss())
         if callable(var_list):
             var_list = flatten(var_list())

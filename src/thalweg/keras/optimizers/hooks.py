@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs, counting
+from thalweg.core.checks import check_memories, check_pairs, check_readable, counting
 from thalweg.core.complexes import as_real, check_complex
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
@@ -19,7 +19,7 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import name_of, titles_of
+from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
 
@@ -132,7 +132,7 @@ class RuleHooks(KerasHooks):
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__(optimizer, aggregates)
-        self.calls = optimizer._hyper.calls
+        self.calls = optimizer._hyper.calls or optimizer._is_begun_by_users()
         self.repeats = optimizer._repeats()
         self._rates: dict[Dtype, float] = {}
         self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
@@ -196,7 +196,10 @@ class AloneHooks(RuleHooks):
         return list(given)
 
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """It was checked with the step."""
+        """It was checked with the step, but for what the hook has done since."""
+        variables = [var for _, var in pairs]
+        check_memories(variables)
+        check_readable([grad for grad, _ in pairs], self.titles(variables))
 
     def transform(self, pairs: list[Pair]) -> list[Pair]:
         return pairs
@@ -239,7 +242,13 @@ def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> l
     """
     missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
     if missing and len(missing) == len(pairs):
-        raise ValueError(f"No gradients provided for any variable: {missing}.")
+        hint = frozen_among(var for _, var in pairs)
+        raise ValueError(f"No gradients provided for any variable: {missing}.{hint}")
+    missing = [
+        title
+        for (grad, var), title in zip(pairs, titles, strict=True)
+        if grad is None and not is_frozen(var)
+    ]
     if missing:
         warn(
             f"Gradients do not exist for variables {missing} when minimizing the loss.",

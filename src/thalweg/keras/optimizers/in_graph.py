@@ -26,6 +26,7 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
+from thalweg.variable import is_frozen
 
 GradsAndVars = list[tuple[Any, Any]]
 
@@ -43,7 +44,11 @@ def computed(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVar
     for var in own:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(f"{var!r} is no variable of the graph.")
-    return list(zip(gradients(loss, own, grad_loss), own, strict=True))
+    found = gradients(loss, own, grad_loss)
+    frozen = map(is_frozen, variables)
+    return [
+        (None if still else grad, var) for grad, var, still in zip(found, own, frozen, strict=True)
+    ]
 
 
 def applied(

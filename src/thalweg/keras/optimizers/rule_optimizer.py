@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +21,16 @@ from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.keras.optimizers.hooks import AloneHooks, ApplyState, ComplexHooks, RuleHooks
+from thalweg.keras.optimizers.hooks import (
+    UPDATES,
+    AloneHooks,
+    ApplyState,
+    ComplexHooks,
+    RuleHooks,
+)
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.rules import RULES
+from thalweg.running import is_ours
 
 
 class RuleOptimizer(Optimizer):
@@ -132,6 +140,13 @@ class RuleOptimizer(Optimizer):
         """Whether steps may be repeated without a look at the gradients."""
         seen = self._aggregator is not None or bool(self._transformers)
         return not seen and not self._overridden()
+
+    @classmethod
+    @cache
+    def _is_begun_by_users(cls) -> bool:
+        """Whether a subclass's hooks are called before the updates."""
+        own = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
+        return not own or not cls._overridden() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
         """Learning rates that a subclass's `_prepare_local` put in place of the usual ones."""

@@ -17,7 +17,7 @@ from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Number
 from thalweg.core.trackable import TrackableSlots
-from thalweg.errors import NumericsWarning, warn
+from thalweg.errors import NumericsWarning, listed, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
@@ -85,7 +85,7 @@ class StateDict(TrackableSlots, state.Copied):
             owners = self._slots.owners()
             check_memories([slot for *_, slot in self._slots.items()])
             slots = {
-                name: {key: slot.detach().clone() for key, slot in self._slots.all_of(var).items()}
+                name: {key: state.taken(slot) for key, slot in self._slots.all_of(var).items()}
                 for name, var in zip(_titles(owners), owners, strict=True)
             }
             for name, own in self._pending.items():
@@ -291,5 +291,4 @@ def _flat(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+    return listed((f"'{name}'" for name in names), most=4)

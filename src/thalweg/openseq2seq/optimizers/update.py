@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.checks import check_memories
 from thalweg.core.outcome import Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.processing import Decision, Processing, materialised
-from thalweg.core.section import Call, run
+from thalweg.core.section import Call, run, while_whole
 from thalweg.engines import current, saturated
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -103,12 +104,12 @@ def _by_override(
     before = step.detach().clone()
     try:
         optimizer.apply_gradients(backward.pairs, step)
-        run([*_copying(backward), *calls])
+        run([*_copying(backward), *map(while_whole, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), before):
             raise
         add_taken(error)
-        run([*_copying(backward), *calls])
+        run([*_copying(backward), *map(while_whole, calls)])
         return Outcome(True, [error])
     return Outcome(True, [])
 
@@ -116,6 +117,7 @@ def _by_override(
 def _copying(backward: Backward) -> list[Call]:
     """What sets the variables that have masters to these: the nearest number, never infinite."""
     made: list[Call] = []
+    check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     for copy, target in zip(backward.copies, backward.targets, strict=True):
         if copy is not None:
             made.append(partial(copy.detach().copy_, saturated(target, copy.dtype)))

@@ -8,10 +8,12 @@ with its checksum, and names are no more than keys of dictionaries.
 from thalweg.storage.bundle.contents import Bundle, EntryDescription
 from thalweg.storage.bundle.object_graph import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.storage.bundle.reading import describe, is_bundle, read
+from thalweg.storage.bundle.state_file import NAME as STATE
 from thalweg.storage.bundle.state_file import CheckpointState, read_state, write_state
 from thalweg.storage.bundle.writing import write
 
 __all__ = [
+    "STATE",
     "Attribute",
     "Bundle",
     "CheckpointState",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from thalweg.errors import UnsupportedCheckpointError
+from thalweg.errors import UnsupportedCheckpointError, listed
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
 from thalweg.storage.bundle.flaw import Flaw, quoted
 from thalweg.storage.bundle.object_graph import ObjectGraph
@@ -14,8 +14,6 @@ from thalweg.storage.stored import Stored
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-
-_LISTED = 10  # names that an error lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +63,8 @@ def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
         if dtype not in NAMES and dtype != STRING
     ]
     if others:
-        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
         raise Flaw(
-            f"{', '.join(others[:_LISTED])}{more}: tensors of such dtypes are not read;"
+            f"{listed(others)}: tensors of such dtypes are not read;"
             " give the names of those that you want",
             UnsupportedCheckpointError,
         )

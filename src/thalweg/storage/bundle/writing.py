@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
@@ -28,9 +28,10 @@ def write(
 ) -> None:
     """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
 
-    Both are what TensorFlow's own `SaveV2` writes, to the byte. Each is replaced as a whole, but
-    not both at once: if this is cut off between them over a checkpoint of the same prefix, what is
-    left is refused as damaged. Give each checkpoint a prefix of its own, as TensorFlow does.
+    Both are what TensorFlow's own `SaveV2` writes, to the byte. Both are on the disk before either
+    takes its name, so that a full disk leaves a checkpoint of the same prefix as it was. If a crash
+    comes between the two names, what is left is refused as damaged: give each checkpoint a prefix
+    of its own, as TensorFlow does.
 
     Args:
         prefix: What TensorFlow is to call its path; the folder must exist.
@@ -66,9 +67,13 @@ def write(
             yield objects
 
     total = sum(len(tensor.data) for tensor in items.values()) + len(objects)
-    disk.replace(f"{path}.data-00000-of-00001", parts(), total, progress)
-    index = encoded_table(sorted(made.items()))
-    disk.replace(f"{path}.index", [index], len(index))
+
+    def files() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
+        yield f"{path}.data-00000-of-00001", parts(), total
+        index = encoded_table(sorted(made.items()))  # `parts` has told checksums by now
+        yield f"{path}.index", [index], len(index)
+
+    disk.replace_together(files(), progress)
 
 
 def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:

@@ -7,6 +7,7 @@ of an optimizer's class is a string here, and its configuration is plain JSON.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +42,14 @@ class KerasFile:
     variables: dict[str, Stored]
 
 
-def read(path: str | os.PathLike[str]) -> KerasFile:
+def read(
+    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+) -> KerasFile:
     """Read one of Keras' files.
 
     Args:
         path: The file. What it is is told by its content.
+        progress: Called now and then with the bytes that are read and those there are.
 
     Raises:
         MissingFileError: There is none.
@@ -54,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> KerasFile:
         UnsupportedCheckpointError: It holds what is not read here; the error names it.
         InvalidConfigError: Its description of the optimizer is none.
     """
-    with opened(path) as source:
+    with opened(path, progress) as source:
         if source.begins_with(archive.MAGIC):
             return _made("keras", *keras3.archive(source))
         group = file.root(source)

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from thalweg.storage import disk
 from thalweg.storage.source import Source
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
+def opened(
+    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+) -> Iterator[Source]:
     """The bytes of a file, as long as the block runs.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes that are read so far and those there are.
 
     Raises:
         MissingFileError: There is none.
     """
     with disk.opened(path) as stream:
+        whole, done = os.fstat(stream.fileno()).st_size, 0
 
         def read(begin: int, size: int) -> memoryview:
+            nonlocal done
             found = bytearray(size)
             stream.seek(begin)
+            done = min(done + size, whole)
+            if progress is not None:
+                progress(done, whole)
             return memoryview(found)[: stream.readinto(found)]  # pyright: ignore
 
-        yield Source(os.fsdecode(path), os.fstat(stream.fileno()).st_size, read)
+        yield Source(os.fsdecode(path), whole, read)

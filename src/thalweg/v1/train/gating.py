@@ -12,7 +12,7 @@ from thalweg.autodiff import GradientTape, variables_of
 from thalweg.core.pairs import Gradient, check_variables, distinct, flatten
 from thalweg.indexed_slices import as_gradient
 from thalweg.v1.train.gradients import none_given
-from thalweg.variable import name_of, to_tensor
+from thalweg.variable import is_frozen, name_of, to_tensor
 
 
 def forward(loss: Any, var_list: Any) -> tuple[Tensor, list[Tensor]]:
@@ -22,11 +22,14 @@ def forward(loss: Any, var_list: Any) -> tuple[Tensor, list[Tensor]]:
         return value, variables_of(value)
     variables = distinct(flatten(var_list))
     check_variables(variables)
-    tape = GradientTape()
-    with tape:
-        tape.watch(variables)
+    with GradientTape():
         value = loss()
     return value, variables
+
+
+def need_no_tape(variables: Sequence[Tensor]) -> bool:
+    """Whether none is trained only because a tape watches it; tapes end with the forward pass."""
+    return all(var.requires_grad or is_frozen(var) for var in variables)
 
 
 def backward(
@@ -80,5 +83,5 @@ def backward(
         for var, grad in zip(sources, kept, strict=True):
             var.grad = grad
     if not updated:
-        raise none_given(map(name_of, variables), value)
+        raise none_given(variables, value)
     return updated

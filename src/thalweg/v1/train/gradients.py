@@ -18,7 +18,7 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.variable import name_of
+from thalweg.variable import frozen_among, is_frozen, name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 VALID_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -54,12 +54,18 @@ def check_gate(gate_gradients: Any) -> None:
         )
 
 
-def none_given(variables: Iterable[str], loss: Any) -> ValueError:
+def title_of(var: Any) -> str:
+    """The name of a variable, or of one of a graph."""
+    return var.name if is_symbolic(var) else name_of(var, "Tensor")
+
+
+def none_given(variables: Iterable[Any], loss: Any) -> ValueError:
     """The error of a `minimize` that has no gradient to apply."""
-    names = list(variables)
+    variables = list(variables)
+    names = [title_of(var) for var in variables]
     message = (
         "No gradients provided for any variable, check your graph for ops that do not support"
-        f" gradients, between variables {names} and loss {loss}."
+        f" gradients, between variables {names} and loss {loss}.{frozen_among(variables)}"
     )
     if not names:
         message += (
@@ -81,7 +87,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
         check_variables(chosen)
     with tape:
         if chosen is not None:
-            tape.watch(chosen)
+            tape.watch([var for var in chosen if not is_frozen(var)])
         value = scale(loss())
     found: list[Any] = variables_of(value) if chosen is None else chosen
     if not found:
@@ -98,10 +104,14 @@ def of_symbol(
     """
     check_gate(gate_gradients)
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
+    frozen: set[int] = set()
     if var_list is None:
         variables = get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
     else:
-        variables = [graph_variable_of(var) for var in flatten(var_list)]
+        given = flatten(var_list)
+        variables = [graph_variable_of(var) for var in given]
+        pairs_given = zip(given, variables, strict=True)
+        frozen = {id(var) for each, var in pairs_given if is_frozen(each)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:
@@ -111,7 +121,10 @@ def of_symbol(
                 " `with graph.as_default():`."
             )
     found = gradients(loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP)
-    pairs = list(zip(found, variables, strict=True))
+    pairs = [
+        (None if id(var) in frozen else grad, var)
+        for grad, var in zip(found, variables, strict=True)
+    ]
     check_dtypes((var for grad, var in pairs if grad is not None), valid)
     return pairs
 

@@ -16,7 +16,7 @@ from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
 from thalweg.core.outcome import Outcome, raise_first
-from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
 from thalweg.core.step import finish, take
@@ -42,7 +42,7 @@ from thalweg.v1.train import gating, gradients
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.variable import name_of
+from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
@@ -132,7 +132,8 @@ class Optimizer(State, StateDict):
                 symbolic tensor, too.
             global_step: Optional. A variable that is raised by 1 after the updates.
             var_list: Optional. Variables, in lists or tuples; all trainable ones the loss depends
-                on (eager) or of the graph by default.
+                on (eager) or of the graph by default. What `requires_grad_(False)` froze is left
+                alone.
             gate_gradients: GATE_NONE frees each gradient as soon as it has been applied, so that
                 no more than one need exist at a time; see below.
             aggregation_method: Accepted for compatibility; it does not change the values.
@@ -158,7 +159,9 @@ class Optimizer(State, StateDict):
             TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
-            return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
+            var_list = None if var_list is None else flatten(var_list)
+            if gating.need_no_tape(var_list or ()):
+                return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
         with distribute.guarding(self, self._told):
             pairs = self.compute_gradients(
                 loss,
@@ -170,7 +173,7 @@ class Optimizer(State, StateDict):
             )
         is_alone = distribute.get_strategy().ranks.is_alone  # or another rank may have gradients
         if is_alone and all(grad is None for grad, _ in pairs):
-            raise gradients.none_given([_title(var) for _, var in pairs], loss)
+            raise gradients.none_given([var for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def _applies_one_by_one(self, loss: Any) -> bool:
@@ -565,10 +568,6 @@ class Optimizer(State, StateDict):
         self._lock = Guard(self, Optimizer._forget_step)
 
 
-def _title(var: Any) -> str:
-    return var.name if is_symbolic(var) else name_of(var, "Tensor")
-
-
 def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Refuse a step in which no variable has a gradient.
 
@@ -577,5 +576,7 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
     """
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):
-        names = [_title(var) for _, var in pairs]
-        raise ValueError(f"No gradients provided for any variable: {names}.")
+        variables = [var for _, var in pairs]
+        names = [gradients.title_of(var) for var in variables]
+        hint = frozen_among(variables)
+        raise ValueError(f"No gradients provided for any variable: {names}.{hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from thalweg.core.step import take
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
@@ -134,9 +136,16 @@ class RuleOptimizer(Optimizer):
         """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
         return self._overrides(hook) and self._rule().duplicates != "successive"
 
+    @classmethod
+    @cache
+    def _is_begun_by_users(cls) -> bool:
+        """Whether a subclass's hooks are called before the updates."""
+        return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
+
     def _calls(self) -> bool:
-        own = type(self)._prepare is not RuleOptimizer._prepare
-        return own or any(is_function(getattr(self, each)) for each in self.HYPERS.values())
+        return self._is_begun_by_users() or any(
+            is_function(getattr(self, each)) for each in self.HYPERS.values()
+        )
 
     def _update(self, grad: Any, var: Tensor) -> None:
         """Update one variable, in the course of a step."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class SessionRunArgs(NamedTuple):
     """What is to be run.
 
-    Attributes:
+    Args:
         fetches: As in `Session.run`.
         feed_dict: Likewise, or None.
         options: Ignored.
@@ -22,7 +22,7 @@ class SessionRunArgs(NamedTuple):
 class SessionRunValues(NamedTuple):
     """What a run has given.
 
-    Attributes:
+    Args:
         results: What the hook asked for, or None.
         options: As given to the run.
         run_metadata: Likewise.

@@ -16,10 +16,11 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 from thalweg.storage import bundle, container
+from thalweg.storage.located import ENDING as SUFFIX
+from thalweg.storage.located import Kind, Located
 from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1.train.saving.objects import files
 
-SUFFIX = ".safetensors"  # of our file, after the prefix
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
 
 
@@ -41,14 +42,15 @@ class CheckpointReader:
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
-        self._is_ours = os.path.exists(self._prefix + SUFFIX)
+        place = _located(self._prefix)
+        self._path, self._is_ours = place.path, place.kind is Kind.OURS
         self._document: dict[str, Any] = {}
         if self._is_ours:
-            described = container.describe(self._prefix + SUFFIX)
+            described = container.describe(self._path)
             self._document = described.document
             found: Any = described.tensors.items()
         else:
-            found = [(each.name, each) for each in _described(self._prefix)]
+            found = [(each.name, each) for each in bundle.describe(self._path)]
         self._entries = {name: (each.dtype, tuple(each.shape)) for name, each in found}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
@@ -76,7 +78,7 @@ class CheckpointReader:
             raise NotFoundError(f"Key {tensor_str} not found in checkpoint {self._prefix}")
         dtype, shape = self._entries[tensor_str]
         if dtype not in ITEM_BYTES:
-            texts = bundle.read(self._prefix, {tensor_str}).strings[tensor_str]
+            texts = bundle.read(self._path, {tensor_str}).strings[tensor_str]
             return np.array(texts, dtype=object).reshape(shape)[()]
         stored = self._read({tensor_str})[tensor_str]
         try:
@@ -106,7 +108,7 @@ class CheckpointReader:
     def keys_by_name(self) -> dict[str, str]:
         """The names of tensors by the names of their variables, where objects have been saved."""
         if not self._is_ours:
-            graph = bundle.read(self._prefix, ()).graph
+            graph = bundle.read(self._path, ()).graph
         else:
             known = self._document.get("object_graph")
             graph = None if known is None else files.decoded(known, self._prefix)
@@ -115,8 +117,8 @@ class CheckpointReader:
 
     def _read(self, names: Collection[str]) -> dict[str, Stored]:
         if self._is_ours:
-            return container.read(self._prefix + SUFFIX, names).tensors
-        return bundle.read(self._prefix, names).tensors
+            return container.read(self._path, names).tensors
+        return bundle.read(self._path, names).tensors
 
 
 def _dtype_of(name: str) -> Any:
@@ -125,19 +127,16 @@ def _dtype_of(name: str) -> Any:
     return Stored(name, (0,), memoryview(b"")).tensor().dtype
 
 
-def _described(prefix: str) -> list[bundle.EntryDescription]:
-    try:
-        return bundle.describe(prefix)
-    except MissingFileError as error:
-        if os.path.isfile(prefix):
-            raise DataLossError(f"{prefix}: it is a file, but no checkpoint.") from error
+def _located(prefix: str) -> Located:
+    place = files.located(prefix)
+    if place.kind is Kind.MISSING:
         raise MissingFileError(
             "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
             f" {prefix}"
-        ) from error
+        )
+    return place.checked()
 
 
 def exists(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
-    paths = prefix + SUFFIX, prefix + INDEX, prefix
-    return any(os.path.isfile(path) for path in paths) or bundle.is_bundle(prefix)
+    return files.located(prefix).kind not in (Kind.MISSING, Kind.FOLDER)

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError, NotFoundError
+from thalweg.core import state
+from thalweg.errors import NotFoundError, listed
 from thalweg.graph import GraphVariable
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.variable import dtype_name
-
-_LISTED = 10  # names and differences in a message
 
 
 def fitted(
@@ -32,7 +31,7 @@ def fitted(
 
     Raises:
         NotFoundError: Some are not in it.
-        InvalidArgumentError: Some have another shape or dtype.
+        CheckpointMismatchError: Some have another shape or dtype.
         OSError: It is damaged, or cannot be read.
     """
     keys = {name: name for name in variables}
@@ -48,7 +47,7 @@ def fitted(
     ]
     flaws = [found for pair in pairs if (found := _flaw(*pair, prefix, reshape))]
     if flaws:
-        raise _mismatch(flaws)
+        raise state.mismatch(flaws)
     values = reader.tensors(set(keys.values()))
     return {var: _shaped(values[keys[name]], var) for name, var in variables.items()}
 
@@ -78,17 +77,10 @@ def _shaped(value: Tensor, variable: GraphVariable) -> Tensor:
 
 
 def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:
-    names = ", ".join(f"'{name}'" for name in missing[:_LISTED])
-    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    names = listed(f"'{name}'" for name in missing)
     return NotFoundError(
         f"Key {missing[0]} not found in checkpoint\n{prefix} has no value for {len(missing)} of"
-        f" {count} variables: {names}{more}. Nothing was restored. Give the Saver a list without"
+        f" {count} variables: {names}. Nothing was loaded. Give the Saver a list without"
         " them, or a dict of the variables by the names that the checkpoint has; list_variables"
         " lists these."
     )
-
-
-def _mismatch(flaws: Sequence[str]) -> InvalidArgumentError:
-    listed = "; ".join(flaws[:_LISTED])
-    more = f"; and {len(flaws) - _LISTED} more" if len(flaws) > _LISTED else ""
-    return InvalidArgumentError(f"{listed}{more}. Nothing was restored.")

@@ -244,7 +244,7 @@ class Saver:
         Raises:
             ValueError: There is no such checkpoint.
             NotFoundError: A variable is not in it.
-            InvalidArgumentError: A value has another shape or dtype than its variable.
+            CheckpointMismatchError: A value has another shape or dtype than its variable.
             TypeError: `sess` is no session.
             FailedPreconditionError: The session is closed, or `build` was not called.
             OSError: The checkpoint is damaged, or cannot be read.

@@ -9,17 +9,16 @@ from typing import Any, cast
 from torch import Tensor
 
 from thalweg.errors import (
-    CheckpointMismatchError,
     DataLossError,
-    MissingFileError,
     UnsupportedCheckpointError,
 )
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.located import ENDING, Kind, Located
+from thalweg.storage.located import located as _located
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
-ENDING = ".safetensors"  # of our files, after the prefix
 KIND = "tf.train.Checkpoint"
 
 
@@ -62,19 +61,33 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
             if each.name == VALUE and each.key in tensors:
                 values[place] = tensors[each.key].tensor()
             elif each.name == VALUE:
-                raise CheckpointMismatchError(f"{prefix}: it has no {each.key!r}, as it says.")
+                raise _damaged(prefix, f"names {each.key!r}, which has no value")
     return graph, values
 
 
 def _read(prefix: str) -> tuple[ObjectGraph | None, dict[str, Stored]]:
-    if os.path.lexists(prefix + ENDING):
-        found = container.read(prefix + ENDING)
-        graph = found.document.get("object_graph")
-        return (None if graph is None else decoded(graph, prefix)), found.tensors
-    if os.path.lexists(prefix + ".index"):
-        read = bundle.read(prefix)
+    place = located(prefix).checked()
+    if place.kind is not Kind.OURS:
+        read = bundle.read(place.path)
         return read.graph, read.tensors
-    raise MissingFileError(f"{prefix}: there is neither {prefix}{ENDING} nor {prefix}.index.")
+    found = container.read(place.path)
+    graph = found.document.get("object_graph")
+    return (None if graph is None else decoded(graph, prefix)), found.tensors
+
+
+def located(prefix: str) -> Located:
+    """What there is of a saver; ours goes before TensorFlow's.
+
+    Raises:
+        UnsupportedCheckpointError: It is a file of Keras.
+    """
+    ours = prefix + ENDING
+    place = _located(ours if os.path.lexists(ours) else prefix)
+    if place.writer == "keras":
+        raise UnsupportedCheckpointError(
+            f"{place.path} is a file of Keras, which thalweg.checkpoint.tensorflow.restore reads."
+        )
+    return place
 
 
 def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
-from thalweg.errors import NotConsumedError
+from thalweg.errors import NotConsumedError, listed
 from thalweg.graph import GraphVariable
 from thalweg.graph.nodes import session_for
 from thalweg.v1.train.saving.objects.members import Member
 from thalweg.v1.train.saving.objects.values import Values
-
-_LISTED = 10  # names in a message
 
 
 class InitializationOnlyStatus:
@@ -94,8 +92,8 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         waiting = self.waiting
         if waiting:
             raise NotConsumedError(
-                f"{self._values.source}: {_listed(waiting)} have no object yet. They are restored"
-                " when it is made: slots at the first step. expect_partial() accepts that."
+                f"{self._values.source}: {listed(map(repr, waiting))} have no object yet. They are"
+                " restored when it is made: slots at the first step. expect_partial() accepts that."
             )
         return self.assert_existing_objects_matched()
 
@@ -113,8 +111,8 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         ]
         if missing:
             raise NotConsumedError(
-                f"{self._values.source} has no values for {_listed(missing)}, which have not"
-                " changed."
+                f"{self._values.source} has no values for {listed(map(repr, missing))}, which have"
+                " not changed."
             )
         return self
 
@@ -126,7 +124,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         """
         values, waiting = self._values, self.waiting
         if not any(each != 0 for each in values.objects):
-            names = f": {_listed(waiting)} have no object" if waiting else ""
+            names = f": {listed(map(repr, waiting))} have no object" if waiting else ""
             raise NotConsumedError(
                 f"Nothing except the root object matched a value of {values.source}{names}."
             )
@@ -161,10 +159,5 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
 
     def __repr__(self) -> str:
         waiting = self.waiting
-        rest = f"waiting: {_listed(waiting)}" if waiting else "nothing waits"
+        rest = f"waiting: {listed(map(repr, waiting))}" if waiting else "nothing waits"
         return f"<{type(self).__name__} of {self._values.source}, {rest}>"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_LISTED])
-    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.core import state
-from thalweg.core.state import Entry
+from thalweg.core.state import Entry, alike
 from thalweg.core.trackable import Position, Trackable, TrackableSlots
 from thalweg.graph import GraphVariable, constant
 from thalweg.graph.variables import begin_with
@@ -34,7 +34,7 @@ class Walk:
         self._objects: dict[int, Any] = {}
         self._seen: set[tuple[int, int]] = set()
         self._linked: set[tuple[int, int, int]] = set()
-        self._targets: dict[int, tuple[int, Any]] = {}  # by the variable's id
+        self._targets: dict[tuple[int, int], tuple[int, Any]] = {}  # by position, variable's id
         self._missing: list[tuple[Trackable, str, int]] = []
         self._awaited: set[int] = set()  # positions that wait
         self._before: dict[int, tuple[Trackable, dict[str, Any]]] = {}  # what waited there
@@ -64,7 +64,7 @@ class Walk:
         self._seen.add((node, id(held)))
         self._objects.setdefault(node, held)
         if is_variable(held) and node in self._values.left:
-            self._targets.setdefault(id(held), (node, held))
+            self._targets[node, id(held)] = node, held
         for name, child in self._values.nodes[node].children.items():
             found = child_of(owner, name)
             if found is not None:
@@ -109,6 +109,7 @@ class Walk:
 
     def _check(self) -> None:
         found = [self._difference(*each) for each in self._targets.values()]
+        found += self._contradictions()
         if problems := [each for each in found if each is not None]:
             raise state.mismatch(problems, self._values.source)
 
@@ -122,6 +123,18 @@ class Walk:
         given = f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
         own = "any shape" if held.shape is None else f"shape {tuple(held.shape)}"
         return f"{name!r} is {given}, not {dtype_name(held.dtype or value.dtype)} of {own}"
+
+    def _contradictions(self) -> Iterator[str]:
+        """Variables of the graph that would be given two values; `state.restore` finds others."""
+        first: dict[int, int] = {}
+        for node, held in self._targets.values():
+            if isinstance(held, GraphVariable):
+                other = first.setdefault(id(held), node)
+                if not alike(self._values.left[other], self._values.left[node]):
+                    yield (
+                        f"{self._values.name(other)!r} and {self._values.name(node)!r} are one"
+                        " variable here, and are given different values"
+                    )
 
     def _write(self) -> None:
         values, targets = self._values, self._targets.values()

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.numbers import shortest
+from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.numbers import shortest
 from thalweg.errors import InvalidConfigError
 from thalweg.keras import optimizers
 from thalweg.schedules import deserialize

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.likeness import by_names, hint_at_target, hint_at_variable
-from thalweg.checkpoint.tensorflow.numbers import dtype_of
-from thalweg.checkpoint.tensorflow.rules import AXES, Axes, Place, Rules
-from thalweg.core.state.loading import LISTED
+from thalweg.checkpoint.tensorflow.placing.likeness import (
+    by_names,
+    hint_at_target,
+    hint_at_variable,
+)
+from thalweg.checkpoint.tensorflow.placing.rules import AXES, Axes, Place, Rules
+from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
+from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from thalweg.checkpoint.tensorflow.objects import ATTRIBUTE, SAVE_COUNTER, SUFFIX
-from thalweg.checkpoint.tensorflow.written import Written
+from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, SAVE_COUNTER
+from thalweg.checkpoint.tensorflow.sorting.objects import ATTRIBUTE, SUFFIX
+from thalweg.checkpoint.tensorflow.writing.written import Written
 from thalweg.core import state
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
@@ -23,7 +24,7 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
             Nothing was written.
     """
     taken = {SAVE_COUNTER, *([_OPTIMIZER] * (found.optimizer is not None))}
-    taken |= {"global_step"} if found.global_step is not None else set()
+    taken |= {GLOBAL_STEP} if found.global_step is not None else set()
     twice = [
         f"{name!r} begins with {name.split('/')[0]!r}, which is another object"
         for name in found.variables
@@ -36,7 +37,7 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
     if found.optimizer is not None:
         _add_optimizer(made, found, nodes)
     if found.global_step is not None:
-        made.variable("global_step", found.global_step, "global_step")
+        made.variable(GLOBAL_STEP, found.global_step, GLOBAL_STEP)
     counter = of_tensor(torch.tensor(1, dtype=torch.int64))
     made.variable(SAVE_COUNTER, counter, SAVE_COUNTER)
     return made.tensors, made.graph()

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import V1, Family
-from thalweg.checkpoint.tensorflow.keras_config import INSIDE
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.families import V1, Family
+from thalweg.checkpoint.tensorflow.sorting.keras_config import INSIDE
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import (
@@ -115,11 +115,13 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
     if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
         needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
+    needed += [] if found is None else [name for name in found.unclear if name in accepted]
     missing = [name for name in dict.fromkeys(needed) if name not in arguments]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)
+        notes = "".join(f"; {note}" for note in (found.notes if found else ()))
         raise OptionError(
-            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}: give"
+            f"{path} does not hold {' and '.join(missing)} of {cls.__name__}{notes}: give"
             f" restore(..., {wanted})."
         )
     try:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.steps import told
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
-from thalweg.checkpoint.tensorflow.numbers import count_of
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 
 if TYPE_CHECKING:
     from thalweg.storage.stored import Stored
@@ -44,7 +44,8 @@ def with_powers(
     known: then there is an optimizer for each set, with all the slots. Sets that are alike are one.
     """
     sets = sets if _differ(sets) else dict(list(sets.items())[:1])
-    numbers = {name: count_of(value) or 0 for name, value in counters.items()}
+    counts = {name: count_of(value) for name, value in counters.items()}
+    numbers = {name: count for name, count in counts.items() if count is not None}
     having = [each for each in optimizers if _has_powers(each)]
     sharing = len(sets) > 1 and (len(sets) != len(having) or len({e.name for e in having}) > 1)
     pairs: list[tuple[FoundOptimizer, dict[str, Stored]]] = []
@@ -80,6 +81,7 @@ def with_steps(
         hyperparameters={**found.hyperparameters, **steps.betas},
         steps=steps.count,
         notes=(*found.notes, *steps.notes),
+        unclear=steps.unclear,
     )
 
 

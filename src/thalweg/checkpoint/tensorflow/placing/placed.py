@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.mapping import mapped
-from thalweg.checkpoint.tensorflow.rules import Axes, Place, Rules
-from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.placing.mapping import mapped
+from thalweg.checkpoint.tensorflow.placing.rules import Axes, Place, Rules
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
 from thalweg.core import state
 from thalweg.core.state import Entry
 

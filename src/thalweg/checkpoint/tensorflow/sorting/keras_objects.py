@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer
-from thalweg.checkpoint.tensorflow.families import KERAS, Family, with_slots
-from thalweg.checkpoint.tensorflow.keras_config import INSIDE
-from thalweg.checkpoint.tensorflow.numbers import as_number, count_of
+from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_config import INSIDE
+from thalweg.checkpoint.tensorflow.sorting.numbers import as_number, count_of
 
 if TYPE_CHECKING:
     from thalweg.storage.stored import Stored

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import KERAS, Family, with_slots
-from thalweg.checkpoint.tensorflow.keras_config import hyperparameters_of, notes_of, refused_of
-from thalweg.checkpoint.tensorflow.keras_order import trained_in
-from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
+from thalweg.checkpoint.tensorflow.sorting.contents import (
+    FoundOptimizer,
+    Slots,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_config import (
+    hyperparameters_of,
+    notes_of,
+    refused_of,
+)
+from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
+from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile

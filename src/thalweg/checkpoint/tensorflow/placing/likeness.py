@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from thalweg.checkpoint.tensorflow.rules import Place
+from thalweg.checkpoint.tensorflow.placing.rules import Place
 
 # The last part of a name in TensorFlow and in torch. A kernel is not among them: its axes differ.
 _WORDS = {

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import KERAS, V1, Family, with_slots
-from thalweg.checkpoint.tensorflow.keras_objects import MARKS, numbered
-from thalweg.checkpoint.tensorflow.numbers import INTEGERS, as_number, count_of
-from thalweg.checkpoint.tensorflow.powers import with_steps
+from thalweg.checkpoint.tensorflow.sorting.contents import (
+    GLOBAL_STEP,
+    SAVE_COUNTER,
+    FoundOptimizer,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import MARKS, numbered
+from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS, as_number, count_of
+from thalweg.checkpoint.tensorflow.sorting.powers import with_steps
 from thalweg.errors import DataLossError
 
 if TYPE_CHECKING:
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
-SAVE_COUNTER = "save_counter"
 _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 
 
@@ -38,14 +42,16 @@ def sorted_objects(
     counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
     variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
     known = set(view.keys.values())
-    numbers = {
-        name: count_of(value) or 0 for name, value in counters.items() if name != SAVE_COUNTER
+    counts = {
+        name: count
+        for name, value in counters.items()
+        if name != SAVE_COUNTER and (count := count_of(value)) is not None
     }
     return TensorFlowCheckpoint(
         path=path,
         kind="object",
         variables=variables,
-        optimizers=tuple(_told(each, numbers) for each in optimizers),
+        optimizers=tuple(_told(each, counts) for each in optimizers),
         counters=counters,
         unknown={name: value for name, value in tensors.items() if name not in known},
         other_names=view.other_names(set(variables)),
@@ -125,7 +131,10 @@ class _View:
 
     def is_counter(self, index: int) -> bool:
         value = self.value(index)
-        return value.dtype in INTEGERS and not value.shape and "/" not in self.name(index)
+        name, numbers = self.name(index), INTEGERS
+        if name == GLOBAL_STEP:
+            numbers = (*INTEGERS, *FLOATS)
+        return value.dtype in numbers and not value.shape and "/" not in name
 
     def full_name(self, index: int) -> str:
         """The name that a variable had in the program, without ":0"."""

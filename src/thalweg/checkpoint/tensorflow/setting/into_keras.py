@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.making import refuse_contradictions
+from thalweg.checkpoint.tensorflow.setting.making import refuse_contradictions
 from thalweg.core import state
 from thalweg.core.pairs import distinct
 from thalweg.keras.optimizers import Optimizer

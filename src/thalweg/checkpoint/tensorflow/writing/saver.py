@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from thalweg.checkpoint.tensorflow.written import Written
+from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP
+from thalweg.checkpoint.tensorflow.writing.written import Written
 from thalweg.core import state
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.storage.stored import Stored
@@ -31,7 +32,7 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
             tensors[full] = own[kind]
     others = {**found.scalars}
     if found.global_step is not None:
-        others["global_step"] = found.global_step
+        others[GLOBAL_STEP] = found.global_step
     twice += [f"{name!r} is a variable and the optimizer's" for name in others if name in tensors]
     if twice:
         raise state.mismatch(twice, outcome="Nothing was written.")

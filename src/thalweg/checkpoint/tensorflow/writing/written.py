@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.placing import with_axes
-from thalweg.checkpoint.tensorflow.rules import Axes, Rules
-from thalweg.checkpoint.tensorflow.targets import Targets
+from thalweg.checkpoint.tensorflow.placing.placed import with_axes
+from thalweg.checkpoint.tensorflow.placing.rules import Axes, Rules
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

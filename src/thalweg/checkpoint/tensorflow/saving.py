@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
-from thalweg.checkpoint.tensorflow.rules import Rules
-from thalweg.checkpoint.tensorflow.targets import Targets
-from thalweg.checkpoint.tensorflow.written import written
-from thalweg.checkpoint.tensorflow.written_objects import as_objects
-from thalweg.checkpoint.tensorflow.written_saver import as_saver
+from thalweg.checkpoint.tensorflow.placing.rules import Rules
+from thalweg.checkpoint.tensorflow.placing.targets import Targets
+from thalweg.checkpoint.tensorflow.writing.objects import as_objects
+from thalweg.checkpoint.tensorflow.writing.saver import as_saver
+from thalweg.checkpoint.tensorflow.writing.written import written
 from thalweg.storage import bundle
 
 Kind = Literal["tf2", "tf1"]

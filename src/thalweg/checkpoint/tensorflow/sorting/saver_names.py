@@ -11,17 +11,23 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.tensorflow.contents import FoundOptimizer, Slots, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.families import V1, Family, titled
-from thalweg.checkpoint.tensorflow.mixed import mixed_precision
-from thalweg.checkpoint.tensorflow.numbers import INTEGERS
-from thalweg.checkpoint.tensorflow.powers import split_powers, with_powers
+from thalweg.checkpoint.tensorflow.sorting.contents import (
+    GLOBAL_STEP,
+    FoundOptimizer,
+    Slots,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.sorting.families import V1, Family, titled
+from thalweg.checkpoint.tensorflow.sorting.mixed import mixed_precision
+from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS
+from thalweg.checkpoint.tensorflow.sorting.powers import split_powers, with_powers
+from thalweg.errors import UnsupportedCheckpointError, listed
 
 if TYPE_CHECKING:
-    from thalweg.errors import UnsupportedCheckpointError
-from thalweg.storage.stored import Stored
+    from thalweg.storage.stored import Stored
 
 AVERAGE = "ExponentialMovingAverage"
 _KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
@@ -64,10 +70,11 @@ def sorted_names(
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
-            optimizers += _of_family(family, beside)
+            optimizers += _of_family(family, beside, path)
     taken = stems if optimizers else frozenset[str]()
     for stem in sorted(groups.keys() - taken):
-        optimizers += _of_name(stem, groups[stem], titled(stem, families) or titled(stem))
+        found = titled(stem, families) or titled(stem)
+        optimizers += _of_name(stem, groups[stem], found, path)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
@@ -95,7 +102,7 @@ def _split(part: str) -> tuple[str, int]:
 
 
 def _is_counter(name: str, value: Stored) -> bool:
-    return _last(name) == "global_step" and value.dtype in INTEGERS and not value.shape
+    return _last(name) == GLOBAL_STEP and value.dtype in (*INTEGERS, *FLOATS) and not value.shape
 
 
 def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
@@ -104,34 +111,64 @@ def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, s
     A name that is no optimizer's counts where the tensor has the dtype and shape of its variable.
     """
     found: dict[str, str] = {}
+    loose: dict[str, list[str]] = defaultdict(list)  # of optimizers in scopes, by their names
     for name, value in tensors.items():
         owner, _, part = name.rpartition("/")
-        is_known = _split(part)[0] in known or part in known
-        places = _below_scopes(owner) if is_known else [owner]
-        place = next((each for each in places if each in tensors), None)
-        if place is not None and (is_known or _is_alike(value, tensors[place])):
-            found[name] = place
-    return {name: owner for name, owner in found.items() if owner not in found}
+        stem = _split(part)[0]
+        is_known = stem in known or part in known
+        if owner in tensors and (is_known or _is_alike(value, tensors[owner])):
+            found[name] = owner
+        elif is_known and owner:
+            loose[stem].append(name)
+    found = {name: owner for name, owner in found.items() if owner not in found}
+    for stem, names in loose.items():
+        beside = [owner for name, owner in found.items() if _split(_last(name))[0] == stem]
+        found |= _without_scopes(tensors, names, beside)
+    return found
 
 
-def _below_scopes(name: str) -> list[str]:
-    """The name, and what is left of it without scopes, from the outside."""
-    parts = name.split("/", _DEEPEST)
-    return ["/".join(parts[start:]) for start in range(len(parts))] if name else []
+def _without_scopes(
+    tensors: Mapping[str, Stored], names: Sequence[str], beside: Sequence[str]
+) -> dict[str, str]:
+    """The variables of slots that have a scope in front.
+
+    An optimizer puts its scope in front of all its slots. Where some of them fit no variable, or
+    others stand beside variables in this scope, they are slots of variables that are not there.
+
+    Args:
+        tensors: All.
+        names: The slots, of optimizers with one name.
+        beside: The variables beside which such an optimizer's slots stand as they are called.
+    """
+    placed: dict[str, tuple[str, str]] = {}
+    for name in names:
+        parts = name.rpartition("/")[0].split("/", _DEEPEST)
+        for start in range(1, len(parts)):
+            rest = "/".join(parts[start:])
+            if rest in tensors and tensors[rest].shape == tensors[name].shape:
+                placed[name] = "/".join(parts[:start]) + "/", rest
+                break
+    scopes = {
+        scope
+        for scope, _ in placed.values()
+        if all(name in placed for name in names if name.startswith(scope))
+        and not any(owner.startswith(scope) for owner in beside)
+    }
+    return {name: owner for name, (scope, owner) in placed.items() if scope in scopes}
 
 
 def _is_alike(one: Stored, other: Stored) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape
 
 
-def _of_name(stem: str, own: Slots, families: Sequence[Family]) -> list[FoundOptimizer]:
+def _of_name(stem: str, own: Slots, families: Sequence[Family], path: str) -> list[FoundOptimizer]:
     """The optimizers of this name whose slots stand beside these variables."""
     most = max(len(slots) for slots in own.values())
     exact = [family for family in families if len(family.slots) == most]
     several = [family for family in families if family.slots and most % len(family.slots) == 0]
     for chosen in (exact, several):
         if len(chosen) == 1:
-            return _of_family(chosen[0], own)
+            return _of_family(chosen[0], own, path)
     parts = sorted({part for slots in own.values() for part in slots}, key=_split)
     candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
     return [
@@ -148,12 +185,20 @@ def _of_name(stem: str, own: Slots, families: Sequence[Family]) -> list[FoundOpt
     ]
 
 
-def _of_family(family: Family, beside: Slots) -> list[FoundOptimizer]:
-    """The optimizers of a kind, in order of creation."""
-    found: list[FoundOptimizer] = []
+def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]:
+    """The optimizers of a kind, in order of creation.
+
+    A variable numbers the slots beside it, whichever optimizer they are of. So one that only some
+    optimizers trained does not tell which: where it was one, each of them has its slots.
+
+    Raises:
+        UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
+            their order does not tell which.
+    """
+    sets: list[tuple[list[str], Slots]] = []
     width = Counter(part for _, part in family.parts)
     while True:
-        used = Counter({part: len(found) * count for part, count in width.items()})
+        used = Counter({part: len(sets) * count for part, count in width.items()})
         names: dict[str, str] = {}
         for kind, part in family.parts:
             names[kind] = f"{part}_{used[part]}" if used[part] else part
@@ -164,8 +209,26 @@ def _of_family(family: Family, beside: Slots) -> list[FoundOptimizer]:
             if any(name in own for name in names.values())
         }
         if not slots:
-            return found
-        found.append(_one(family, names.values(), slots))
+            break
+        sets.append((list(names.values()), slots))
+    counts = Counter(variable for _, slots in sets for variable in slots)
+    shared = {variable for variable, count in counts.items() if count == 1 < len(sets)}
+    shared &= sets[0][1].keys() if sets else set()
+    unclear = [variable for variable, count in counts.items() if 1 < count < len(sets)]
+    if unclear:
+        raise UnsupportedCheckpointError(
+            f"{path}: {unclear[0]!r} has slots of {counts[unclear[0]]} of {len(sets)} optimizers"
+            f" called {family.title}; of which ones the names do not tell."
+        )
+    first = {variable: sets[0][1][variable] for variable in sorted(shared)}
+    note = (
+        f"{len(sets)} optimizers are called {family.title}, and one of them trained"
+        f" {listed(first)}, it is not known which; each has these slots: give its variables"
+    )
+    return [
+        replace(_one(family, names, {**first, **slots}), notes=(note,) if first else ())
+        for names, slots in sets
+    ]
 
 
 def _one(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:

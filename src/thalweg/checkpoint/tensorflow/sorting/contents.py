@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.tensorflow.families import Family
-from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
-from thalweg.checkpoint.tensorflow.numbers import count_of
+from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from thalweg.storage.bundle import ObjectGraph
     from thalweg.storage.stored import Stored
+
+GLOBAL_STEP, SAVE_COUNTER = "global_step", "save_counter"
 
 Slots = dict[str, dict[str, "Stored"]]
 
@@ -35,6 +37,7 @@ class FoundOptimizer:
         notes: What does not go together, in words.
         refused: What it did that nothing here does, in words.
         title: The name that it was given; "" if the file does not tell.
+        unclear: Hyperparameters for which several values fit the file; they have to be given.
     """
 
     name: str
@@ -49,6 +52,7 @@ class FoundOptimizer:
     notes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     title: str = ""
+    unclear: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
@@ -111,11 +115,23 @@ class TensorFlowCheckpoint:
 
     @property
     def step(self) -> int | None:
-        """How many steps were taken: by the optimizer, else by "global_step"."""
-        steps = [each.steps for each in self.optimizers if each.steps is not None]
-        if len(set(steps)) == 1:
-            return steps[0]
-        return count_of(self.counters.get("global_step"))
+        """How many steps were taken; None if the file does not tell."""
+        return self.steps_of(self.optimizers)
+
+    def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
+        """How many steps were taken: by the counter of the file, else by its optimizers.
+
+        A counter is called "global_step", or is the only one besides "save_counter".
+        """
+        named = {name: count_of(each) for name, each in self.counters.items()}
+        exact = {name for name in named if name.rpartition("/")[2] == GLOBAL_STEP}
+        for counts in (
+            {named[name] for name in exact or named.keys() - {SAVE_COUNTER}},
+            {each.steps for each in optimizers if each.steps is not None},
+        ):
+            if counts:
+                return counts.pop() if len(counts) == 1 else None
+        return None
 
     def summary(self) -> str:
         """What is in the file, in a few lines."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.contents import TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.mixed import MixedPrecision
-from thalweg.checkpoint.tensorflow.placing import Placed, Slots, with_axes
+from thalweg.checkpoint.tensorflow.placing.placed import Placed, Slots, with_axes
+from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
+from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
 from thalweg.core import state
 from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
@@ -98,11 +99,10 @@ def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
 
 def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:
     """The number of updates, and that of batches, which begins anew."""
-    counters = placed.file.counters.items()
-    found = [value for name, value in counters if name.rpartition("/")[2] == "global_step"]
+    steps = placed.file.steps_of(())
     counts: dict[str, Tensor] = {}
-    if found:
-        counts["global_step"] = found[0].tensor().to(torch.int64)
+    if steps is not None:
+        counts[GLOBAL_STEP] = as_count(steps, torch.int64)
     if isinstance(opt, MicroBatchStep):
         counts["micro_batches"] = torch.tensor(0)
     return counts

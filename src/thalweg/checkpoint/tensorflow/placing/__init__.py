@@ -1,0 +1,1 @@
+"""Which variable each tensor of a file becomes, and with which axes."""

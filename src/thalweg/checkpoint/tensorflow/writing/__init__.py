@@ -1,0 +1,1 @@
+"""Variables and an optimizer as the tensors that TensorFlow looks for."""

@@ -1,0 +1,204 @@
+"""What a path leads to, told by content: the one place that says so for all readers."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from thalweg.errors import (
+    DataLossError,
+    MissingFileError,
+    ThalwegError,
+    UnsafeCheckpointError,
+    did_you_mean,
+)
+from thalweg.storage import bundle, container, disk, keras_files
+from thalweg.storage.hdf5 import file as hdf5
+from thalweg.storage.keras_files import archive
+
+ENDING = ".safetensors"  # savers call our files by a name without it
+_OF_BUNDLES = re.compile(r"\.(index|meta|data-[0-9]{5}-of-[0-9]{5})\Z")
+_PICKLES = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
+_LISTED = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h5")
+_SHOWN = 4096  # bytes of a file that are looked at
+
+
+class Kind(Enum):
+    """What there may be at a path; the values are who wrote it, or what it is."""
+
+    OURS = "thalweg"
+    BUNDLE = "tensorflow"
+    FIRST_BUNDLE = "tensorflow before 1.0"
+    KERAS = "keras"
+    HDF5 = "hdf5"
+    FOLDER = "folder"
+    STATE = "state"
+    PICKLE = "pickle"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Located:
+    """What a path leads to.
+
+    Attributes:
+        path: As its reader takes it: of ours the file, of TensorFlow's what all its files begin
+            with.
+        kind: What it is.
+    """
+
+    path: str
+    kind: Kind
+
+    @property
+    def writer(self) -> str:
+        """Whose checkpoint it is: "thalweg", "tensorflow" or "keras"; "" if it is none."""
+        writers = {
+            Kind.OURS: "thalweg",
+            Kind.BUNDLE: "tensorflow",
+            Kind.FIRST_BUNDLE: "tensorflow",
+            Kind.KERAS: "keras",
+            Kind.HDF5: "keras",
+        }
+        return writers.get(self.kind, "")
+
+    def checked(self) -> Located:
+        """This.
+
+        Raises:
+            MissingFileError: There is nothing, or no more than a folder or a list of checkpoints.
+            UnsafeCheckpointError: It is a pickle.
+            DataLossError: It is of no kind that is known here.
+        """
+        if not self.writer:
+            raise _REFUSED[self.kind](self.path)
+        return self
+
+
+def located(path: str | os.PathLike[str]) -> Located:
+    """What a path leads to.
+
+    Args:
+        path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
+            or a file of ours without ".safetensors".
+
+    Raises:
+        InvalidArgumentError: It is a device or a pipe.
+        OSError: It cannot be read.
+    """
+    given = os.fsdecode(path)
+    prefix = _OF_BUNDLES.sub("", given)
+    for each in dict.fromkeys((given, prefix)):
+        if os.path.lexists(f"{each}.index"):
+            return Located(each, Kind.BUNDLE)
+    if bundle.is_bundle(given):
+        return Located(given, Kind.FIRST_BUNDLE)
+    if os.path.isdir(given):
+        return Located(given, Kind.FOLDER)
+    if os.path.lexists(given):
+        return Located(given, _by_content(given)) if prefix == given else _missing(prefix)
+    ours = given + ENDING
+    return Located(ours, Kind.OURS) if os.path.isfile(ours) else _missing(prefix)
+
+
+def _missing(path: str) -> Located:
+    return Located(path, Kind.MISSING)
+
+
+def _by_content(path: str) -> Kind:
+    if container.is_container(path):
+        return Kind.OURS
+    start = _start(path)
+    if start.startswith(hdf5.MAGIC):
+        return Kind.HDF5
+    if start.startswith(archive.MAGIC):
+        is_keras = keras_files.is_keras_file(path) or path.endswith(".keras")
+        return Kind.KERAS if is_keras else Kind.PICKLE
+    if start.startswith(_PICKLES):
+        return Kind.PICKLE
+    return Kind.STATE if start.startswith(b"model_checkpoint_path:") else Kind.UNKNOWN
+
+
+def _start(path: str) -> bytes:
+    with disk.opened(path) as file:
+        return file.read(_SHOWN)
+
+
+def _no_file(path: str) -> ThalwegError:
+    folder, name = os.path.split(path)
+    if glob.glob(f"{glob.escape(path)}.data-*"):
+        return MissingFileError(
+            f"{path}.index does not exist: without it the data beside it have no names. Copy it,"
+            " too."
+        )
+    others = [re.sub(r"\.index\Z", "", os.path.basename(each)) for each in _checkpoints(folder)]
+    hint = did_you_mean(name, others)
+    return MissingFileError(
+        f"{path} does not exist: there is neither {path}.index nor a file of this name."
+        f" {hint}".rstrip()
+    )
+
+
+def _folder(path: str) -> ThalwegError:
+    return MissingFileError(f"{path} is a folder: give a checkpoint in it{_newest(path)}.")
+
+
+def _state(path: str) -> ThalwegError:
+    folder, name = os.path.split(path)
+    return MissingFileError(
+        f"{path} lists the checkpoints of its folder, and holds none: give one of them"
+        f"{_newest(folder, name)}."
+    )
+
+
+def _pickle(path: str) -> ThalwegError:
+    return UnsafeCheckpointError(
+        f"{path} is a pickle, or an archive as torch.save writes, at offset 0: reading one may"
+        " execute what is in it. Load it with torch.load(weights_only=True); states of"
+        " torch.optim are taken over by thalweg.checkpoint.from_torch."
+    )
+
+
+def _unknown(path: str) -> ThalwegError:
+    start = _start(path)
+    if not start:
+        return DataLossError(f"{path} is empty: it was never written, or is cut off. Copy it anew.")
+    if start[8:].lstrip().startswith(b'{"'):
+        return DataLossError(
+            f"{path} is no checkpoint of thalweg, TensorFlow or Keras: it seems to be a file of"
+            " safetensors that another library wrote, which safetensors.torch.load_file reads."
+        )
+    return DataLossError(
+        f"{path} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged:"
+        f" {start[:8]!r}. A checkpoint of TensorFlow is named without '.index' and '.data-...'."
+    )
+
+
+_REFUSED = {
+    Kind.MISSING: _no_file,
+    Kind.FOLDER: _folder,
+    Kind.STATE: _state,
+    Kind.PICKLE: _pickle,
+    Kind.UNKNOWN: _unknown,
+}
+
+
+def _newest(folder: str, name: str = bundle.STATE) -> str:
+    """The newest checkpoint of a folder, in words; "" if there is none."""
+    with contextlib.suppress(ThalwegError, OSError):
+        state = bundle.read_state(folder, name)
+        if state is not None and state.model_checkpoint_path:
+            return f", such as {state.model_checkpoint_path}, the newest"
+    found = _checkpoints(folder)
+    return f", such as {re.sub(r'[.]index$', '', found[-1])}" if found else ""
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """Files in a folder that look like checkpoints, in order of their names."""
+    here = glob.escape(folder)
+    return [path for each in _LISTED for path in sorted(glob.glob(os.path.join(here, each)))]

@@ -1,0 +1,19 @@
+"""The time that an attack may take: cases that come after it are not tried."""
+
+from __future__ import annotations
+
+import math
+import time
+
+_end = math.inf
+
+
+def allow(minutes: float) -> None:
+    """Give the next attack so much time from now."""
+    global _end
+    _end = time.monotonic() + 60 * minutes
+
+
+def is_over() -> bool:
+    """Whether the time has passed."""
+    return time.monotonic() > _end

@@ -1,0 +1,50 @@
+"""The changes that the search for mutants makes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import mutants
+
+SOURCE = '''"""A module."""
+
+__all__ = ["f"]
+
+
+def f(a: "1 + 1", b):
+    """A function."""
+    c = [each for each in a if each > 0]
+    if b == 2 and True:
+        raise ValueError(-1)
+    return c
+'''
+WANTED = {
+    (8, "each > 0", "each >= 0"),
+    (8, "0", "1"),
+    (9, "b == 2", "b != 2"),
+    (9, "2", "3"),
+    (9, "True", "False"),
+    (9, "b == 2 and True", "b == 2 or True"),
+    (10, "-1", "+1"),
+    (10, "1", "2"),
+    (11, "return c", "return None"),
+}
+
+
+def test_every_change_is_made_alone() -> None:
+    made = mutants.mutants(SOURCE)
+    assert {(each.line, each.before, each.after) for each in made} >= WANTED
+    whole = ast.unparse(ast.parse(SOURCE)).splitlines()
+    for each in made:
+        changed = ast.unparse(ast.parse(each.source)).splitlines()
+        if len(changed) == len(whole):
+            assert sum(a != b for a, b in zip(changed, whole, strict=True)) == 1, each
+    assert len({each.source for each in made}) == len(made)
+    assert not any("function" in each.before and each.line == 1 for each in made)
+
+
+def test_the_modules_and_their_tests_are_there() -> None:
+    for module, tests in mutants.MODULES.items():
+        assert (mutants.SOURCE / "thalweg" / f"{module}.py").is_file()
+        assert all((Path(__file__).parent / name).is_file() for name in tests), module

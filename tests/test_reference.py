@@ -1,0 +1,174 @@
+"""The reference engine's arithmetic: with torch, off the CPU, it is what it is with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rulebook import KEEP, Case, Problem, by_rule, case, take
+from thalweg import IndexedSlices
+from thalweg.engines import reference, saturated
+from thalweg.engines.engine import Columns, Request
+from thalweg.engines.layout import compute_dtype
+from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
+from thalweg.rules.clipping import clip_by_norm, clip_by_value
+
+SHAPES = ((), (0, 3), (5,), (37, 11))
+KINDS = (torch.float32, torch.float64)
+
+
+def exactly(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """A function of NumPy's, for tensors; torch's own may be an ulp off."""
+    return lambda *given: torch.tensor(function(*(each.numpy() for each in given)))
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sqrt", "exp", "log", "power"):
+        monkeypatch.setitem(reference.TORCH, name, exactly(reference.NUMPY[name]))
+    monkeypatch.setattr(reference, "torch_formula", reference.torch_formula.__wrapped__)
+
+
+def formulas(case: Case, problem: Problem) -> list[tuple[str, Formula, list[torch.Tensor]]]:
+    """A rule's formulas, and what each is given."""
+    ((var,), (grad,), (slots,)) = problem.variables, problem.gradients, problem.slots
+    given = {"before": [var], "update_untouched": [var, *slots]}
+    named = [(name, getattr(case.rule, name)) for name in FORMULAS]
+    return [(name, made, given.get(name, [var, grad, *slots])) for name, made in named if made]
+
+
+@by_rule()
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.usefixtures("exact")
+@np.errstate(all="ignore")
+def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        problem = Problem.make(case.row, [shape], [dtype], seed=len(shape), special=0.1)
+        scalars = case.scalars(compute_dtype(dtype))
+        for name, formula, given in formulas(case, problem):
+            wanted = reference.evaluate(formula, given, scalars)
+            found = reference.torch_evaluate(formula, given, scalars)
+            for one, other in zip(found, wanted, strict=True):
+                assert (one.shape, one.dtype) == (shape, dtype), (name, shape)
+                np.testing.assert_array_equal(one.numpy(), other, str((name, shape)))
+
+
+@by_rule()
+def test_formulas_run_off_the_cpu(case: Case) -> None:
+    for shape in SHAPES:
+        problem = Problem.make(case.row, [shape], [torch.float32], seed=0)
+        for name, formula, given in formulas(case, problem):
+            moved = [tensor.to("meta") for tensor in given]
+            for made in reference.torch_evaluate(formula, moved, case.scalars(np.float32)):
+                assert (made.device.type, made.dtype) == ("meta", torch.float32), name
+                assert made.shape == shape, name
+
+
+@by_rule()
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_copy_is_the_variable_in_its_own_type(case: Case, sparse: bool) -> None:
+    problem = Problem.make(case.row, [(5, 3)], [torch.float32], seed=0)
+    if sparse:
+        rows = torch.tensor([3, 1, 3])
+        problem.gradients = [IndexedSlices(torch.ones(3, 3), rows, (5, 3))]
+        if case.rule.is_whole:
+            return
+    problem.variables[0][3] = 1e30
+    copy = problem.variables[0].to(torch.float16)
+    made = take(case, problem, KEEP._replace(name="reference"), copies=[copy])
+    np.testing.assert_array_equal(copy, saturated(made.variables[0], torch.float16))
+
+
+NAN = np.nan
+# A function, what it is given, and what it gives.
+CHOICES: list[tuple[str, tuple[float, ...], float]] = [
+    ("sign", (2.0,), 1.0), ("sign", (-2.0,), -1.0), ("sign", (0.0,), 0.0), ("sign", (-0.0,), -0.0),
+    ("sign", (NAN,), NAN), ("maximum", (1.0, 2.0), 2.0), ("maximum", (2.0, 1.0), 2.0),
+    ("maximum", (0.0, -0.0), -0.0), ("maximum", (NAN, 1.0), NAN), ("maximum", (1.0, NAN), NAN),
+    ("minimum", (1.0, 2.0), 1.0), ("minimum", (2.0, 1.0), 1.0), ("minimum", (-0.0, 0.0), 0.0),
+    ("minimum", (NAN, 1.0), NAN), ("minimum", (1.0, NAN), NAN), ("square", (-3.0,), 9.0),
+    ("absolute", (-2.0,), 2.0), ("exp", (0.0,), 1.0), ("log", (1.0,), 0.0),
+    ("power", (2.0, 3.0), 8.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@np.errstate(all="ignore")
+def test_functions_of_both_kinds(dtype: torch.dtype) -> None:
+    for name, given, wanted in CHOICES:
+        tensors = [torch.tensor([value], dtype=dtype) for value in given]
+        arrays = [tensor.numpy() for tensor in tensors]
+        for found in (reference.NUMPY[name](*arrays), reference.TORCH[name](*tensors).numpy()):
+            assert found.dtype == arrays[0].dtype, (name, given)
+            np.testing.assert_array_equal(found, [wanted], str((name, given)))
+            assert np.signbit(found[0]) == np.signbit(wanted) or wanted != wanted, (name, given)
+
+
+STAGES = (clip_by_value, clip_by_norm)
+
+
+def one_step(name: str = "Adam") -> Request:
+    problem = Problem.make(case(name).row, [(5, 3)], [torch.float32], seed=0)
+    parts = (problem.variables, problem.gradients, problem.slots)
+    return Request(case(name).rule, STAGES, *parts, ["w"], KEEP)
+
+
+@pytest.mark.usefixtures("exact")
+def test_stages_and_update_are_those_of_numpy() -> None:
+    asked = one_step()
+    scalars = case("Adam").scalars(np.float32)
+    for stage in STAGES:
+        code = stage.__code__
+        wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        scalars |= {name: np.float32(0.5) for name in wanted}
+    tensors = [asked.variables[0], *asked.slots[0]]
+    given = (asked.rule, STAGES, tensors, asked.gradients[0], scalars)
+    pairs = zip(reference._torch_results(*given), reference._numpy_results(*given), strict=True)
+    for found, wanted in pairs:
+        assert torch.equal(found, wanted)
+
+
+def test_a_part_looks_at_each_step_anew() -> None:
+    asked = one_step()
+    part = reference.ReferencePart(asked)
+    assert not part.again(asked, np.empty(0, np.int64))
+    part.let_go()
+    with pytest.raises(RuntimeError, match="not aimed at a gradient"):
+        part.peaks()
+
+
+def test_rows_come_in_waves_of_their_occurrences() -> None:
+    rows = np.array([3, 1, 3, 3, 1, 2])
+    assert [wave.tolist() for wave in reference._waves(rows)] == [[0, 1, 5], [2, 4], [3]]
+    total, first = reference._grouped(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
+    assert (total.ravel().tolist(), first.tolist()) == ([13, 18, 32], [3, 1, 2])
+    assert reference._waves(rows[:0]) == []
+
+
+def test_what_a_part_measures() -> None:
+    asked = one_step()._replace(stages=())
+    (var,), (grad,) = asked.variables, asked.gradients
+    columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
+    part = reference.ReferencePart(asked)
+    sums = part.sums((gradient_squares, variable_squares), (), columns)
+    wanted = [[each.double().square().sum().item()] for each in (grad, var)]
+    np.testing.assert_allclose(sums, wanted, rtol=1e-12)
+    assert part.peaks().tolist() == [grad.abs().max().item()]
+    empty = asked._replace(gradients=[grad[:0]], variables=[var[:0]])
+    assert reference.ReferencePart(empty).peaks().tolist() == [0.0]
+
+
+def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
+    return m * v
+
+
+def test_a_measure_reads_slots() -> None:
+    asked = one_step()._replace(stages=())
+    columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
+    ((found,),) = reference.ReferencePart(asked).sums((slot_product,), (), columns)
+    m, v = (slot.double() for slot in asked.slots[0])
+    assert found == pytest.approx((m * v).sum().item(), rel=1e-12)

@@ -1,0 +1,123 @@
+"""What a path leads to, and what is said of one that leads to no checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from golden_files import FOLDER as GOLDENS
+from thalweg import checkpoint
+from thalweg.checkpoint import files, tensorflow
+from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
+from thalweg.storage.located import Kind, located
+from thalweg.v1 import train
+
+SAVER = GOLDENS / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
+DATA = ".data-00000-of-00001"
+
+
+def _copied(folder: Path) -> Path:
+    for ending in (".index", DATA):
+        shutil.copy(f"{SAVER}{ending}", f"{folder / SAVER.name}{ending}")
+    return folder / SAVER.name
+
+
+@pytest.mark.parametrize("ending", ["", ".index", DATA, ".meta"])
+def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
+    prefix = _copied(tmp_path)
+    Path(f"{prefix}.meta").write_bytes(b"a graph")
+    found = located(f"{prefix}{ending}")
+    assert (found.path, found.kind, found.writer) == (str(prefix), Kind.BUNDLE, "tensorflow")
+
+
+def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
+    for name in ("run", "run.safetensors"):
+        found = located(tmp_path / name)
+        assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), Kind.OURS)
+
+
+def _made(kind: str, folder: Path) -> Path:
+    path = folder / "it"
+    match kind:
+        case "nothing":
+            pass
+        case "a name that is nearly right":
+            checkpoint.save(folder / "items.safetensors", variables={"w": torch.ones(2)})
+            return folder / "item.safetensors"
+        case "data alone":
+            path = _copied(folder)
+            Path(f"{path}.index").unlink()
+        case "a folder":
+            _copied(folder)
+            return folder
+        case "a list" | "a folder with a list":
+            _copied(folder)
+            text = f'model_checkpoint_path: "{SAVER.name}"\n'
+            (folder / "checkpoint").write_text(text)
+            return folder / "checkpoint" if kind == "a list" else folder
+        case "empty":
+            path.touch()
+        case "text":
+            path.write_text("hello")
+        case "a pickle":
+            path.write_bytes(pickle.dumps({"w": 1}))
+        case "of torch":
+            torch.save({"w": torch.ones(2)}, path)
+        case "of others":
+            save_file({"w": torch.ones(2)}, path)
+    return path
+
+
+REFUSED = {
+    "nothing": (MissingFileError, r"it does not exist: there is neither .*it\.index nor a file"),
+    "a name that is nearly right": (MissingFileError, r"Did you mean 'items\.safetensors'\?"),
+    "data alone": (MissingFileError, r"model\.ckpt-5\.index does not exist: without it the data"),
+    "a folder": (MissingFileError, r"is a folder: give .* such as .*/model\.ckpt-5\."),
+    "a folder with a list": (MissingFileError, r"is a folder: .*/model\.ckpt-5, the newest\."),
+    "a list": (MissingFileError, r"checkpoint lists the checkpoints .*/model\.ckpt-5, the newest"),
+    "empty": (DataLossError, r"it is empty"),
+    "text": (DataLossError, r"it is no checkpoint of thalweg, TensorFlow or Keras.*b'hello'"),
+    "a pickle": (UnsafeCheckpointError, r"it is a pickle.*torch\.load\(weights_only=True\)"),
+    "of torch": (UnsafeCheckpointError, r"it is a pickle.*torch\.load\(weights_only=True\)"),
+    "of others": (DataLossError, r"it is no checkpoint.*safetensors\.torch\.load_file"),
+}
+
+
+@pytest.mark.parametrize("read", [tensorflow.load, files.listing, files.verified, files.contents])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_every_reader_says_the_same_of_what_is_no_checkpoint(
+    kind: str, read: object, tmp_path: Path
+) -> None:
+    cls, message = REFUSED[kind]
+    with pytest.raises(cls, match=message):
+        read(_made(kind, tmp_path))  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
+    path = _made(kind, tmp_path)
+    cls, message = REFUSED[kind]
+    if located(path).kind is not Kind.MISSING:  # there a saver has TensorFlow's words
+        with pytest.raises(cls, match=message):
+            train.NewCheckpointReader(path)
+    if not path.suffix:  # which a Checkpoint leaves off
+        with pytest.raises(cls, match=message):
+            train.Checkpoint().restore(path)
+
+
+def test_files_of_keras_are_named_to_savers() -> None:
+    path = next((GOLDENS / "keras_files").glob("*.keras"))
+    for read in (train.NewCheckpointReader, train.Checkpoint().restore):
+        with pytest.raises(ThalwegError, match=r"is a file of Keras, which thalweg\.checkpoint"):
+            read(path)
+
+
+def test_a_file_of_tensorflow_is_not_turned_into_one(tmp_path: Path) -> None:
+    with pytest.raises(ThalwegError, match=r"is a checkpoint of tensorflow, and only one of thal"):
+        tensorflow.convert(SAVER, tmp_path / "out", to="tf")
