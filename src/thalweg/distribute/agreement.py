@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.errors import ReplicaMismatchError
 from thalweg.variable import dtype_name, titles_of
 
@@ -18,6 +18,18 @@ EVERY = 1000  # steps
 
 _VALUES = "the bits of the values"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Agreed(NamedTuple):
+    """What ranks know of one another after a check.
+
+    Attributes:
+        is_doubted: Whether one is in doubt.
+        is_alike: Whether the gradients of all are of the same kinds.
+    """
+
+    is_doubted: bool
+    is_alike: bool
 
 
 class Agreement:
@@ -42,7 +54,8 @@ class Agreement:
         told: Callable[[], Sequence[str]],
         trouble: BaseException | None = None,
         doubt: bool = False,
-    ) -> bool:
+        kinds: bytes = b"",
+    ) -> Agreed:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
         Args:
@@ -50,20 +63,18 @@ class Agreement:
             told: What else must be the same, in words, one thing a line.
             trouble: What kept this rank from having gradients.
             doubt: Anything that all ranks are to know of one another.
-
-        Returns:
-            Whether a rank is in doubt.
+            kinds: What kinds the gradients are of; they may differ.
 
         Raises:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
             BaseException: `trouble`, on its rank.
         """
-        digest = self._digest(variables)
         mine = self._ranks.rank + 1 if trouble is not None else 0
+        digest, kind = self._digest(variables), _hashed(kinds)
         due = self._steps % EVERY == 0
-        first = torch.tensor([digest, -digest, mine, due, doubt], device=self._ranks.device)
+        first = self._message(digest, -digest, kind, -kind, mine, due, doubt)
         self._ranks.maximum(first)
-        highest, lowest, troubled, is_due, is_doubted = first.tolist()
+        highest, lowest, most, least, troubled, is_due, is_doubted = first.tolist()
         if trouble is not None:
             raise trouble
         if troubled:
@@ -74,24 +85,23 @@ class Agreement:
         if highest != -lowest or is_due:
             self._compare(variables, told())
         self._steps += 1
-        return bool(is_doubted)
+        return Agreed(bool(is_doubted), most == -least)
 
-    def meet(self, variables: Sequence[Tensor], declines: bool) -> bool:
-        """Whether all ranks have the same variables, and none declines."""
+    def meet(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
+        """Ask whether all ranks have the same variables, and none declines."""
         digest = self._digest(variables)
-        first = torch.tensor([digest, -digest, 0, 0, declines], device=self._ranks.device)
-        self._ranks.maximum(first)
-        highest, lowest, _, _, is_declined = first.tolist()
-        return highest == -lowest and not is_declined
+        asked = self._message(digest, -digest, declines)
+        return Meeting(asked, self._ranks.begin_maximum(asked))
+
+    def _message(self, *numbers: int) -> Tensor:
+        return torch.tensor(numbers, device=self._ranks.device)
 
     def _digest(self, variables: Sequence[Tensor]) -> int:
         known, digest = self._known
         if len(known) != len(variables) or any(
             one is not other for one, other in zip(known, variables, strict=True)
         ):
-            text = "\n".join(_lines(variables, False))
-            half = hashlib.blake2b(text.encode(), digest_size=7).digest()
-            digest = int.from_bytes(half, "little")
+            digest = _hashed("\n".join(_lines(variables, False)).encode())
             self._known = list(variables), digest
         return digest
 
@@ -101,6 +111,26 @@ class Agreement:
         for rank, other in enumerate(others, 1):
             if other != first:
                 raise ReplicaMismatchError(_difference(first, rank, other))
+
+
+class Meeting:
+    """A question that all ranks are asked while they go on."""
+
+    def __init__(self, asked: Tensor, pending: Pending) -> None:
+        self._asked, self._pending = asked, pending
+        self._answer: bool | None = None
+
+    def is_agreed(self) -> bool:
+        """The answer, the same on all ranks; waits for it."""
+        if self._answer is None:
+            self._pending.wait()
+            highest, lowest, is_declined = self._asked.tolist()
+            self._answer = highest == -lowest and not is_declined
+        return self._answer
+
+
+def _hashed(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
 def _lines(variables: Sequence[Tensor], values: bool) -> list[str]:

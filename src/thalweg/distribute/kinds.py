@@ -93,3 +93,20 @@ class Kind(NamedTuple):
             torch.zeros(0, dtype=index, device=var.device),
             shape,
         )
+
+
+def signature(gradients: Sequence[Any]) -> bytes:
+    """What kinds gradients are of, a byte each; equal on two ranks if the kinds are."""
+    return bytes(map(_byte, gradients))
+
+
+def _byte(grad: Any) -> int:
+    if grad is None:
+        return 0
+    number = _NUMBERS.get(grad.dtype, len(_DTYPES))
+    if isinstance(grad, torch.Tensor):
+        return 1 + number
+    return (129 if grad.indices.dtype == torch.int64 else 65) + number
+
+
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}

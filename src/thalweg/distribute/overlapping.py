@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from thalweg.distribute.agreement import Meeting
 from thalweg.distribute.buckets import Sending, planned
 from thalweg.distribute.ranks import Ranks
 from thalweg.indexed_slices import Gradient
@@ -23,12 +24,19 @@ class Underway:
         dense: The numbers of those that had a dense gradient before, the same on all ranks.
         ranks: The ranks.
         sending: How.
+        meeting: Whether all ranks send; nothing is sent before that is known.
     """
 
     def __init__(
-        self, variables: Sequence[Tensor], dense: Sequence[int], ranks: Ranks, sending: Sending
+        self,
+        variables: Sequence[Tensor],
+        dense: Sequence[int],
+        ranks: Ranks,
+        sending: Sending,
+        meeting: Meeting,
     ) -> None:
         self._variables, self._ranks, self._sending = list(variables), ranks, sending
+        self._meeting = meeting
         like = [(place, variables[place].detach()) for place in sorted(dense, reverse=True)]
         self._buckets = planned(like, sending.bucket_size)
         self._homes = {
@@ -52,15 +60,20 @@ class Underway:
         self._arrived[place] = grad
         self._left[id(bucket)] -= 1
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
+            if not self._meeting.is_agreed():
+                return
             self._send()
 
-    def finish(self) -> None:
-        """Send what is left; what did not come is zeros."""
+    def finish(self) -> bool:
+        """Send what is left; what did not come is zeros. Returns whether all ranks do."""
+        if not self._meeting.is_agreed():
+            return False
         for place, (_, part) in self._homes.items():
             if place not in self._arrived:
                 part.zero_()
         while self._sent < len(self._buckets):
             self._send()
+        return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
         """Whether these are the gradients that it was given, and those that it left out."""

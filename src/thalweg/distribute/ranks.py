@@ -79,6 +79,11 @@ class Ranks:
         """As `add`, which is done when the result is waited for."""
         return Pending(self, self._begin(distributed.all_reduce, tensor))
 
+    def begin_maximum(self, tensor: Tensor) -> Pending:
+        """As `maximum`, likewise."""
+        work = self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
+        return Pending(self, work)
+
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement
+from thalweg.distribute.agreement import Agreement, Meeting
 from thalweg.distribute.buckets import Sending
+from thalweg.distribute.kinds import signature
 from thalweg.distribute.overlapping import Underway
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducing import MaybePair, filled, sums_of
@@ -35,7 +36,7 @@ class Reducer:
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
         self._underway: Underway | None = None
-        self._has_met = False
+        self._meeting: Meeting | None = None
         self._steps = 0
 
     def summed(
@@ -82,11 +83,13 @@ class Reducer:
         except Exception as error:
             trouble = error
         own = [] if trouble is not None else variables
-        is_other = underway is None or not underway.carries(own, [grad for grad, _ in pairs])
-        if self._agreement.check(own, told, trouble, is_other) and underway is not None:
+        given = [grad for grad, _ in pairs]
+        is_other = underway is None or not underway.carries(own, given)
+        agreed = self._agreement.check(own, told, trouble, is_other, signature(given))
+        if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
-        whole = filled(pairs, self._ranks)
+        whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
         known = {} if underway is None else underway.sums()
@@ -95,7 +98,7 @@ class Reducer:
     @contextlib.contextmanager
     def guarding(self, told: Told) -> Iterator[None]:
         """A block that computes gradients for `summed`, which the other ranks wait for."""
-        self._underway, self._has_met = None, False
+        self._underway, self._meeting = None, None
         with self._in_a_step():
             yield from self._guarded(told)
 
@@ -106,26 +109,28 @@ class Reducer:
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            self._meet(True)
-            if self._underway is not None:
-                self._underway.finish()
+            self._end()
             self._agreement.check([], told, error)
         else:
-            self._meet(True)
-            if self._underway is not None:
-                self._underway.finish()
+            self._end()
 
-    def _meet(self, declines: bool) -> bool:
-        if self._has_met:
-            return False
-        self._has_met = True
-        return self._agreement.meet(self._variables, declines)
+    def _end(self) -> None:
+        """End the backward pass; one that has not begun is declined, so that nobody waits."""
+        if self._meeting is None:
+            self._meeting = self._agreement.meet(self._variables, True)
+        if self._underway is not None and not self._underway.finish():
+            self._underway = None
 
     def _begin(self, leaves: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
         """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
+        if self._meeting is not None:  # one pass alone is sent while it runs
+            return None
         known = set(map(id, self._variables))
         declines = not self._dense or any(id(leaf) not in known for leaf in leaves)
-        if not self._meet(declines):
+        self._meeting = self._agreement.meet(self._variables, declines)
+        if declines:
             return None
-        self._underway = Underway(self._variables, self._dense, self._ranks, self._sending)
+        self._underway = Underway(
+            self._variables, self._dense, self._ranks, self._sending, self._meeting
+        )
         return self._underway.arrived
