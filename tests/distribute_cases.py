@@ -459,6 +459,24 @@ def gradients_that_somebody_changes(s: Strategy) -> Any:
 
 
 @case
+def gradients_that_become_rows(s: Strategy) -> Any:
+    table, other, opt = Variable([[1.0], [2.0]], name="table"), variable("other"), SGD(0.5)
+    rank = s.ranks.rank
+
+    def loss(number: int) -> Tensor:
+        if number == 2:
+            return thalweg.embedding_lookup(table, torch.tensor([rank % 2])).sum() * (rank + 1)
+        return (table * (rank + 1.0)).sum()
+
+    for number in range(4):
+        s.run(lambda: opt.minimize(lambda: loss(number), [table]))
+    # One rank alone computes gradients of a variable that is not the optimizer's.
+    for _ in range(2):
+        s.run(lambda: opt.minimize(lambda: loss(0) + (other.sum() if rank == 0 else 0.0), [table]))
+    return table.flatten().tolist()
+
+
+@case
 def ordered_sums(s: Strategy) -> Any:
     if s.num_replicas_in_sync == 3:
         return refused(lambda: Strategy(reduction="ordered"))

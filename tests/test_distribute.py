@@ -233,6 +233,14 @@ def test_gradients_that_somebody_changes_are_sent_again(
     assert agreed(told, "gradients_that_somebody_changes") == moved(2 * 3 * SUM[count])
 
 
+def test_gradients_may_become_rows(told: list[dict[str, Any]], count: int) -> None:
+    rows = {2: (1.0, 2.0), 3: (4.0, 2.0)}[count]  # of rank + 1, each in row rank % 2
+    expected = [
+        value - 0.5 * (5 * SUM[count] + own) for value, own in zip((1.0, 2.0), rows, strict=True)
+    ]
+    assert agreed(told, "gradients_that_become_rows") == expected
+
+
 def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], count: int) -> None:
     found = agreed(told, "ordered_sums")
     if count == 3:

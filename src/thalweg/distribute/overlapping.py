@@ -24,7 +24,7 @@ class Underway:
         dense: The numbers of those that had a dense gradient before, the same on all ranks.
         ranks: The ranks.
         sending: How.
-        meeting: Whether all ranks send; nothing is sent before that is known.
+        meeting: Whether all ranks send; nothing is sent before that is known. None if they do.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Underway:
         dense: Sequence[int],
         ranks: Ranks,
         sending: Sending,
-        meeting: Meeting,
+        meeting: Meeting | None,
     ) -> None:
         self._variables, self._ranks, self._sending = list(variables), ranks, sending
         self._meeting = meeting
@@ -60,13 +60,13 @@ class Underway:
         self._arrived[place] = grad
         self._left[id(bucket)] -= 1
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
-            if not self._meeting.is_agreed():
+            if not self._is_agreed():
                 return
             self._send()
 
     def finish(self) -> bool:
         """Send what is left; what did not come is zeros. Returns whether all ranks do."""
-        if not self._meeting.is_agreed():
+        if not self._is_agreed():
             return False
         for place, (_, part) in self._homes.items():
             if place not in self._arrived:
@@ -76,9 +76,9 @@ class Underway:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Whether these are the gradients that it was given, and those that it left out."""
+        """Whether these are the gradients that it was given, and others than it sends."""
         return len(variables) == len(self._variables) and all(
-            var is own and (place not in self._arrived or grad is self._arrived[place])
+            var is own and (place not in self._homes or grad is self._arrived.get(place))
             for place, (var, own, grad) in enumerate(
                 zip(variables, self._variables, gradients, strict=True)
             )
@@ -89,6 +89,9 @@ class Underway:
         for bucket in self._buckets:
             bucket.wait()
         return {place: part for place, (_, part) in self._homes.items()}
+
+    def _is_agreed(self) -> bool:
+        return self._meeting is None or self._meeting.is_agreed()
 
     def _send(self) -> None:
         self._buckets[self._sent].send(self._ranks, self._sending.ordered)

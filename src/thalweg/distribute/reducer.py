@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement, Meeting
+from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.kinds import signature
 from thalweg.distribute.overlapping import Underway
@@ -23,7 +25,8 @@ class Reducer:
     """The sums of one optimizer's gradients over all ranks.
 
     From its second step on, `minimize` sends gradients while the backward pass still computes
-    others: those of the variables that had a dense one in the step before.
+    others: those of the variables that had a dense one in the step before. All ranks must do so or
+    none, so they ask one another; after a step in which that went well they need not.
 
     Args:
         ranks: The ranks.
@@ -36,7 +39,8 @@ class Reducer:
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
         self._underway: Underway | None = None
-        self._meeting: Meeting | None = None
+        self._has_begun = False
+        self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._steps = 0
 
     def summed(
@@ -86,6 +90,7 @@ class Reducer:
         given = [grad for grad, _ in pairs]
         is_other = underway is None or not underway.carries(own, given)
         agreed = self._agreement.check(own, told, trouble, is_other, signature(given))
+        self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
@@ -98,39 +103,41 @@ class Reducer:
     @contextlib.contextmanager
     def guarding(self, told: Told) -> Iterator[None]:
         """A block that computes gradients for `summed`, which the other ranks wait for."""
-        self._underway, self._meeting = None, None
+        self._underway, self._has_begun = None, False
         with self._in_a_step():
             yield from self._guarded(told)
 
     def _guarded(self, told: Told) -> Iterator[None]:
+        trusted, self._is_trusted = self._is_trusted, False
+        begin = partial(self._begin, trusted)
         try:
-            with watching(self._begin):
+            with watching(begin):
                 yield
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            self._end()
+            self._end(begin)
             self._agreement.check([], told, error)
         else:
-            self._end()
+            self._end(begin)
 
-    def _end(self) -> None:
-        """End the backward pass; one that has not begun is declined, so that nobody waits."""
-        if self._meeting is None:
-            self._meeting = self._agreement.meet(self._variables, True)
+    def _end(self, begin: Callable[..., Any]) -> None:
+        """End the backward pass; one that has not begun sends what the others wait for."""
+        begin((), declines=True)
         if self._underway is not None and not self._underway.finish():
             self._underway = None
 
-    def _begin(self, leaves: Sequence[Tensor]) -> Callable[[Tensor], None] | None:
+    def _begin(
+        self, trusted: bool, leaves: Sequence[Tensor], *, declines: bool = False
+    ) -> Callable[[Tensor], None] | None:
         """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
-        if self._meeting is not None:  # one pass alone is sent while it runs
+        if self._has_begun:  # one pass alone is sent while it runs
             return None
+        self._has_begun = True
         known = set(map(id, self._variables))
-        declines = not self._dense or any(id(leaf) not in known for leaf in leaves)
-        self._meeting = self._agreement.meet(self._variables, declines)
-        if declines:
+        declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
+        meeting = None if trusted else self._agreement.meet(self._variables, declines)
+        if declines and meeting is not None:
             return None
-        self._underway = Underway(
-            self._variables, self._dense, self._ranks, self._sending, self._meeting
-        )
-        return self._underway.arrived
+        self._underway = Underway(self._variables, self._dense, self._ranks, self._sending, meeting)
+        return None if declines else self._underway.arrived
