@@ -24,7 +24,7 @@ def launched(count: int, function: Callable[..., None], *args: Any) -> None:
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
         1, 1, count, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex,
