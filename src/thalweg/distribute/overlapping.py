@@ -90,7 +90,7 @@ class Underway:
         return {place: part for bucket in self._buckets for place, part in bucket.sums().items()}
 
     def _send(self) -> None:
-        self._sender.send(self._buckets[self._sent])
+        self._sender.send(self._buckets[self._sent], self._variables)
         self._sent += 1
 
 
