@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import fresh
 import thalweg
 from rulebook import slow_unless
 
@@ -29,10 +29,7 @@ RUN = {
 
 def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
     hidden = dict.fromkeys(missing.split())
-    hide = f"import sys; sys.argv[1:] = ['rules']; sys.modules.update({hidden})"
-    return subprocess.run(
-        [sys.executable, "-c", f"{hide}\n{code}"], capture_output=True, text=True, timeout=120
-    )
+    return fresh.run(f"import sys; sys.modules.update({hidden})\n{code}", "rules")
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)

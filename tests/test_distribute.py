@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SUM = {2: 3.0, 3: 6.0}  # of rank + 1 over all ranks
-COUNTS = (2, 3)
+COUNTS = (2, pytest.param(3, marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module", params=COUNTS)
