@@ -134,7 +134,9 @@ def save(
     """Write a training to a file, from which `restore` goes on with the same bits.
 
     The file is there whole or not at all: it is written beside its place, synced, and renamed. It
-    is a safetensors file, with a checksum of every tensor, and nothing in it is executed.
+    is a safetensors file, with a checksum of every tensor, and nothing in it is executed. Tensors
+    on the CPU are written from where they are, with 16 MiB of memory beside them; with `progress`,
+    which may take a step, the state is copied first.
 
     Args:
         path: The file. What is there is replaced once the new one is complete.
