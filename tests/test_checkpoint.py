@@ -379,16 +379,26 @@ def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) 
     assert int(busy.iterations) == 1
 
 
-def test_without_variables_an_optimizer_keeps_what_waits(tmp_path: Path) -> None:
-    w, optimizer = Variable([1.0, 2.0], name="w"), Adam(0.1)
-    optimizer.apply_gradients([([1.0, -1.0], w)])
-    checkpoint.save(tmp_path / "run", optimizer=optimizer)
-    again = Variable([1.0, 2.0], name="w")
-    again.assign(w)
-    other = checkpoint.restore(tmp_path / "run").optimizer
-    for own, var in ((optimizer, w), (other, again)):
-        own.apply_gradients([([0.5, 0.5], var)])
-    assert_same([again], [w])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path: Path) -> None:
+    def training() -> tuple[list[Variable], Any]:
+        return [Variable([value], name="w") for value in (1.0, 2.0)], Adam(0.1)
+
+    def run(variables: list[Variable], optimizer: Any) -> None:
+        optimizer.apply_gradients([([0.5 + i], each) for i, each in enumerate(variables)])
+
+    variables, optimizer = training()
+    run(variables, optimizer)
+    given = {"variables": variables} if by_name else {}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, **given)
+    again, _ = training()
+    for own, other in zip(again, variables, strict=True):
+        own.assign(other)
+    other = checkpoint.restore(tmp_path / "run", variables=False).optimizer
+    run(variables, optimizer)
+    run(again, other)
+    assert_same(again, variables)
+    assert list(other.state_dict()["slots"]) == ["w:0", "w:0#1"]
 
 
 def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:

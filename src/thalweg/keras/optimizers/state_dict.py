@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -195,7 +195,7 @@ class StateDict(TrackableSlots, state.Copied):
         entries: list[Entry] = []
         known: dict[str, Any] = {}
         rest = dict(given)
-        for key, title, var in zip(state.keys_of(owners), _titles(owners), owners, strict=True):
+        for key, title, var in self._called(owners, given):
             if not all_of_them and title not in given:
                 continue
             entries += [
@@ -203,6 +203,15 @@ class StateDict(TrackableSlots, state.Copied):
             ]
             known |= {f"{key}/{name}": value for name, value in rest.pop(title, {}).items()}
         return entries, known, rest
+
+    def _called(
+        self, owners: Sequence[Tensor], given: Mapping[str, Any]
+    ) -> list[tuple[str, str, Tensor]]:
+        """Each variable, with what its slots' names begin with, and what a state calls it: "w:0",
+        or "w", as in a file.
+        """
+        named = zip(state.keys_of(owners), _titles(owners), owners, strict=True)
+        return [(key, title if title in given else key, var) for key, title, var in named]
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         raise NotImplementedError
@@ -212,10 +221,9 @@ class StateDict(TrackableSlots, state.Copied):
         if not self._pending:
             return
         owners, wanted = self._slots.owners(), {id(var) for var in var_list}
-        titles = _titles(owners)
         found = {
             title: self._pending[title]
-            for title, var in zip(titles, owners, strict=True)
+            for _, title, var in self._called(owners, self._pending)
             if id(var) in wanted and title in self._pending
         }
         entries, known, _ = self._slot_entries(owners, found, all_of_them=False)
@@ -227,8 +235,8 @@ class StateDict(TrackableSlots, state.Copied):
             if not found:
                 warn(
                     f"{self._name} loaded slots for {_listed(self._pending)}, but the first step is"
-                    f" over {_listed(titles)}, whose slots begin anew. Name the variables by"
-                    " thalweg.named_variables(module), or give them to load_state_dict.",
+                    f" over {_listed(_titles(owners))}, whose slots begin anew. Name the variables"
+                    " by thalweg.named_variables(module), or give them to load_state_dict.",
                     NumericsWarning,
                 )
         pops = [partial(self._pending.pop, title) for title in found]
