@@ -324,7 +324,7 @@ def test_a_training_step_goes_on(taken: int, tmp_path: Path) -> None:
         checkpoint.restore(tmp_path / "run", module=again)
     for change, message in (
         ({"max_grad_norm": 2.0}, "clip_gradients is 2.0, in the file 1.0"),
-        ({"loss_scaling": "LogMax"}, "loss_scaling is 'LogMaxScaler', in the file 'BackoffScaler'"),
+        ({"loss_scaling": "LogMax"}, "loss_scaling.algorithm is 'logmax', in the file 'backoff'"),
         (
             {"lr_policy_params": {"learning_rate": 0.2}},
             r"learning_rate.arguments.learning_rate is 0\.2, in the file 0\.1",

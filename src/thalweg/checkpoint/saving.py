@@ -15,7 +15,6 @@ from thalweg.checkpoint import described
 from thalweg.checkpoint.named import (
     Variables,
     check_kind,
-    guard_of,
     loading,
     named,
     state_of,
@@ -99,7 +98,7 @@ def _held(optimizer: Any) -> AbstractContextManager[Any]:
     if optimizer is None:
         return nullcontext()
     check_kind(optimizer)
-    return guard_of(optimizer)
+    return optimizer._locked()
 
 
 def _taken(
@@ -112,7 +111,7 @@ def _taken(
     own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
     if optimizer is not None:
-        document["optimizer"] = described.described(optimizer)
+        document["optimizer"] = described.described(optimizer, tensors)
         document["state"] = own(state_of(optimizer, tensors), "optimizer")
     document["variables"] = given(tensors, "variables")
     document["extra"] = given(extra, "extra")
@@ -269,7 +268,7 @@ def _optimizer(
 ) -> Any:
     if given is None:
         return described.made(description, tensors)
-    own = described.described(given)
+    own = described.described(given, tensors)
     loaded = {*getattr(given, "_hyper", ()), "schedule_decay"}
     found = described.differences(description, own, loaded)
     if found and (check or description["class"] != own["class"]):

@@ -61,6 +61,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         sequential_update: bool = True,
     ) -> None:
         super().__init__(opt, False, None)
+        self._average_decay, self._num_updates = average_decay, num_updates
         self._ema = ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
         self._counterparts: dict[Any, Any] = {}  # of graphs: averages by variables, and back
