@@ -31,7 +31,6 @@ from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.rules import ADAM
 from thalweg.v1 import train
-from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
 NAMES = list(dict.fromkeys([*by_rule(), *by_class()]))
 
@@ -562,30 +561,6 @@ def test_what_no_new_optimizer_could_take_is_not_saved(
     again = network(), Variable([0.0, 0.0], name="head")
     checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
     checkpoint.save(tmp_path / "alone", optimizer=opt)
-
-
-@pytest.mark.parametrize("wrapper", ["averages", "clipping"])
-def test_optimizers_around_others_go_on(wrapper: str, tmp_path: Path) -> None:
-    def training() -> tuple[Variable, Any]:
-        w, inner = Variable([1.0, 2.0], name="w"), train.MomentumOptimizer(0.1, 0.9)
-        if wrapper == "averages":
-            return w, MovingAverageOptimizer(inner, 0.5)
-        return w, VariableClippingOptimizer(inner, {w: [0]}, 1.5)
-
-    def run(w: Any, opt: Any) -> None:
-        for _ in range(2):
-            opt.apply_gradients([([0.5, -1.0], w)])
-
-    w, opt = training()
-    run(w, opt)
-    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
-    run(w, opt)
-    again, other = training()
-    checkpoint.restore(
-        tmp_path / "run", optimizer=other, variables=[again], check_arguments=wrapper == "averages"
-    )
-    run(again, other)
-    assert_same([again], [w])
 
 
 def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg import schedules
@@ -176,6 +177,8 @@ class _Described:
             return self._tensor(value)
         if isinstance(value, type):
             return _name(value)
+        if isinstance(value, torch.dtype):
+            return dtype_name(value)
         if is_function(value):
             return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
         if isinstance(value, frozenset | set):

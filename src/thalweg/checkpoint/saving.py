@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint import described
+from thalweg.checkpoint import described, rates
 from thalweg.checkpoint.named import (
     Variables,
     check_kind,
@@ -111,8 +111,9 @@ def _taken(
     own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
     if optimizer is not None:
-        document["optimizer"] = described.described(optimizer, tensors)
         document["state"] = own(state_of(optimizer, tensors), "optimizer")
+        document["optimizer"] = described.described(optimizer, tensors)
+        document["rates"] = own(rates.states_of(optimizer), "rates")
     document["variables"] = given(tensors, "variables")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
@@ -227,8 +228,13 @@ def restore(
         if optimizer is False:
             given = None
         elif "optimizer" in document:
-            given = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
-            loadings.append(_entered(held, path, given, reader(document["state"]), tensors))
+            given = _optimizer(document, optimizer, tensors, check_arguments)
+            with _telling(path):
+                loadings.append(
+                    held.enter_context(loading(given, reader(document["state"]), tensors))
+                )
+                found = rates.loading(given, reader(document["rates"]), check_arguments)
+                loadings.append(found)
         elif optimizer is not None:
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
         else:
@@ -251,12 +257,11 @@ def restore(
     return restored
 
 
-def _entered(
-    held: ExitStack, path: Path, optimizer: Any, given: Any, tensors: Mapping[str, Tensor]
-) -> state.Loading:
-    """What sets the optimizer; its lock is held as long as `held` is."""
+@contextmanager
+def _telling(path: Path) -> Generator[None]:
+    """Say of a state that is none in which file it is."""
     try:
-        return held.enter_context(loading(optimizer, given, tensors))
+        yield
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         if isinstance(error, ThalwegError):
             raise
@@ -264,12 +269,13 @@ def _entered(
 
 
 def _optimizer(
-    description: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+    document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
 ) -> Any:
+    description = document["optimizer"]
     if given is None:
         return described.made(description, tensors)
-    own = described.described(given, tensors)
-    loaded = {*getattr(given, "_hyper", ()), "schedule_decay"}
+    own, numbers = described.described(given, tensors), document["state"].get("hyperparameters")
+    loaded = {"schedule_decay", *(numbers if isinstance(numbers, dict) else ())}
     found = described.differences(description, own, loaded)
     if found and (check or description["class"] != own["class"]):
         hint = " restore(..., check_arguments=False) goes on with yours." * check
@@ -296,10 +302,9 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
-    wanted = {"variables": dict, "optimizer": dict, "state": dict, "metrics": dict}
-    for name, kind in wanted.items():
-        if not isinstance(document.get(name, {}), kind):
-            raise InvalidConfigError(f"{path}: {name!r} is no {kind.__name__}.")
+    for name in ("variables", "optimizer", "state", "rates", "metrics"):
+        if not isinstance(document.get(name, {}), dict):
+            raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
         description = document["optimizer"]
         if not isinstance(description.get("class"), str) or not isinstance(
@@ -309,5 +314,5 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    found = {"variables": {}, "extra": None, "metrics": {}, **document}
+    found = {"variables": {}, "rates": {}, "extra": None, "metrics": {}, **document}
     return {**found, "step": step if type(step) is int else None}
