@@ -30,6 +30,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.storage import container
+from thalweg.storage.located import located
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
 
@@ -185,7 +186,7 @@ def restore(
     """Set a training to what `save` wrote; all of it or nothing.
 
     Args:
-        path: The file.
+        path: The file; ".safetensors" may be left off.
         optimizer: Optional. The optimizer that is to go on; without one, and with one in the file,
             a new one is made as the file describes it. False leaves it in the file, as where a
             model is used and not trained.
@@ -205,7 +206,9 @@ def restore(
 
     Raises:
         MissingFileError: There is no such file.
-        DataLossError: The file is damaged; names the tensor.
+        DataLossError: The file is damaged, or is something else; names the tensor, or what it is.
+        UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras; says what reads it.
+        UnsafeCheckpointError: It is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
         NotFoundError: No optimizer is given, and the one that was saved has arguments that only
             you can make again; names them.
@@ -218,6 +221,7 @@ def restore(
     tensors = named(variables or None, module)
     if optimizer is not None and optimizer is not False:
         check_kind(optimizer)
+    path = located(path).ours()
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
