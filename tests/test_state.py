@@ -406,7 +406,8 @@ def test_names_are_each_another_and_stay_when_others_come() -> None:
 
 def test_an_entry_knows_what_tensorflow_calls_it() -> None:
     opt, _ = keras_trained()
-    slots = opt._slot_entries(opt._slots.owners(), {})[0]
+    owners = opt._owners()
+    slots = opt._slot_entries([*zip(state.keys_of(owners), "ab", owners, strict=True)], {})[0]
     assert {entry.name: entry.original for entry in slots}["a/m"] == "Nadam/a/m"
     opt, variables = v1_trained()
     entries = {entry.name: entry for entry in opt._entries(variables, state.keys_of(variables))}

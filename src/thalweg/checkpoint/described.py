@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg import schedules
@@ -14,10 +15,10 @@ from thalweg.checkpoint.plain import SCALAR, Reader, Writer
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.keras.optimizers import Nadam, RuleOptimizer
-from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.rules import RULES
@@ -32,12 +33,12 @@ SCHEDULE = "$schedule"  # {"class_name": ..., "config": ...}
 RATE = "$rate"  # {"function": ..., "arguments": ...}
 RULE = "$rule"  # the name of a rule of the library
 OPTIMIZER = "$optimizer"  # as `described` returns it
+SCALER = "$loss_scaler"  # its arguments
 VARIABLE = "$variable"  # the name of one
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
 
 STEP = "openseq2seq:optimize_loss"
-_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # no number depends on them
 _WRAPPERS = {
     "v1:MovingAverageOptimizer": opt.MovingAverageOptimizer,
     "v1:VariableClippingOptimizer": opt.VariableClippingOptimizer,
@@ -59,24 +60,25 @@ def _classes() -> dict[str, type[Any]]:
     return {**known, **_WRAPPERS, "RuleOptimizer": RuleOptimizer, STEP: TrainingStep}
 
 
-def described(optimizer: Any) -> dict[str, Any]:
+def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's class and arguments, as JSON.
+
+    Args:
+        optimizer: The optimizer.
+        variables: Variables by the names of a file.
 
     Returns:
         "class": its name in the catalogue, "mine:" and its own for one that is not there;
-        "arguments": by name, but for those that no number depends on.
+        "arguments": by name, those that numbers depend on.
     """
     if isinstance(optimizer, MicroBatchStep):
         optimizer = optimizer.step
-    writer = Writer(_written)
-    given = _arguments(optimizer)
-    plain = {key: writer(value, key) for key, value in given.items() if key not in _ASIDE}
-    return {"class": _name(optimizer), "arguments": plain}
+    return _Described({id(each): name for name, each in variables.items()}).optimizer(optimizer)
 
 
-def _name(optimizer: Any) -> str:
-    known = {cls: name for name, cls in _classes().items()}
-    return known.get(type(optimizer), f"mine:{type(optimizer).__name__}")
+def _name(cls: type[Any]) -> str:
+    known = {each: name for name, each in _classes().items()}
+    return known.get(cls, f"mine:{cls.__name__}")
 
 
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any) -> list[str]:
@@ -145,108 +147,73 @@ def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
         raise InvalidConfigError(f"{plain['class']} cannot be made: {error}") from error
 
 
-def _arguments(optimizer: Any) -> dict[str, Any]:
-    if isinstance(optimizer, KerasOptimizer):
-        return _of_keras(optimizer)
-    if isinstance(optimizer, TrainingStep):
-        return _of_training(optimizer)
-    own, kinds = vars(optimizer), getattr(type(optimizer), "HYPERS", {})
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(optimizer)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        attribute = kinds.get(name, f"_{name}")
-        if attribute in own:
-            found[name] = own[attribute]
-    return found
+class _Described:
+    """Writes what `Writer` does not know.
 
+    Args:
+        names: Of variables, by their identity.
+    """
 
-def _of_training(step: TrainingStep) -> dict[str, Any]:
-    """What `optimize_loss` was told; the optimizer's rate is the policy's."""
-    moving = {id(tensor) for tensor in step._rate.tensors}
-    inner = {
-        name: value for name, value in _arguments(step._inner).items() if id(value) not in moving
-    }
-    post, scaler = step._how.post, step.loss_scaler
-    mixed = step._mixed
-    scale = None if mixed is None or scaler is not None else mixed.loss_scale
-    return {
-        "loss": step._loss,
-        "optimizer": _name(step._inner),
-        "optimizer_params": {key: each for key, each in inner.items() if key not in _ASIDE},
-        "learning_rate": step._rate.source,
-        "mixed": mixed is not None,
-        "clip_gradients": post.clip_gradients,
-        "larc": None if post.larc is None else post.larc._asdict(),
-        "loss_scaling": scale if scaler is None else type(scaler.scaler).__name__,
-        "loss_scaling_params": {} if scaler is None else scaler.scaler._params,
-        "iter_size": step._how.iter_size,
-    }
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._writer = Writer(self)
 
+    def optimizer(self, optimizer: Any) -> dict[str, Any]:
+        arguments = self._writer(optimizer._arguments(), "")
+        return {"class": _name(type(optimizer)), "arguments": arguments}
 
-def _of_keras(optimizer: KerasOptimizer) -> dict[str, Any]:
-    hyper = optimizer._hyper
-    try:
-        found = dict(optimizer.get_config())
-    except NotImplementedError:  # a subclass without one
-        found = {}
-    numbers = hyper.numbers()
-    found |= {name: numbers.get(name, hyper.raw(name)) for name in hyper}
-    if isinstance(optimizer, Nadam):  # what its constructor calls the decay
-        found["schedule_decay"] = found.pop("decay")
-    if isinstance(optimizer, RuleOptimizer) and type(optimizer) is RuleOptimizer:
-        found["rule"] = optimizer.rule
-    if optimizer.gradient_transformers:
-        found["gradient_transformers"] = optimizer.gradient_transformers
-    if optimizer.gradient_aggregator is not None:
-        found["gradient_aggregator"] = optimizer.gradient_aggregator
-    return found
+    def __call__(self, value: Any, name: str) -> Any:
+        if isinstance(value, LearningRateSchedule):
+            return self._schedule(value)
+        if isinstance(value, Followed) and value.source is not None:
+            return self._rate(value)
+        if isinstance(value, Rule):
+            return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
+        if isinstance(value, train.Optimizer):
+            return {OPTIMIZER: self.optimizer(value)}
+        if type(value) is AutomaticLossScaler:
+            return {SCALER: self._writer(value._arguments(), name)}
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, type):
+            return _name(value)
+        if isinstance(value, torch.dtype):
+            return dtype_name(value)
+        if is_function(value):
+            return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
+        if isinstance(value, frozenset | set):
+            return sorted(map(str, value))
+        return NotImplemented
 
-
-def _written(value: Any, name: str) -> Any:
-    """What `Writer` does not know."""
-    if isinstance(value, LearningRateSchedule):
-        return _schedule(value)
-    if isinstance(value, Followed) and value.source is not None:
-        return _rate(value)
-    if isinstance(value, Rule):
-        return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
-    if isinstance(value, train.Optimizer):
-        return {OPTIMIZER: described(value)}
-    if isinstance(value, Tensor):
-        if is_variable(value) and name_of(value, ""):
-            return {VARIABLE: name_of(value).split(":")[0]}
+    def _tensor(self, value: Tensor) -> Any:
+        own = name_of(value, "").split(":")[0] if is_variable(value) else ""
+        name = self._names.get(id(value), own)
+        if name:
+            return {VARIABLE: name}
         if value.dim():
             return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
-        return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), name)]}
-    if is_function(value):
-        return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
-    if isinstance(value, frozenset | set):
-        return sorted(map(str, value))
-    return NotImplemented
+        return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
 
+    def _schedule(self, schedule: LearningRateSchedule) -> Any:
+        try:
+            written = schedules.serialize(schedule)
+            known = type(schedules.deserialize(written)) is type(schedule)
+        except (NotImplementedError, TypeError, ValueError):
+            known = False
+        if not known:
+            return {YOURS: f"your schedule {type(schedule).__name__!r}"}
+        return {SCHEDULE: self._writer(written, "")}
 
-def _schedule(schedule: LearningRateSchedule) -> Any:
-    try:
-        written = schedules.serialize(schedule)
-        known = type(schedules.deserialize(written)) is type(schedule)
-    except (NotImplementedError, TypeError, ValueError):
-        known = False
-    if not known:
-        return {YOURS: f"your schedule {type(schedule).__name__!r}"}
-    return {SCHEDULE: Writer(_written)(written, "")}
-
-
-def _rate(rate: Followed) -> Any:
-    function, arguments = rate.source or (None, {})
-    for name, known in _RATES.items():
-        if known is function:
-            return {RATE: {"function": name, "arguments": Writer(_written)(arguments, "")}}
-    return {YOURS: f"the learning rate {rate.__name__!r}"}
+    def _rate(self, rate: Followed) -> Any:
+        function, arguments = rate.source or (None, {})
+        for name, known in _RATES.items():
+            if known is function:
+                return {RATE: {"function": name, "arguments": self._writer(arguments, "")}}
+        return {YOURS: f"the learning rate {rate.__name__!r}"}
 
 
 class _Made:
-    """Makes what `_written` has described.
+    """Makes what `_Described` has written.
 
     Args:
         variables: Variables by name.
@@ -265,6 +232,8 @@ class _Made:
             return {rule.name: rule for rule in RULES}[content]
         if mark == OPTIMIZER:
             return made(content, self._variables)
+        if mark == SCALER:
+            return AutomaticLossScaler(**reader(content))
         if mark == NUMBER:
             return to_tensor(reader(content[1]), content[0])
         if mark == VARIABLE:

@@ -152,7 +152,7 @@ def _zeros(path: Path) -> dict[str, Any]:
     place = located(path).checked()
     if place.kind is not Kind.OURS:
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned"
+            f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
             ' into one of TensorFlow: convert it to="thalweg" first.'
         )
     found = container.describe(place.path)

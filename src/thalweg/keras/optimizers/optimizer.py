@@ -333,6 +333,21 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
 
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        try:
+            found = dict(self.get_config())
+        except NotImplementedError:  # a subclass without one
+            found = {}
+        found.pop("name", None)
+        numbers = self._hyper.numbers()
+        found |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        functions = {
+            "gradient_transformers": self.gradient_transformers,
+            "gradient_aggregator": self.gradient_aggregator,
+        }
+        return {**found, **{name: each for name, each in functions.items() if each}}
+
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import MissingFileError
+from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 from thalweg.storage.bundle import messages, slices
 from thalweg.storage.bundle.contents import Bundle, EntryDescription, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
@@ -30,6 +30,7 @@ from thalweg.storage.stored import ITEM_BYTES, Stored
 if TYPE_CHECKING:
     import numpy as np
 
+_COUNT = b"\x08"  # what the first value of an index of the later format begins with
 _FIRST = re.compile(r"-00000-of-([0-9]{5})")
 
 
@@ -156,6 +157,12 @@ def _described(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor],
             key, value = next(entries(file.read, file.size), (b"\0", b""))
             if key:
                 raise Flaw("it has no description of its tensors")
+            if value.startswith(_COUNT):
+                raise Flaw(
+                    "it is the index of a later checkpoint under another name: TensorFlow calls it"
+                    " model.index, beside model.data-00000-of-00001",
+                    UnsupportedCheckpointError,
+                )
             described = Message(Message(value, {1: BYTES}).data(1), {1: BYTES})
             for each in described.every(1):
                 _add(known, Message(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))

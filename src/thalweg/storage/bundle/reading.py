@@ -7,6 +7,7 @@ import re
 from collections.abc import Container
 
 from thalweg.errors import MissingFileError
+from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
 from thalweg.storage.bundle.contents import Bundle, EntryDescription, Path, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import name_of
@@ -51,6 +52,7 @@ def read(
         except MissingFileError:
             found = first_version.files(folder)
             if not found:
+                _refuse_foreign(path)
                 raise
             return first_version.read(folder, found, names, progress)
         wanted = {
@@ -82,6 +84,7 @@ def describe(prefix: Path) -> list[EntryDescription]:
         except MissingFileError:
             suffixes = first_version.files(folder)
             if not suffixes:
+                _refuse_foreign(path)
                 raise
             return first_version.describe(folder, suffixes)
     return [
@@ -99,6 +102,13 @@ def is_bundle(prefix: Path) -> bool:
             )
     except (OSError, ValueError):
         return False
+
+
+def _refuse_foreign(path: str) -> None:
+    """Say of a file that is in the place of a checkpoint what it is."""
+    if os.path.isfile(path):
+        with disk.opened(path) as file:
+            raise foreign.refused(path, file, "checkpoint of TensorFlow") from None
 
 
 def _prefix(path: Path) -> str:

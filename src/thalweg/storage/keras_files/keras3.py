@@ -45,7 +45,10 @@ def _without(source: Source, name: str, members: Iterable[str]) -> Exception:
     others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
     if name == WEIGHTS and others:
         return source.unsupported(0, f"weights in {others[0]!r} are not read, only in {name!r}")
-    return source.damaged(0, f"the archive has no {name!r}")
+    first = next(iter(members), "nothing")
+    return source.damaged(
+        0, f"the archive has no {name!r}, as a file of Keras has; it begins with {first[:80]!r}"
+    )
 
 
 def weights(source: Source, root: Group, layers: dict[str, str]) -> tuple[Arrays, Arrays]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -46,6 +47,8 @@ from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
+_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 _NOT_COPIED = ("_lock", "_under_way")
 
 
@@ -99,6 +102,12 @@ class Optimizer(State, StateDict):
     def get_name(self) -> str:
         """The name given to the constructor."""
         return self._name
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        own, attributes = vars(self), getattr(self, "HYPERS", {})
+        known = {name: attributes.get(name, f"_{name}") for name in _parameters(type(self))}
+        return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
     @property
     def engine(self) -> EngineName | None:
@@ -587,3 +596,16 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
         names = [gradients.title_of(var) for var in variables]
         hint = frozen_among(variables)
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
+
+
+def _parameters(cls: type[Any]) -> list[str]:
+    """The names of a constructor's arguments, and of those that it hands on."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            own = list(inspect.signature(base.__init__).parameters.values())[1:]
+            named = [each.name for each in own if each.kind not in _HANDED_ON]
+            found += [name for name in named if name not in _ASIDE]
+            if len(named) == len(own):
+                break
+    return found

@@ -89,12 +89,12 @@ def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     """The variables that are trained."""
     if isinstance(opt, MixedPrecisionOptimizerWrapper):
         return list(having)
-    if not opt._known():
+    if not opt._owners():
         raise FailedPreconditionError(
             "The variables are not known before the first step. Give var_list to optimize_loss."
             " Nothing was loaded."
         )
-    return opt._known()
+    return opt._owners()
 
 
 def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:
