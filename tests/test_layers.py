@@ -31,7 +31,7 @@ LAYERS = (
     ("schedules", "core"),
     ("graph",),
     ("distribute",),
-    ("keras", "v1"),
+    ("keras", "v1", "optim"),
     ("openseq2seq",),
     ("integrations",),
     ("tf",),

@@ -59,7 +59,8 @@ class Slot:
         initial: What it is filled with.
         dtype: Its dtype; the variable's if None. A `scalar` has the one of the arithmetic.
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
-            read and written by `per_variable` of the rule.
+            read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
+            numbers of their own for each parameter, by `prepare`, too.
     """
 
     name: str
@@ -184,7 +185,8 @@ class Rule:
                 f"measures of rule {self.name!r} must be a dict of functions, not"
                 f" {self.measures!r}."
             )
-        if self.per_variable is None and (self.measures or self.scalar_slots):
+        unread = self.measures or (self.scalar_slots and self.prepare is None)
+        if self.per_variable is None and unread:
             raise RuleError(
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."

@@ -1,0 +1,185 @@
+"""The parameters that one rule updates, and what is kept of them from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.blocks import laid_out
+from thalweg.core.complexes import as_real
+from thalweg.core.kept import Kept
+from thalweg.core.section import Call
+from thalweg.formula import Rule
+from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.groups import Group, Options
+
+Own = dict[str, Any]  # the state of one parameter
+_SPARE = 8  # blocks of numbers whose parameters may have others by now
+
+
+class Part:
+    """The parameters that one rule updates.
+
+    A parameter's state is made when it has its first gradient, and becomes a part of the optimizer
+    when the step is written: torch takes "no state" for "no step yet".
+
+    Args:
+        rule: The rule.
+        counts: Whether each parameter has a step number of its own.
+        plain: Whether that is a number of Python's.
+
+    Attributes:
+        kept: The core's plans.
+        columns: The numbers that each parameter has of its own.
+        lacked: For each parameter of the last step whether it had no slots before.
+    """
+
+    def __init__(self, rule: Rule, counts: bool, plain: bool) -> None:
+        self.rule = rule
+        self.kept = Kept()
+        self.columns: list[Column | PlainColumn] = []
+        self.lacked: list[bool] = []
+        self._starts: dict[str, float] = {STEP: 0 if plain else 0.0} if counts else {}
+        self._starts |= {slot.name: slot.initial for slot in rule.scalar_slots}
+        self._plain = plain
+        self._options: dict[int, Options] = {}
+        self._blocks: list[Tensor] = []  # those of the columns
+        self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
+        self._params: list[Tensor] = []
+        self._owners: list[Own] = []
+        self._states: list[Own] = []
+        self._known: list[Any] | None = None
+
+    def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
+        """Whether the state of these parameters is what the step before left."""
+        known = self._known
+        return (
+            known is not None
+            and len(params) == len(self._params)
+            and all(map(is_, params, self._params))
+            and len(state) == len(self._states)
+            and all(map(is_, state.values(), self._states))
+            and sum(map(len, self._owners)) == len(known)
+            and all(map(is_, chain.from_iterable(map(dict.values, self._owners)), known))
+            and all(column.stands() for column in self.columns)
+        )
+
+    def make(
+        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], starts: Mapping[int, Own]
+    ) -> None:
+        """Make what the state of parameters lacks, apart from it.
+
+        Args:
+            state: The optimizer's.
+            params: The parameters of a step.
+            starts: What slots and numbers start from, by `id` of the parameter, where that is not
+                what the rule says.
+        """
+        self._known = None
+        remembers = bool(self._starts or self.rule.slots)
+        self._params = list(params)
+        self._owners = [state[param] if remembers else {} for param in params]
+        self._fresh = {id(param): {} for param in params}
+        self.columns = [self._column(name, start, starts) for name, start in self._starts.items()]
+        self.lacked = [False] * len(params)
+        for slot in self.rule.element_slots:
+            self._make_slots(slot.name, slot.initial, starts)
+
+    def _make_slots(self, name: str, start: float, starts: Mapping[int, Own]) -> None:
+        self.lacked = [own.get(name) is None for own in self._owners]
+        lacking = [param for param, lacks in zip(self._params, self.lacked, strict=True) if lacks]
+        plain = [param for param in lacking if not param.is_complex()]
+        made = iter(laid_out(plain, [param.dtype for param in plain], start))
+        for param in lacking:
+            own = starts.get(id(param), {}).get(name, start)
+            if param.is_complex():
+                slot = torch.zeros_like(param, memory_format=torch.preserve_format)
+                as_real(slot).fill_(own)
+            else:
+                slot = next(made)
+                if own != start:
+                    slot.fill_(own)
+            self._fresh[id(param)][name] = slot
+
+    def _column(self, name: str, start: float, starts: Mapping[int, Own]) -> Column | PlainColumn:
+        found: list[Any] = []
+        for param, own in zip(self._params, self._owners, strict=True):
+            if own and name not in own:
+                raise KeyError(name)
+            found.append(own[name] if own else starts.get(id(param), {}).get(name, start))
+        if self._plain:
+            for param, number in zip(self._params, found, strict=True):
+                self._fresh[id(param)][name] = number
+            return PlainColumn(name, self._owners, found)
+        block = next((each for each in self._blocks if _lie_in(found, each)), None)
+        if block is None:
+            found, block = self._in_a_block(name, found)
+        return Column(name, found, block)
+
+    def _in_a_block(self, name: str, found: Sequence[Any]) -> tuple[list[Tensor], Tensor]:
+        """Numbers as views of a new block, which become those of the state."""
+        dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else _scalar_dtype()
+        numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
+        block = torch.tensor(numbers, dtype=dtype, device="cpu")
+        views = [block[index] for index in range(len(block))]
+        for param, view in zip(self._params, views, strict=True):
+            self._fresh[id(param)][name] = view
+        self._blocks = [*self._blocks[-_SPARE:], block]
+        return views, block
+
+    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
+        """The options of the group at this place."""
+        known = self._options.get(place)
+        if known is None or not known.hold(group):
+            known = self._options[place] = Options(group, self.rule, fixed)
+        return known
+
+    def slots(self, param: Tensor) -> list[Tensor]:
+        """The slots of a parameter of the step, those of the rule's scalars among them."""
+        place = next(k for k, other in enumerate(self._params) if other is param)
+        own = {**self._owners[place], **self._fresh[id(param)]}
+        return [own[slot.name] for slot in self.rule.slots]
+
+    def publishing(self) -> list[Call]:
+        """What makes all that was made the optimizer's, as functions in C."""
+        if not self._fresh:
+            return []
+        owned = zip(self._params, self._owners, strict=True)
+        return [
+            partial(own.update, made)
+            for param, own in owned
+            if (made := self._fresh.get(id(param)))
+        ]
+
+    def settle(self, state: Mapping[Tensor, Own]) -> None:
+        """The step was written: this is the state from which the next one starts."""
+        if self._known is not None:
+            return
+        self._fresh = {}
+        self.lacked = [False] * len(self._params)
+        self._states = list(state.values())
+        self._known = list(chain.from_iterable(map(dict.values, self._owners)))
+
+
+def _scalar_dtype() -> torch.dtype:
+    """What torch keeps numbers in."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
+    """Whether numbers are elements of a block."""
+    memory = block.untyped_storage().data_ptr()
+    return all(
+        isinstance(each, Tensor)
+        and each.dtype == block.dtype
+        and not each.dim()
+        and each.untyped_storage().data_ptr() == memory
+        for each in found
+    )

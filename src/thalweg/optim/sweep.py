@@ -1,0 +1,162 @@
+"""`OneSweep`: the step of a class of `torch.optim` as one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.processing import NOTHING, Processing
+from thalweg.core.step import repeat, take
+from thalweg.formula import Rule
+from thalweg.locks import Guard
+from thalweg.optim.fitting import fits
+from thalweg.optim.groups import Group
+from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.part import Part
+from thalweg.tracing import untraced
+
+
+class Kept:
+    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
+
+    def __init__(self) -> None:
+        self._lock = Guard(self)
+        self.parts: dict[Rule, Part] = {}
+
+
+class _Share(NamedTuple):
+    """What one rule updates in a step."""
+
+    pairs: list[tuple[Tensor, Tensor]]
+    places: list[int]
+
+
+class OneSweep:
+    """What stands before a class of `torch.optim` and takes its steps.
+
+    All but the step is that class's own. What no engine here computes (parameters on other devices,
+    `differentiable=True`, subclasses of tensors with a dispatch of their own) is left to its step.
+    """
+
+    _torch: ClassVar[Any]  # the class
+    _sparse: ClassVar[str] = ""  # why it takes no sparse gradients; "" if it does
+    _dense: ClassVar[str] = ""  # why it takes no dense ones
+    _counts: ClassVar[bool] = True  # whether each parameter has a step number
+    _plain: ClassVar[bool] = False  # whether that is a number of Python's
+    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+
+    defaults: dict[str, Any]
+    state: Any
+    param_groups: list[Group]
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        """The rule that updates a group."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _starts(group: Group) -> dict[str, Any]:
+        """What the state of a group's parameters starts from, where the rule cannot say."""
+        return {}
+
+    @untraced
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the gradients in `grad` of the parameters.
+
+        Args:
+            closure: Optional. Computes the loss again, and the gradients; called once.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        kept = vars(self).get("_kept") or vars(self).setdefault("_kept", Kept())
+        with kept._lock:
+            self._take_step(kept.parts)
+        return loss
+
+    def _take_step(self, parts: dict[Rule, Part]) -> None:
+        if any(map(_is_torchs, self.param_groups)):
+            return self._step_of_torch()
+        found_inf = vars(self).get("found_inf")
+        if found_inf is not None and found_inf.item():
+            return None
+        shares = self._shares()
+        hooks: dict[Rule, TorchHooks] = {}
+        for rule, share in shares.items():
+            if rule not in parts:
+                parts[rule] = Part(rule, self._counts, self._plain)
+            part = parts[rule]
+            hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
+        begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
+        if not all(map(self._fits, begun)):
+            return self._step_of_torch()
+        if len(shares) > 1:
+            # What fails does so before the first of them is written.
+            with not_taken(), torch.no_grad():
+                for rule, share in shares.items():
+                    hooks[rule].rehearse(share.pairs)
+        for rule, (pairs, _) in shares.items():
+            own, kept, how = hooks[rule], parts[rule].kept, self._processing(len(pairs))
+            outcome = repeat(own, kept, pairs, how) or take(own, kept, pairs, how, tries=False)
+            own.settle()
+            raise_first(outcome.errors)
+        return None
+
+    def _fits(self, share: _Share) -> bool:
+        """Whether a share is computed here.
+
+        Raises:
+            RuntimeError: The class takes no such gradients.
+        """
+        for (grad, _), place in zip(*share, strict=True):
+            has_rows = grad.layout != torch.strided
+            if refusal := self._sparse if has_rows else self._dense:
+                with not_taken():
+                    raise RuntimeError(refusal)
+            if has_rows and not self._takes_rows(self.param_groups[place]):
+                return False
+        return fits(share.pairs, self.state)
+
+    @staticmethod
+    def _takes_rows(group: Group) -> bool:
+        """Whether sparse gradients of a group are computed here."""
+        return True
+
+    def _shares(self) -> dict[Rule, _Share]:
+        found: dict[Rule, _Share] = {}
+        for place, group in enumerate(self.param_groups):
+            pairs = [(grad, param) for param in group["params"] if (grad := param.grad) is not None]
+            if pairs:
+                share = found.setdefault(self._rule(group), _Share([], []))
+                share.pairs.extend(pairs)
+                share.places.extend([place] * len(pairs))
+        return found
+
+    def _processing(self, count: int) -> Processing:
+        """What `torch.amp.GradScaler` left to the step of an optimizer with `fused=True`."""
+        scale = vars(self).get("grad_scale")
+        if scale is None:
+            return NOTHING
+        return Processing(unscaling=np.full(count, 1 / scale.item(), np.float32))
+
+    def _step_of_torch(self) -> None:
+        step = self._torch.step
+        # The hooks around a step of torch are around this one already.
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        step(self)
+
+
+def _is_torchs(group: Group) -> bool:
+    """Whether a group's options ask for what torch's own step alone does, or refuses."""
+    if group.get("differentiable") or group.get("capturable"):
+        return True
+    return bool(group.get("foreach")) and isinstance(group["lr"], Tensor)
