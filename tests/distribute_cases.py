@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 import thalweg
+import thalweg.tf as tf
 from thalweg import IndexedSlices, Variable, v1
 from thalweg.distribute import (
     ReduceOp,
@@ -271,6 +272,116 @@ def extended(s: Strategy) -> Any:
 
 
 @case
+def assignments_are_aggregated(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    opt = SGD(0.5)
+
+    class Counting(SGD):
+        def _resource_apply_dense(self, grad, var, apply_state=None):
+            self.total.assign_add(grad.sum())  # hooks get what is the same on all replicas
+            return super()._resource_apply_dense(grad, var, apply_state)
+
+    for kind in thalweg.VariableAggregation:
+        for sync in (thalweg.VariableSynchronization.AUTO, thalweg.VariableSynchronization.ON_READ):
+            w = opt.add_weight("w", (2,), "float32", "ones", False, sync, kind)
+            s.run(w.assign, ([rank + 1.0, 4.0],))
+            s.run(w.assign_add, ([rank + 1.0, 0.0],))
+            s.run(w.assign_sub, ([1.0, 1.0],))
+            with s.scope():
+                w.assign_add([10.0, 0.0])  # as it is
+            all_ = [each.tolist() for each in s.ranks.gathered(w.detach())]
+            found[f"{kind.name} {sync.name}"] = all_
+    counting, u = Counting(0.5), variable()
+    counting.total = counting.add_weight("total", (), aggregation=thalweg.VariableAggregation.SUM)
+    s.run(counting.apply_gradients, ([(ones(s), u)],))
+    found["hook"] = [counting.total.item(), u.tolist()]
+    mean = thalweg.VariableAggregation.MEAN
+    whole = opt.add_weight("n", (), "int64", trainable=False, aggregation=mean)
+    found["integers"] = refused(lambda: s.run(whole.assign, (rank,)))
+    named = tf.Variable([0.0], aggregation=tf.VariableAggregation.SUM, name="named")
+    s.run(named.assign, ([rank + 1.0],))
+    found["tf"] = [named.tolist(), named.name]
+    return found
+
+
+@case
+def examples_of_the_documents(s: Strategy) -> Any:
+    """Those of `tf.keras.optimizers.Optimizer` and of `tf.train.Optimizer`, on each rank."""
+    mirrored, opt, found = tf.distribute.MirroredStrategy(), tf.keras.optimizers.SGD(0.1), {}
+    batch = torch.arange(1.0, 13.0).view(-1, 2)[s.ranks.rank :: s.ranks.size]
+    of_all = 6.0
+
+    def loss(w: Any) -> Tensor:
+        return (batch @ w).square().sum() / of_all  # tf.math.reduce_sum over examples
+
+    by_hand, clipped, summed = variable("by_hand"), variable("clipped"), variable("summed")
+
+    def replica() -> None:
+        for w, most in ((by_hand, 1e9), (clipped, 1.0)):
+            with tf.GradientTape() as tape:
+                value = loss(w)
+            grads = tape.gradient(value, [w])
+            grads = tf.distribute.get_replica_context().all_reduce("sum", grads)
+            grads = [grad.clamp(-most, most) for grad in grads]
+            opt.apply_gradients(zip(grads, [w]), experimental_aggregate_gradients=False)
+        opt.minimize(lambda: loss(summed), [summed])
+
+    mirrored.run(replica)
+    found["aggregated"] = [by_hand.tolist(), clipped.tolist(), summed.tolist()]
+    calls = []
+    with v1.Graph().as_default(), s.scope():
+        w = v1.Variable([1.0], name="w")
+        step = v1.train.get_or_create_global_step()
+
+        def update(strategy: Strategy, grad: Any) -> Any:  # as `_distributed_apply` is written
+            more = strategy.extended
+            (grad,) = more.batch_reduce_to(ReduceOp.SUM, [(grad, w)])
+            with more.colocate_vars_with(w):
+                ops = more.update(w, lambda var: var.assign_sub(grad), group=False)
+            finish = more.update_non_slot(
+                more.non_slot_devices([w]), lambda given: strategy.group(given), (ops,), group=False
+            )
+            calls.append(in_cross_replica_context())
+            with v1.control_dependencies(finish):
+                return strategy.group(more.update(step, v1.assign_add, (1,)), name="all")
+
+        op = s.run(lambda: current_replica().merge_call(update, (v1.constant([1.0]),)))
+        with Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(op)
+            found["written"] = [op.name, session.run(w).tolist(), int(session.run(step))]
+    found["across"] = calls
+    found["eager group"] = s.group([None])
+    return found
+
+
+@case
+def losses_without_a_list_of_variables(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    for gate in (0, 1, 2):
+        w, other, opt = variable(), variable("other"), train.GradientDescentOptimizer(0.5)
+
+        def told(loss: Any, opt: Any = opt, gate: int = gate) -> str:
+            words = refused(lambda: s.run(opt.minimize, (loss,), {"gate_gradients": gate}))
+            return words.split(".")[0]
+
+        def broken(w: Any = w) -> Tensor:
+            if rank:
+                raise KeyError("no such batch")
+            return w.sum()
+
+        found[gate] = [
+            told(lambda w=w: (w * ones(s)).sum()),
+            told(broken),
+            told(lambda w=w, other=other: (w + other if rank else w).sum()),
+            told(lambda w=w: torch.zeros(()) if rank else w.sum()),
+            told(lambda w=w: (w * ones(s)).sum()),
+            [w.tolist(), other.tolist()],
+        ]
+    return found
+
+
+@case
 def graphs(s: Strategy) -> Any:
     rank, found = s.ranks.rank, {}
     with Graph().as_default() as graph, s.scope():
@@ -333,6 +444,53 @@ def horovod_is_the_mean(s: Strategy) -> Any:
     s.run(step)
     step()
     return w.item()
+
+
+@case
+def steps_of_horovod(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+
+    class Own(train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+    def made(w: Any, optimizer: Any = "SGD", rate: float = 1.0, **options: Any) -> Any:
+        def loss() -> Tensor:
+            if broken:
+                raise KeyError("no such batch")
+            return (w * (rank + 1)).sum()
+
+        options = {"summaries": [], "on_horovod": True, **options}
+        return optimize_loss(loss, optimizer, {}, lambda _: rate, [w], **options)
+
+    broken, w = False, Variable([4.0], name="w")
+    step = made(w, Own)
+    s.run(step)
+    found["own apply_gradients"] = w.item()
+    broken = rank == 1
+    found["an error on one"] = refused(lambda: s.run(step))
+    broken = False
+    s.run(step)
+    found["after it"] = w.item()
+    found["rates"] = refused(made(w, rate=1.0 + rank))
+    found["alone"] = [refused(lambda: s.run(made, (w,), {"on_horovod": False}))]
+    late = made(w, on_horovod=False)
+    found["alone"].append(refused(lambda: s.run(late)))
+    found["untouched"] = w.item()
+    narrow, u = compressing("bfloat16"), Variable([0.0], name="u")
+    step = made(u)
+    for _ in range(8):
+        narrow.run(step)
+    found["compressed"] = u.item()
+    if s.ranks.size == 2:
+        ordered = Strategy(reduction="ordered")
+        adding = {"iter_size": 2, "skip_update_ph": lambda: False}
+        found["ordered"] = [refused(lambda: ordered.run(made, (w,), adding))]
+        late = made(w, **adding)
+        found["ordered"] += [refused(lambda: ordered.run(late)), w.item()]
+        ordered.run(made(w))
+        found["ordered"].append(w.item())
+    return found
 
 
 @case
@@ -573,7 +731,7 @@ def bytes_that_are_compressed(s: Strategy) -> Any:
                 pairs = [(torch.full_like(var, s.ranks.size), var) for var in variables]
                 strategy.run(opt.apply_gradients, ([*pairs, (rows, table)],))
             found.append([sum(sent) // 2, table.flatten().tolist()])
-            found[-1].append([complex(var[0]).real for var in variables])
+            found[-1].append([complex(var.detach()[0]).real for var in variables])
     finally:
         Ranks.begin_adding = real
     return found

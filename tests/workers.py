@@ -34,7 +34,12 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]
 
     It is given its rank, a file to meet, and the number of ranks.
     """
-    command = [sys.executable, *(["-c", script] if isinstance(script, str) else [str(script)])]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        *(["-c", script] if isinstance(script, str) else [str(script)]),
+    ]
     given = [str(folder / "store"), str(count)]
     ranks = [
         subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, text=True)
@@ -45,4 +50,4 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]
     finally:
         for rank in ranks:  # one may wait for another that is no more
             rank.kill()
-            rank.wait()
+            rank.communicate()
