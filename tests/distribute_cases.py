@@ -1,6 +1,7 @@
 """What ranks of a process group do in tests: each case returns what it found, as JSON.
 
-Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks.
+Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks, and names of
+cases if not all of them are wanted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor, distributed
 
 import thalweg
 import thalweg.tf as tf
-from thalweg import IndexedSlices, Variable, v1
+from thalweg import IndexedSlices, Variable, checkpoint, v1
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
@@ -32,7 +35,7 @@ from thalweg.distribute import (
 from thalweg.distribute.buckets import Bucket
 from thalweg.distribute.ranks import Ranks
 from thalweg.graph import Graph, Session
-from thalweg.keras.optimizers import SGD, Adam
+from thalweg.keras.optimizers import SGD, Adam, schedules
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train
 
@@ -818,6 +821,95 @@ def ordered_sums(s: Strategy) -> Any:
     ]
 
 
+class Job:
+    """A training of which each rank has its part of the examples; all of it goes into a file."""
+
+    EXAMPLES, STEPS = 12, 6
+
+    def __init__(self, strategy: Strategy) -> None:
+        torch.manual_seed(0)
+        self.strategy = strategy
+        self.table, self.layer = torch.nn.Embedding(7, 5, sparse=True), torch.nn.Linear(5, 3)
+        self.model = torch.nn.ModuleList([self.table, self.layer])
+        self.optimizer = Adam(schedules.ExponentialDecay(0.05, 4, 0.5), global_clipnorm=1.0)
+        self.variables = thalweg.named_variables(self.model)
+
+    def loss(self, batch: int, examples: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(batch)
+        words = torch.randint(7, (self.EXAMPLES,), generator=generator)[examples]
+        wanted = torch.randn(self.EXAMPLES, 3, generator=generator)[examples]
+        error = self.layer(thalweg.embedding_lookup(self.table.weight, words)) - wanted
+        return error.square().sum() / self.EXAMPLES
+
+    def step(self, number: int) -> None:
+        ranks = self.strategy.ranks
+        if not self.strategy.sending.ordered:
+            own = slice(ranks.rank, None, ranks.size)
+            self.optimizer.minimize(lambda: self.loss(number, own), self.variables)
+            return
+        pairs = self.strategy.gradients(
+            lambda place: self.loss(number, slice(3 * place, 3 * place + 3)), self.variables, 4
+        )
+        self.optimizer.apply_gradients(pairs)
+
+    def train(self, steps: Any) -> Tensor:
+        for number in steps:
+            self.strategy.run(self.step, (number,))
+        return torch.cat([each.detach().flatten() for each in self.variables])
+
+
+@case
+def resumed_jobs(s: Strategy) -> Any:
+    """Jobs of n ranks that are saved after half of their steps, and go on with m."""
+    folder = Path(sys.argv[2]).parent
+    sizes = range(1, s.ranks.size + 1)
+    groups = {size: distributed.new_group(list(range(size))) for size in sizes}
+    found = {}
+    for reduction in ("sum", "ordered"):
+        able = [size for size in sizes if reduction == "sum" or not size & (size - 1)]
+        taking = [size for size in able if s.ranks.rank < size]
+        jobs = {size: Strategy(groups[size], reduction=reduction) for size in taking}
+        alone = Strategy.alone()
+        alone.sending = replace(alone.sending, ordered=reduction == "ordered")
+        whole = Job(alone).train(range(Job.STEPS))
+        half = Job.STEPS // 2
+        for size, strategy in jobs.items():
+            job = Job(strategy)
+            job.train(range(half))
+            if strategy.ranks.rank == 0:
+                path = folder / f"{reduction}-{size}"
+                checkpoint.save(path, optimizer=job.optimizer, module=job.model)
+        distributed.barrier()
+        for before in able:
+            for after, strategy in jobs.items():
+                job = Job(strategy)
+                with torch.no_grad():
+                    job.table.weight.zero_()
+                path = folder / f"{reduction}-{before}"
+                job.optimizer = checkpoint.restore(path, module=job.model).optimizer
+                end = job.train(range(int(job.optimizer.iterations), Job.STEPS))
+                distance = float((end - whole).abs().max())
+                found[f"{reduction} {before} {after}"] = [torch.equal(end, whole), distance]
+    return found
+
+
+@case
+def files_that_several_ranks_write(s: Strategy) -> Any:
+    folder = Path(sys.argv[2]).parent / "many"
+    manager, job = checkpoint.CheckpointManager(folder, keep=2), Job(s)
+    s.run(job.step, (0,))
+    for number in range(8):
+        s.ranks.maximum(torch.zeros(1))  # all at the same time
+        checkpoint.save(folder / "one", optimizer=job.optimizer, module=job.model)
+        manager.save(number, optimizer=job.optimizer, module=job.model)
+    s.ranks.maximum(torch.zeros(1))
+    other = Job(s)
+    for path in (folder / "one", manager.latest()):
+        checkpoint.restore(path, optimizer=other.optimizer, module=other.model)
+    alike = [torch.equal(a, b) for a, b in zip(job.variables, other.variables, strict=True)]
+    return [alike, sorted(each.name for each in folder.iterdir())]
+
+
 def main() -> None:
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     distributed.init_process_group(
@@ -829,7 +921,8 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     strategy = Strategy()
-    print(json.dumps({name: function(strategy) for name, function in CASES.items()}))
+    names = sys.argv[4:] or CASES
+    print(json.dumps({name: CASES[name](strategy) for name in names}))
     distributed.destroy_process_group()
 
 

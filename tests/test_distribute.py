@@ -381,6 +381,30 @@ def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], coun
     )
 
 
+def test_a_job_is_gone_on_with_by_other_numbers_of_ranks(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    check_resumed(told, count)
+
+
+def check_resumed(told: list[dict[str, Any]], count: int) -> None:
+    """Each is as if it had never stopped: to the bit, or but for the order of sums."""
+    sizes = range(1, count + 1)
+    powers = [size for size in sizes if size & (size - 1) == 0]
+    for rank, each in enumerate(told):
+        pairs = {f"sum {one} {other}" for one in sizes for other in sizes if other > rank}
+        pairs |= {f"ordered {one} {other}" for one in powers for other in powers if other > rank}
+        assert each["resumed_jobs"].keys() == pairs
+        for name, (is_equal, distance) in each["resumed_jobs"].items():
+            assert is_equal or name.startswith("sum"), name
+            assert distance < 1e-6, name
+
+
+def test_a_file_that_several_ranks_write_is_whole(told: list[dict[str, Any]]) -> None:
+    files = ["checkpoint-6.safetensors", "checkpoint-7.safetensors", "one"]
+    assert agreed(told, "files_that_several_ranks_write") == [[True] * 3, files]
+
+
 def test_without_a_group_there_is_one_replica() -> None:
     strategy, w = Strategy(), thalweg.Variable([1.0])
     assert strategy.num_replicas_in_sync == get_strategy().num_replicas_in_sync == 1

@@ -1,4 +1,4 @@
-"""Wide tests of ranks: Keras' `fit`."""
+"""Wide tests of ranks: four of them, and Keras' `fit`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
+import distribute_cases
+from test_distribute import check_resumed
 from workers import told_by_ranks
 
 pytestmark = [
@@ -52,3 +54,13 @@ def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
     assert all(each == first for each in others)
     for one, all_ in zip(alone, replicas, strict=True):
         assert all_ == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in one]
+
+
+def test_four_ranks(tmp_path: Path) -> None:
+    names = "resumed_jobs", "ordered_sums", "files_that_several_ranks_write", "many_buckets"
+    told = told_by_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names)
+    check_resumed(told, 4)
+    for each in told:
+        assert each["ordered_sums"][:3] == [True, True, [1.0, 2.0]]
+        assert each["files_that_several_ranks_write"][0] == [True] * 3
+        assert each["many_buckets"] == [True] * 3

@@ -29,10 +29,10 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]:
+def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
     """What a script prints last, as JSON, on each rank.
 
-    It is given its rank, a file to meet, and the number of ranks.
+    It is given its rank, a file to meet, the number of ranks, and names.
     """
     command = [
         sys.executable,
@@ -40,7 +40,7 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]
         "error",
         *(["-c", script] if isinstance(script, str) else [str(script)]),
     ]
-    given = [str(folder / "store"), str(count)]
+    given = [str(folder / "store"), str(count), *names]
     ranks = [
         subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, text=True)
         for rank in range(count)
