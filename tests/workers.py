@@ -30,12 +30,12 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]:
+def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
     """What a script prints last, as JSON, on each rank.
 
-    It is given its rank, a file to meet, and the number of ranks.
+    It is given its rank, a file to meet, the number of ranks, and names.
     """
-    given = [str(folder / "store"), str(count)]
+    given = [str(folder / "store"), str(count), *names]
     with ExitStack() as stack:  # at its end one may wait for another that is no more
         ranks = [stack.enter_context(Fresh(script, str(rank), *given)) for rank in range(count)]
         ended = [rank.done() for rank in ranks]

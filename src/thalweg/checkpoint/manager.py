@@ -305,6 +305,8 @@ def _kept(directory: Path, name: str) -> list[Kept]:
             told = Reader({})(document.get("metrics", {}))
             metrics = {key: float(each) for key, each in told.items()}
             found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
+        except MissingFileError:
+            continue  # another process has removed it
         except (ThalwegError, TypeError, ValueError, AttributeError) as error:
             warn(f"{path} is left alone: {error}", CheckpointWarning)
     return sorted(found, key=lambda each: (each.time, each.step))

@@ -13,6 +13,10 @@ from torch import Tensor, distributed
 
 from thalweg.errors import InvalidTypeError, ReplicaLostError
 
+# torch 2.13 renamed it.
+_joins = getattr(distributed, "all_gather_single", None) or getattr(
+    distributed, "all_gather_into_tensor", None
+)
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -99,7 +103,7 @@ class Ranks:
     def joined(self, tensor: Tensor) -> Tensor:
         """The vectors of all ranks, one after the other."""
         found = tensor.new_empty(self.size * tensor.numel())
-        self._wait(distributed.all_gather_into_tensor, found, tensor)
+        self._wait(_joins, found, tensor)
         return found
 
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:

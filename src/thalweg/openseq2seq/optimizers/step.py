@@ -24,6 +24,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.rate import LiveRate
+from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import TAKEN
 from thalweg.tracing import untraced
@@ -162,20 +163,21 @@ class TrainingStep:
         with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
-            value, backward = differentiate()
-            sums: list[Tensor] = []
-            if self._accumulators is not None:
-                self._accumulators.make(backward.targets)
-                sums = self._accumulators.of(backward.targets)
-            return value, apply_processed(
-                self._inner,
-                self._how,
-                Given(backward, sums, self._rate.value, skip),
-                None if self._mixed is None else self._mixed.loss_scaler,
-                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-                self.global_step,
-                done,
-            )
+            with waited_for(self._inner, self._how.is_waited_for(skip)):
+                value, backward = differentiate()
+                sums: list[Tensor] = []
+                if self._accumulators is not None:
+                    self._accumulators.make(backward.targets)
+                    sums = self._accumulators.of(backward.targets)
+                return value, apply_processed(
+                    self._inner,
+                    self._how,
+                    Given(backward, sums, self._rate.value, skip),
+                    None if self._mixed is None else self._mixed.loss_scaler,
+                    None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+                    self.global_step,
+                    done,
+                )
 
     def _received(self, gradients: list[Any]) -> Backward:
         variables = self._owners()

@@ -411,7 +411,9 @@ class Optimizer(State, StateDict):
         strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
         if not strategy.ranks.is_alone:
-            found = distribute.summed(self, strategy, given, self._told)
+            step = global_step.item() if isinstance(global_step, Tensor) else None
+            told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
+            found = distribute.summed(self, strategy, given, told)
             if given and not found:
                 check_any(given)
             given = found
