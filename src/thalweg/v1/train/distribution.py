@@ -16,10 +16,9 @@ from thalweg.core.pairs import Gradient
 from thalweg.errors import ReplicaMismatchError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import dtype_name, titles_of
+from thalweg.variable import TRAINED, dtype_name, titles_of
 
 MaybePair = tuple[Gradient | None, Tensor]
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def summed_over_replicas(pairs: Iterable[MaybePair], group: Any = None) -> list[MaybePair]:
@@ -74,7 +73,7 @@ class _Kind(NamedTuple):
     dense: bool = False
     sparse: bool = False
     wide: bool = False  # whether indices are int64
-    dtypes: tuple[bool, ...] = (False,) * len(_DTYPES)
+    dtypes: tuple[bool, ...] = (False,) * len(TRAINED)
 
     def marks(self) -> list[int]:
         return [self.dense, self.sparse, self.wide, *self.dtypes]
@@ -85,7 +84,7 @@ class _Kind(NamedTuple):
         return cls(dense, sparse, wide, tuple(dtypes))
 
     def names(self) -> list[str]:
-        return [dtype_name(dtype) for dtype, is_one in zip(_DTYPES, self.dtypes) if is_one]
+        return [dtype_name(dtype) for dtype, is_one in zip(TRAINED, self.dtypes) if is_one]
 
     def check(self, title: str) -> None:
         differ = ["dense", "sparse"] if self.dense and self.sparse else self.names()
@@ -107,7 +106,7 @@ def _kind_of(grad: Any) -> _Kind:
         return _Kind()
     is_sparse = isinstance(grad, IndexedSlices | SymbolicSlices)
     is_wide = is_sparse and grad.indices.dtype == torch.int64
-    return _Kind(not is_sparse, is_sparse, is_wide, tuple(grad.dtype == each for each in _DTYPES))
+    return _Kind(not is_sparse, is_sparse, is_wide, tuple(grad.dtype == each for each in TRAINED))
 
 
 def _filled(grad: Any, var: Any, kind: _Kind) -> Any:
@@ -115,7 +114,7 @@ def _filled(grad: Any, var: Any, kind: _Kind) -> Any:
         return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
     if grad is not None or not (kind.dense or kind.sparse):
         return grad
-    dtype = next((each for each, is_it in zip(_DTYPES, kind.dtypes) if is_it), var.dtype)
+    dtype = next((each for each, is_it in zip(TRAINED, kind.dtypes) if is_it), var.dtype)
     shape = tuple(var.shape)
     if kind.dense:
         return torch.zeros(shape, dtype=dtype, device=var.device)
