@@ -222,7 +222,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedCheckpointError, match=reader):
             tensorflow.load(tmp_path / "ours")
     (tmp_path / "text").write_text("no checkpoint")
-    with pytest.raises(DataLossError, match="text is no checkpoint of thalweg, TensorFlow or"):
+    with pytest.raises(DataLossError, match="text: It is no checkpoint of thalweg, TensorFlow or"):
         tensorflow.load(tmp_path / "text")
 
 

@@ -14,27 +14,10 @@ from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.located import located
-from thalweg.storage.stored import Stored
+from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A tensor of a file.
-
-    Attributes:
-        name: Its name.
-        dtype: As safetensors calls it, "F32"; another name of what is read as no tensor.
-        shape: Its shape.
-        bytes: How many bytes it has.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -77,11 +60,7 @@ def listing(path: Path) -> Listing:
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
         return Listing(title, kind, tuple(tensors), found.document)
-    if kind == "tensorflow":
-        entries = bundle.describe(title)
-        tensors = [Listed(each.name, each.dtype, each.shape, each.bytes) for each in entries]
-    else:
-        tensors = _listed(_of_keras(title))
+    tensors = bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title))
     return Listing(title, kind, tuple(tensors), *_told(title))
 
 

@@ -18,7 +18,6 @@ from thalweg.checkpoint.tensorflow.placing.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
 from thalweg.checkpoint.tensorflow.saving import save
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
 from thalweg.errors import (
     InvalidArgumentError,
@@ -28,6 +27,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import container
 from thalweg.storage.located import Kind, located
+from thalweg.storage.stored import dtype_of
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
@@ -124,7 +124,7 @@ def _variables(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Tensor]:
         if shape is None or place is None:
             missing.append(f"no rule that fits is for {name!r}")
         elif place.target is not None:
-            zeros = torch.zeros(shape, dtype=dtype_of(value))
+            zeros = torch.zeros(shape, dtype=dtype_of(value.dtype))
             found[place.target] = Variable(zeros, place.target)
     if missing:
         raise state.mismatch(missing, file.path, "Nothing was written.")
@@ -157,7 +157,8 @@ def _zeros(path: Path) -> dict[str, Any]:
         )
     found = container.describe(place.path)
     tensors = {
-        name: torch.zeros(each.shape, dtype=dtype_of(each)) for name, each in found.tensors.items()
+        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype))
+        for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))
     if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):

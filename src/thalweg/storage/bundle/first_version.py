@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 from thalweg.storage.bundle import messages, slices
-from thalweg.storage.bundle.contents import Bundle, EntryDescription, Progress, check_dtypes
+from thalweg.storage.bundle.contents import Bundle, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
 from thalweg.storage.bundle.flaw import Flaw, quoted, within
 from thalweg.storage.bundle.folder import File, Folder
@@ -25,7 +25,7 @@ from thalweg.storage.bundle.messages import Slice
 from thalweg.storage.bundle.numbers import numbers, strings
 from thalweg.storage.bundle.proto import BYTES, VARINT, Message
 from thalweg.storage.bundle.table import entries, is_table
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.storage.stored import ITEM_BYTES, Listed, Stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,10 +120,10 @@ def read(
     return Bundle(tensors, texts, None)
 
 
-def describe(folder: Folder, suffixes: list[str]) -> list[EntryDescription]:
+def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
     """The tensors of such a checkpoint by name; as `read` otherwise."""
     return [
-        EntryDescription(name, name_of(each.dtype), each.shape, each.bytes)
+        Listed(name, name_of(each.dtype), each.shape, each.bytes)
         for name, each in sorted(_described(folder, suffixes)[0].items())
     ]
 

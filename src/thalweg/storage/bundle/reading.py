@@ -9,12 +9,13 @@ from collections.abc import Container
 from thalweg.errors import MissingFileError
 from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
-from thalweg.storage.bundle.contents import Bundle, EntryDescription, Path, Progress, check_dtypes
+from thalweg.storage.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import name_of
 from thalweg.storage.bundle.flaw import told
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.index import read_index
 from thalweg.storage.bundle.tensors import Reader
+from thalweg.storage.stored import Listed
 
 _FILE = re.compile(r"(\.index|\.data-[0-9]{5}-of-[0-9]{5})\Z")
 
@@ -64,7 +65,7 @@ def read(
         return Reader(folder, index, wanted, progress).bundle()
 
 
-def describe(prefix: Path) -> list[EntryDescription]:
+def describe(prefix: Path) -> list[Listed]:
     """The tensors of a checkpoint by name; files of data are neither read nor needed.
 
     Args:
@@ -88,8 +89,7 @@ def describe(prefix: Path) -> list[EntryDescription]:
                 raise
             return first_version.describe(folder, suffixes)
     return [
-        EntryDescription(name, name_of(each.dtype), each.shape, each.size)
-        for name, each in found.items()
+        Listed(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
     ]
 
 
