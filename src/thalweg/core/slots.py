@@ -129,11 +129,11 @@ class SlotStore:
         is_scalar = kind is not None and kind.scalar
         here = [not isinstance(var, SymbolicVariable) for var in variables]
         own = list(compress(variables, here))
-        dtypes = [_dtype(var, kind) for var in own]
+        dtypes = [dtype_of(kind, var) for var in own]
         tensors = iter(laid_out(own, dtypes, initial, is_scalar))
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
-                dtype = _dtype(var, kind)
+                dtype = dtype_of(kind, var)
                 if is_scalar:
                     filled = partial(torch.tensor, initial, dtype=dtype)
                 else:
@@ -174,7 +174,8 @@ def _is_here(slot: Any) -> bool:
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 
-def _dtype(var: Tensor, kind: Slot | None) -> torch.dtype:
+def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
+    """The dtype of a variable's slot of this kind."""
     if kind is not None and kind.dtype is not None:
         return kind.dtype
     if kind is None or not kind.scalar:

@@ -2,11 +2,13 @@
 
 What `torch.optim` has is here under its names. The classes below take their steps in one pass, with
 torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
+`tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +26,10 @@ from thalweg.optim.classes import (
     Rprop,
     SparseAdam,
 )
+from thalweg.optim.rule_optimizer import RuleOptimizer
+
+if TYPE_CHECKING:
+    from thalweg.optim import tensorflow
 
 __all__ = [
     "ASGD",
@@ -37,12 +43,16 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "Rprop",
+    "RuleOptimizer",
     "SparseAdam",
+    "tensorflow",
 ]
 __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tensorflow":
+        return importlib.import_module("thalweg.optim.tensorflow")
     if name.startswith("__"):
         raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
     return getattr(torch.optim, name)

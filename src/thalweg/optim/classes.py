@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from thalweg.formula import Rule
+from thalweg.optim.drop_in import DropIn
 from thalweg.optim.groups import Group
-from thalweg.optim.sweep import OneSweep
 from thalweg.rules import torch as rules
 
 _RMSPROP = {
@@ -22,7 +22,7 @@ _RMSPROP = {
 }
 
 
-class Adam(OneSweep, torch.optim.Adam):
+class Adam(DropIn, torch.optim.Adam):
     """`torch.optim.Adam`, whose steps are one pass over memory.
 
     Epsilon is added after bias correction, unlike in `thalweg.keras.optimizers.Adam`. Arguments,
@@ -40,7 +40,7 @@ class Adam(OneSweep, torch.optim.Adam):
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
-class AdamW(OneSweep, torch.optim.AdamW):
+class AdamW(DropIn, torch.optim.AdamW):
     """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; the decay is times the rate.
 
     Source: Loshchilov & Hutter 2019; torch.optim.AdamW
@@ -52,7 +52,7 @@ class AdamW(OneSweep, torch.optim.AdamW):
     _rule = staticmethod(Adam._rule)
 
 
-class SGD(OneSweep, torch.optim.SGD):
+class SGD(DropIn, torch.optim.SGD):
     """`torch.optim.SGD` in one pass; sparse gradients update their rows.
 
     With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
@@ -73,7 +73,7 @@ class SGD(OneSweep, torch.optim.SGD):
         return not group["momentum"] and not group["weight_decay"]
 
 
-class RMSprop(OneSweep, torch.optim.RMSprop):
+class RMSprop(DropIn, torch.optim.RMSprop):
     """`torch.optim.RMSprop` in one pass; epsilon is added to the root.
 
     `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
@@ -89,7 +89,7 @@ class RMSprop(OneSweep, torch.optim.RMSprop):
         return _RMSPROP[bool(group["centered"]), group["momentum"] > 0]
 
 
-class Adagrad(OneSweep, torch.optim.Adagrad):
+class Adagrad(DropIn, torch.optim.Adagrad):
     """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
 
     `state[p]` holds `step` and `sum` from the beginning.
@@ -109,11 +109,11 @@ class Adagrad(OneSweep, torch.optim.Adagrad):
             raise RuntimeError("weight_decay option is not compatible with sparse gradients")
         return True
 
-    def _starts(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, Any]:
         return {"sum": self.defaults["initial_accumulator_value"]}
 
 
-class Adadelta(OneSweep, torch.optim.Adadelta):
+class Adadelta(DropIn, torch.optim.Adadelta):
     """`torch.optim.Adadelta` in one pass.
 
     `state[p]` holds `step`, `square_avg` and `acc_delta`.
@@ -129,7 +129,7 @@ class Adadelta(OneSweep, torch.optim.Adadelta):
         return rules.TORCH_ADADELTA
 
 
-class Adamax(OneSweep, torch.optim.Adamax):
+class Adamax(DropIn, torch.optim.Adamax):
     """`torch.optim.Adamax` in one pass; epsilon is added to the magnitude of the gradient.
 
     `state[p]` holds `step`, `exp_avg` and `exp_inf`.
@@ -145,7 +145,7 @@ class Adamax(OneSweep, torch.optim.Adamax):
         return rules.TORCH_ADAMAX
 
 
-class NAdam(OneSweep, torch.optim.NAdam):
+class NAdam(DropIn, torch.optim.NAdam):
     """`torch.optim.NAdam` in one pass.
 
     `state[p]` holds `step`, `mu_product`, `exp_avg` and `exp_avg_sq`.
@@ -161,7 +161,7 @@ class NAdam(OneSweep, torch.optim.NAdam):
         return rules.TORCH_NADAM
 
 
-class RAdam(OneSweep, torch.optim.RAdam):
+class RAdam(DropIn, torch.optim.RAdam):
     """`torch.optim.RAdam` in one pass.
 
     `state[p]` holds `step`, `exp_avg` and `exp_avg_sq`.
@@ -177,7 +177,7 @@ class RAdam(OneSweep, torch.optim.RAdam):
         return rules.TORCH_RADAM
 
 
-class SparseAdam(OneSweep, torch.optim.SparseAdam):
+class SparseAdam(DropIn, torch.optim.SparseAdam):
     """`torch.optim.SparseAdam` in one pass over the rows that are named, and no others.
 
     `state[p]` holds `step`, a number of Python's, `exp_avg` and `exp_avg_sq`.
@@ -194,7 +194,7 @@ class SparseAdam(OneSweep, torch.optim.SparseAdam):
         return rules.TORCH_SPARSE_ADAM
 
 
-class ASGD(OneSweep, torch.optim.ASGD):
+class ASGD(DropIn, torch.optim.ASGD):
     """`torch.optim.ASGD` in one pass.
 
     `state[p]` holds `step`, `eta`, `mu` and the mean `ax`.
@@ -209,11 +209,11 @@ class ASGD(OneSweep, torch.optim.ASGD):
     def _rule(group: Group) -> Rule:
         return rules.TORCH_ASGD
 
-    def _starts(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, Any]:
         return {"eta": float(group["lr"])}
 
 
-class Rprop(OneSweep, torch.optim.Rprop):
+class Rprop(DropIn, torch.optim.Rprop):
     """`torch.optim.Rprop` in one pass.
 
     `state[p]` holds `step`, `prev` and `step_size`.
@@ -228,5 +228,5 @@ class Rprop(OneSweep, torch.optim.Rprop):
     def _rule(group: Group) -> Rule:
         return rules.TORCH_RPROP
 
-    def _starts(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, Any]:
         return {"step_size": float(group["lr"])}

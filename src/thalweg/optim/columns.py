@@ -23,6 +23,10 @@ _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
 }
 
 
+def _plainly(value: Any) -> Any:
+    return value
+
+
 class Column:
     """One such number of each parameter of a step.
 
@@ -38,13 +42,15 @@ class Column:
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
+        self.dtype = block.dtype
         self._views = views
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
         first, size = block.data_ptr(), block.element_size()
         places = [(pointer - first) // size for pointer in self._pointers]
         self._places = None if places == list(range(len(block))) else torch.tensor(places)
-        self._scalar = float if name == STEP else _SCALARS.get(block.dtype, float)
+        kind = _SCALARS.get(block.dtype, float)
+        self._scalar = _plainly if name == STEP else kind
         self._version = -1
         self.values: list[Any] = []
         self.common: Any = None
@@ -94,6 +100,7 @@ class PlainColumn:
 
     def __init__(self, name: str, owners: Sequence[dict[str, Any]], values: Sequence[Any]) -> None:
         self.name = name
+        self.dtype = torch.int64
         self._owners = owners
         self._know(values)
 

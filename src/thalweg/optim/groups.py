@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.hyperparameters import check_scalar
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 
@@ -32,7 +33,7 @@ class Options:
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
         self._seen = list(group.values())
-        known = {**fixed, **_named(group)}
+        known = {**fixed, **named(group)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
         # A tensor keeps its place when a schedule writes to it.
         self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
@@ -54,21 +55,49 @@ class Options:
         return self._numbers
 
 
+def as_options(hypers: Mapping[str, Any]) -> Group:
+    """Hyperparameters under the names that groups have for them."""
+    found: Group = {}
+    left = dict(hypers)
+    for key, names in _PAIRS.items():
+        if all(name in left for name in names):
+            found[key] = tuple(left.pop(name) for name in names)
+    return {**{title_of(name): value for name, value in left.items()}, **found}
+
+
+def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
+    """A rule's hyperparameters out of a group.
+
+    Raises:
+        InvalidTypeError: One is no number; names it.
+        InvalidArgumentError: One is NaN, or a tensor with a shape.
+    """
+    known = named(group)
+    found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
+    for name, value in found.items():
+        check_scalar(title_of(name), value, "number or a tensor of shape ()")
+    return found
+
+
 def number(value: Any) -> float:
     """A number out of a tensor of one element, too."""
     return float(value.item() if isinstance(value, Tensor) else value)
+
+
+def title_of(name: str) -> str:
+    """What groups call a hyperparameter."""
+    return next((key for key, other in _NAMES.items() if other == name), name)
 
 
 def _checked(name: str, value: Any) -> float:
     try:
         return number(value)
     except (TypeError, ValueError):
-        title = next((key for key, other in _NAMES.items() if other == name), name)
-        raise InvalidTypeError(f"{title} must be a number, not {value!r}.") from None
+        raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
 
 
-def _named(group: Group) -> dict[str, Any]:
-    """A group's options under the names of hyperparameters."""
+def named(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a group under the names that rules have for them."""
     found: dict[str, Any] = {}
     for key, value in group.items():
         if key in _PAIRS:

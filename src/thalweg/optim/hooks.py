@@ -17,7 +17,7 @@ from thalweg.core.section import Call
 from thalweg.engines import Selection, current
 from thalweg.engines.given import given_to
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.columns import STEP
+from thalweg.optim.columns import STEP, Column, PlainColumn
 from thalweg.optim.groups import number
 from thalweg.optim.part import Part
 from thalweg.variable import titles_of
@@ -25,13 +25,13 @@ from thalweg.variable import titles_of
 _KEEP = Selection(denormals="keep")  # as torch does
 
 
-class TorchHooks(Hooks):
-    """A step over the parameters of one part.
+class GroupHooks(Hooks):
+    """A step over parameters in groups.
 
     Args:
         optimizer: The optimizer.
-        part: The part.
-        params: Its parameters that have a gradient.
+        part: What is kept of the parameters.
+        params: The parameters of the part.
         places: For each the index of its group.
     """
 
@@ -39,13 +39,12 @@ class TorchHooks(Hooks):
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
     ) -> None:
         super().__init__()
-        self.selection = current(_KEEP)
+        self.selection = current()
         self._optimizer = optimizer
         self._part = part
         self._params = params
         self._places = places
         self._keys: list[Hashable] | None = None
-        self._made: dict[Hashable, dict[str, Any]] = {}
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.repeats = part.stands(optimizer.state, params)
@@ -78,24 +77,10 @@ class TorchHooks(Hooks):
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
         check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=True, narrow=narrow)
 
-    def rehearse(self, given: Sequence[tuple[Any, Any]]) -> None:
-        """Raise what a step would before it writes, and change nothing."""
-        if not self.repeats:
-            pairs = self.convert(given)
-            self.check(pairs, False)
-            self.create([var for _, var in pairs])
-        self.prepare(self._params)
-        for key in [None] if self._keys is None else dict.fromkeys(self._keys):
-            self.scalars(np.float32, key)
-
     def create(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
-        starts = [optimizer._starts(group) for group in optimizer.param_groups]
-        own = {
-            id(param): starts[place]
-            for param, place in zip(self._params, self._places, strict=True)
-        }
-        self._part.make(optimizer.state, self._params, own)
+        starts = optimizer._starts(self._params, self._places)
+        self._part.make(optimizer.state, self._params, starts)
 
     def slots(self, var: Tensor) -> list[Tensor]:
         param = self._real.get(id(var))
@@ -119,47 +104,78 @@ class TorchHooks(Hooks):
     def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
         return self._keys
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        if group not in self._made:
-            self._made[group] = self._prepared(group)
-        return self._made[group]
-
-    def _prepared(self, key: Any) -> dict[str, Any]:
-        """The scalars of parameters that have a group and numbers in common."""
-        part = self._part
-        place, *numbers = (
-            key if isinstance(key, tuple) else (self._places[0] if key is None else key,)
-        )
-        own = iter(numbers)
-        options = part.options(place, self._optimizer.param_groups[place], self._optimizer._fixed)
-        values = options.given()
-        for column in part.columns:
-            value = next(own) if column.common is None else column.common
-            if column.name == STEP:
-                values["t"] = value + 1
-            else:
-                values[column.name] = value
-        values["is_first"] = next(own, part.lacked[0])
-        made = part.rule.prepare(**given_to(part.rule, "prepare", values))
-        return {
-            **options.numbers(),
-            **{name: each if type(each) is float else number(each) for name, each in made.items()},
-            "t": values.get("t"),
-        }
-
     def counts(self, shared: Shared) -> list[Call]:
         calls = self._part.publishing()
+        keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
-            name = "t" if column.name == STEP else column.name
-            keys = [None] if self._keys is None else self._keys
-            values = [self._made[key][name] for key in keys]
-            values = values[:1] if values.count(values[0]) == len(values) else values
+            found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+            values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
             calls += column.writing(values)
             self._written.append((column, values))
         return calls
+
+    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+        """A number of parameters that have it in common, after the step."""
+        raise NotImplementedError
+
+    def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
+        """The group of parameters that have a key in common, and their numbers."""
+        part = self._part
+        if not isinstance(key, tuple):
+            key = (self._places[0] if key is None else key,)
+        place, *differing = key
+        own = iter(differing)
+        numbers = {
+            column.name: next(own) if column.common is None else column.common
+            for column in part.columns
+        }
+        return place, {**numbers, "is_first": next(own, part.lacked[0])}
 
     def settle(self) -> None:
         """The step was written."""
         for column, values in self._written:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
+
+
+class TorchHooks(GroupHooks):
+    """A step with torch's numbers: scalars are made in Python's, and rounded once."""
+
+    def __init__(
+        self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
+    ) -> None:
+        super().__init__(optimizer, part, params, places)
+        self.selection = current(_KEEP)
+        self._made: dict[Hashable, dict[str, Any]] = {}
+
+    def rehearse(self, given: Sequence[tuple[Any, Any]]) -> None:
+        """Raise what a step would before it writes, and change nothing."""
+        if not self.repeats:
+            pairs = self.convert(given)
+            self.check(pairs, False)
+            self.create([var for _, var in pairs])
+        self.prepare(self._params)
+        for key in [None] if self._keys is None else dict.fromkeys(self._keys):
+            self.scalars(np.float32, key)
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if group not in self._made:
+            self._made[group] = self._prepared(group)
+        return self._made[group]
+
+    def _prepared(self, key: Hashable) -> dict[str, Any]:
+        rule = self._part.rule
+        place, numbers = self._apart(key)
+        optimizer = self._optimizer
+        options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
+        given = {**options.given(), **numbers}
+        if STEP in numbers:
+            given["t"] = numbers[STEP] + 1
+        made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
+        made = {name: each if type(each) is float else number(each) for name, each in made.items()}
+        return {**options.numbers(), **made}
+
+    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+        if column.name == STEP:
+            return self._apart(key)[1][STEP] + 1
+        return self._made[key][column.name]

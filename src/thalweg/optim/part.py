@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,25 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
-from thalweg.formula import Rule
-from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.core.slots import dtype_of
+from thalweg.formula import Rule, Slot
+from thalweg.optim.columns import Column, PlainColumn
 from thalweg.optim.groups import Group, Options
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
+
+
+class Number(NamedTuple):
+    """A number that each parameter has of its own.
+
+    Attributes:
+        start: What it is before the first step.
+        dtype: That of its tensors; torch's own for such numbers if None.
+    """
+
+    start: float
+    dtype: torch.dtype | None = None
 
 
 class Part:
@@ -31,8 +44,8 @@ class Part:
 
     Args:
         rule: The rule.
-        counts: Whether each parameter has a step number of its own.
-        plain: Whether that is a number of Python's.
+        numbers: What each parameter has of its own, by name.
+        plain: Whether these are numbers of Python's.
 
     Attributes:
         kept: The core's plans.
@@ -40,19 +53,19 @@ class Part:
         lacked: For each parameter of the last step whether it had no slots before.
     """
 
-    def __init__(self, rule: Rule, counts: bool, plain: bool) -> None:
+    def __init__(self, rule: Rule, numbers: Mapping[str, Number], plain: bool = False) -> None:
         self.rule = rule
         self.kept = Kept()
         self.columns: list[Column | PlainColumn] = []
         self.lacked: list[bool] = []
-        self._starts: dict[str, float] = {STEP: 0 if plain else 0.0} if counts else {}
-        self._starts |= {slot.name: slot.initial for slot in rule.scalar_slots}
+        self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
         self._blocks: list[Tensor] = []  # those of the columns
         self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
         self._params: list[Tensor] = []
         self._owners: list[Own] = []
+        self._owner_of: dict[int, Own] = {}
         self._states: list[Own] = []
         self._known: list[Any] | None = None
 
@@ -82,50 +95,56 @@ class Part:
                 what the rule says.
         """
         self._known = None
-        remembers = bool(self._starts or self.rule.slots)
+        remembers = bool(self._numbers or self.rule.slots)
         self._params = list(params)
         self._owners = [state[param] if remembers else {} for param in params]
+        self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
-        self.columns = [self._column(name, start, starts) for name, start in self._starts.items()]
+        self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
         self.lacked = [False] * len(params)
-        for slot in self.rule.element_slots:
-            self._make_slots(slot.name, slot.initial, starts)
+        for slot in self.rule.slots:
+            if slot.name not in self._numbers:
+                self._make_slots(slot, starts)
 
-    def _make_slots(self, name: str, start: float, starts: Mapping[int, Own]) -> None:
+    def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
+        name, start = slot.name, slot.initial
         self.lacked = [own.get(name) is None for own in self._owners]
         lacking = [param for param, lacks in zip(self._params, self.lacked, strict=True) if lacks]
         plain = [param for param in lacking if not param.is_complex()]
-        made = iter(laid_out(plain, [param.dtype for param in plain], start))
+        dtypes = [dtype_of(slot, param) for param in plain]
+        made = iter(laid_out(plain, dtypes, start, slot.scalar))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
             if param.is_complex():
-                slot = torch.zeros_like(param, memory_format=torch.preserve_format)
-                as_real(slot).fill_(own)
+                tensor = torch.zeros_like(param, memory_format=torch.preserve_format)
+                as_real(tensor).fill_(own)
             else:
-                slot = next(made)
+                tensor = next(made)
                 if own != start:
-                    slot.fill_(own)
-            self._fresh[id(param)][name] = slot
+                    tensor.fill_(own)
+            self._fresh[id(param)][name] = tensor
 
-    def _column(self, name: str, start: float, starts: Mapping[int, Own]) -> Column | PlainColumn:
+    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
             if own and name not in own:
                 raise KeyError(name)
-            found.append(own[name] if own else starts.get(id(param), {}).get(name, start))
+            found.append(own[name] if own else starts.get(id(param), {}).get(name, kind.start))
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
         block = next((each for each in self._blocks if _lie_in(found, each)), None)
         if block is None:
-            found, block = self._in_a_block(name, found)
+            found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
 
-    def _in_a_block(self, name: str, found: Sequence[Any]) -> tuple[list[Tensor], Tensor]:
+    def _in_a_block(
+        self, name: str, found: Sequence[Any], dtype: torch.dtype | None
+    ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
-        dtype = reduce(torch.promote_types, dtypes) if dtypes else _scalar_dtype()
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or _scalar_dtype()
         numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
         block = torch.tensor(numbers, dtype=dtype, device="cpu")
         views = [block[index] for index in range(len(block))]
@@ -143,8 +162,7 @@ class Part:
 
     def slots(self, param: Tensor) -> list[Tensor]:
         """The slots of a parameter of the step, those of the rule's scalars among them."""
-        place = next(k for k, other in enumerate(self._params) if other is param)
-        own = {**self._owners[place], **self._fresh[id(param)]}
+        own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         return [own[slot.name] for slot in self.rule.slots]
 
     def publishing(self) -> list[Call]:

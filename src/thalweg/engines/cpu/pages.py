@@ -26,4 +26,5 @@ def block(count: int, initial: float, dtype: torch.dtype, device: torch.device) 
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(room.data_ptr() + start), ctypes.c_size_t(size), _ADVICE
     )
-    return torch.from_numpy(room.numpy()[start : start + size]).view(dtype).fill_(initial)
+    own: Tensor = torch.from_numpy(room.numpy()[start : start + size])  # pyright: ignore
+    return own.view(dtype).fill_(initial)

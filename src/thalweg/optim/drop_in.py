@@ -1,8 +1,8 @@
-"""`OneSweep`: the step of a class of `torch.optim` as one pass over memory."""
+"""`DropIn`: what stands before a class of `torch.optim` and takes its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,20 +13,12 @@ from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
-from thalweg.locks import Guard
+from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import fits
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.part import Part
-from thalweg.tracing import untraced
-
-
-class Kept:
-    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
-
-    def __init__(self) -> None:
-        self._lock = Guard(self)
-        self.parts: dict[Rule, Part] = {}
+from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.stepping import OneSweep
 
 
 class _Share(NamedTuple):
@@ -36,7 +28,7 @@ class _Share(NamedTuple):
     places: list[int]
 
 
-class OneSweep:
+class DropIn(OneSweep):
     """What stands before a class of `torch.optim` and takes its steps.
 
     All but the step is that class's own. What no engine here computes (parameters on other devices,
@@ -51,37 +43,20 @@ class OneSweep:
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
 
     defaults: dict[str, Any]
-    state: Any
-    param_groups: list[Group]
 
     @staticmethod
     def _rule(group: Group) -> Rule:
         """The rule that updates a group."""
         raise NotImplementedError
 
-    @staticmethod
-    def _starts(group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> Own:
         """What the state of a group's parameters starts from, where the rule cannot say."""
         return {}
 
-    @untraced
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the gradients in `grad` of the parameters.
-
-        Args:
-            closure: Optional. Computes the loss again, and the gradients; called once.
-
-        Returns:
-            What the closure returned, or None.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        kept = vars(self).get("_kept") or vars(self).setdefault("_kept", Kept())
-        with kept._lock:
-            self._take_step(kept.parts)
-        return loss
+    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
+        """The same by `id` of parameters, each with the place of its group."""
+        starts = list(map(self._starts_of, self.param_groups))
+        return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
 
     def _take_step(self, parts: dict[Rule, Part]) -> None:
         if any(map(_is_torchs, self.param_groups)):
@@ -93,7 +68,7 @@ class OneSweep:
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._counts, self._plain)
+                parts[rule] = Part(rule, self._numbers(rule), self._plain)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
@@ -140,6 +115,12 @@ class OneSweep:
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found
+
+    def _numbers(self, rule: Rule) -> dict[str, Number]:
+        """The numbers that each parameter has of its own."""
+        own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
+        start = 0 if self._plain else 0.0
+        return {STEP: Number(start), **own} if self._counts else own
 
     def _processing(self, count: int) -> Processing:
         """What `torch.amp.GradScaler` left to the step of an optimizer with `fused=True`."""
