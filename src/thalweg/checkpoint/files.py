@@ -44,8 +44,12 @@ class Listing:
         return sum(each.bytes for each in self.tensors)
 
 
-def listing(path: Path) -> Listing:
+def listing(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds; of ours and of TensorFlow's no tensor is read.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes that are read of one of Keras' and those there are.
 
     Raises:
         MissingFileError: There is no such file.
@@ -60,7 +64,9 @@ def listing(path: Path) -> Listing:
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
         return Listing(title, kind, tuple(tensors), found.document)
-    tensors = bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title))
+    tensors = (
+        bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title, progress))
+    )
     return Listing(title, kind, tuple(tensors), *_told(title))
 
 
@@ -84,6 +90,10 @@ def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 def verified(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds, after all of it was read and compared with its checksums.
 
+    Args:
+        path: The file.
+        progress: Called with the bytes that are read and those there are.
+
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
@@ -92,7 +102,7 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
         container.verify(place.path, progress)
     elif place.writer == "tensorflow":
         bundle.read(place.path, progress=progress)
-    return listing(place.path)
+    return listing(place.path, progress)
 
 
 def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:
