@@ -1,14 +1,21 @@
-"""Wide tests of ranks: four of them, and Keras' `fit`."""
+"""Wide tests of ranks: four of them, Keras' `fit`, and one that is killed and started again."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import distributed
 
 import distribute_cases
+import elastic_killed
 from test_distribute import check_resumed
+from thalweg.checkpoint import latest
+from thalweg.storage import container
 from workers import told_by_ranks
 
 pytestmark = [
@@ -64,3 +71,26 @@ def test_four_ranks(tmp_path: Path) -> None:
         assert each["ordered_sums"][:3] == [True, True, [1.0, 2.0]]
         assert each["files_that_several_ranks_write"][0] == [True] * 3
         assert each["many_buckets"] == [True] * 3
+
+
+def test_a_rank_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    example = str(Path(__file__).parents[1] / "examples/elastic.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    elastic = [*torchrun, "--nproc-per-node", "2", "--max-restarts", "1", elastic_killed.__file__]
+    said = {}
+    for name, command in (("killed", elastic), ("whole", [sys.executable])):
+        said[name] = subprocess.run(
+            [*command, example, str(tmp_path / name)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=200,
+        ).stdout.strip()
+    begun = elastic_killed.AT - elastic_killed.AT % 4  # the step after the last checkpoint
+    loss = said["whole"].removeprefix("1 ranks, steps 0 to 19: loss ")
+    assert said["killed"] == f"2 ranks, steps {begun} to 19: loss {loss}"
+    one, other = [container.mapped(latest(tmp_path / name)).tensors for name in said]
+    assert one.keys() == other.keys()
+    for name, stored in one.items():
+        assert torch.equal(stored.tensor(), other[name].tensor()), name

@@ -195,7 +195,22 @@ def _join(timeout: timedelta | None) -> None:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, timeout=timeout)
+        distributed.init_process_group(backend, timeout=timeout, **_meeting())
+
+
+def _meeting() -> dict[str, Any]:
+    """Where ranks meet, if not where torch has them meet.
+
+    `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it
+    (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know how many
+    restarts there were; those of several may not.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    store, rank, size = next(distributed.rendezvous("env://"))
+    store = distributed.PrefixStore(f"thalweg/restart_{restarts}", store)
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def _first_line(error: BaseException) -> str:
