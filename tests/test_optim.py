@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.optim import optimizer as base
 
 from rulebook import assert_same
 from thalweg import optim
+from thalweg.optim.around import KEYWORDS
 from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, STEP_ERROR, give, params_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
@@ -35,7 +37,8 @@ def test_classes_are_torchs(name: str) -> None:
     ours, torchs = getattr(optim, name), getattr(torch.optim, name)
     assert issubclass(ours, torchs)
     assert ours.__name__ == name
-    assert inspect.signature(ours) == inspect.signature(torchs)
+    taken = list(inspect.signature(ours).parameters.values())
+    assert taken[: -len(KEYWORDS)] == list(inspect.signature(torchs).parameters.values())
     assert f"torch.optim.{name}" in ours.__doc__
     made = ours(params_of(torch.float32))
     assert made.defaults == torchs(params_of(torch.float32)).defaults
@@ -282,3 +285,107 @@ def test_denormals_are_kept_unless_they_are_to_be_flushed() -> None:
         with thalweg.engine(denormals=choice):
             ours.step()
         assert param.tolist() == [expected] * 3
+
+
+def _clipped(module: Any, params: list[Any], made: Any, steps: int, by: str) -> None:
+    """Steps as torch's users clip: before the step, into the gradients."""
+    for step in range(steps):
+        give(params, step)
+        if module is torch.optim and by == "norm":
+            torch.nn.utils.clip_grad_norm_(params, 1.5)
+        elif module is torch.optim:
+            torch.nn.utils.clip_grad_value_(params, 0.5)
+        made.step()
+
+
+@pytest.mark.parametrize("by", ["norm", "value"])
+@pytest.mark.parametrize("several", [False, True], ids=["one rule", "several rules"])
+def test_gradients_are_clipped_in_the_step(by: str, several: bool) -> None:
+    both = []
+    for module in (optim, torch.optim):
+        params = params_of(torch.float32)
+        limits = {"norm": {"clip_grad_norm": 1.5}, "value": {"clip_grad_value": 0.5}}[by]
+        groups = [{"params": params[:2]}, {"params": params[2:], "momentum": 0.9 * several}]
+        made = module.SGD(groups, lr=0.1, **(limits if module is optim else {}))
+        _clipped(module, params, made, 4, by)
+        both.append(params)
+    for got, wanted in zip(*both, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=3e-6, atol=1e-7)
+
+
+def test_a_step_tells_what_became_of_it() -> None:
+    params = params_of(torch.float32)
+    ours = optim.Adam(params, clip_grad_norm=2.0, fused_unscale=True)
+    assert ours.last_step is None
+    give(params, 0)
+    before = [param.grad.clone() for param in params]
+    ours.step()
+    norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+    last = ours.last_step
+    assert last is not None
+    assert (last.taken, last.reason, last.count) == (True, "", 1)
+    assert last.grad_norm == pytest.approx(norm.item(), rel=1e-6)
+    assert last.clip_factor == pytest.approx(2.0 / norm.item(), rel=1e-6)
+    assert_same([param.grad for param in params], before)
+    ours.grad_scale, ours.found_inf = torch.tensor(4.0), torch.tensor(1.0)
+    ours.step()
+    assert ours.last_step is not None
+    assert not ours.last_step.taken
+    assert ours.last_step.count == 1
+    assert "not finite" in ours.last_step.reason
+    ours.found_inf = torch.tensor(0.0)
+    ours.step()
+    assert ours.last_step is not None
+    assert ours.last_step.grad_norm == pytest.approx(norm.item() / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name != "SparseAdam"])
+def test_a_scaler_leaves_unscaling_to_the_step(name: str) -> None:
+    """`fused_unscale=True`, for every class; torch has it for four, by `fused=True`."""
+    both = []
+    for module in (optim, torch.optim):
+        params = params_of(torch.float32)
+        made = getattr(module, name)(params, **({"fused_unscale": True} if module is optim else {}))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        scaler.scale(torch.ones(()))
+        for step in range(5):
+            give(params, step)
+            for param in params:
+                param.grad = param.grad * scaler.get_scale()
+            if step == 2:
+                params[0].grad[1, 1] = float("nan")
+            scaler.step(made)
+            if module is optim:
+                assert made.last_step.taken == (step != 2)
+            scaler.update()
+        both.append(params)
+    for got, wanted in zip(*both, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=3e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clip_grad_norm": -1.0}, "clip_grad_norm must be a number from 0 on, not -1.0"),
+        ({"clip_grad_value": float("inf")}, "clip_grad_value must be a number from 0 on"),
+        ({"clip_grad_norm": "much"}, "clip_grad_norm must be a number, not 'much'"),
+        ({"fused_unscale": 1}, "fused_unscale must be a bool, not 1"),
+    ],
+)
+def test_bad_surroundings_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        optim.Adam(params_of(torch.float32), **arguments)
+
+
+def test_copies_are_clipped_as_well() -> None:
+    made = optim.Adam(params_of(torch.float32), clip_grad_norm=1.0, fused_unscale=True)
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert other._around == made._around
+        assert other._step_supports_amp_scaling
+
+
+def test_what_only_torch_computes_is_not_clipped_in_silence() -> None:
+    ours = optim.Adam([torch.ones(2, requires_grad=True, device="meta")], clip_grad_norm=1.0)
+    ours.param_groups[0]["params"][0].grad = torch.ones(2, device="meta")
+    with pytest.raises(NotImplementedError, match="Adam with clip_grad_norm takes steps on"):
+        ours.step()

@@ -352,3 +352,17 @@ def test_complex_parameters_of_linear_rules() -> None:
     refused = tensorflow.Adam(params)
     with pytest.raises(TypeError, match="Adam is not defined for complex variables"):
         refused.step()
+
+
+@pytest.mark.parametrize("limit", [{"clip_grad_norm": 1.5}, {"clip_grad_value": 0.5}], ids=str)
+def test_gradients_are_clipped_as_tensorflow_does(limit: dict[str, float]) -> None:
+    params = params_of(torch.float32, ROWS)
+    ((name, value),) = limit.items()
+    names = {"clip_grad_norm": "global_clipnorm", "clip_grad_value": "clipvalue"}
+    made, other = tensorflow.Adam(params, **limit), keras.Adam(**{names[name]: value})
+    variables = [thalweg.Variable(param.detach()) for param in params]
+    for step in range(4):
+        give(params, step)
+        made.step()
+        other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
+    assert_same([param.detach() for param in params], [var.detach() for var in variables])

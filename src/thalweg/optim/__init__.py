@@ -27,6 +27,7 @@ from thalweg.optim.classes import (
     SparseAdam,
 )
 from thalweg.optim.rule_optimizer import RuleOptimizer
+from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
@@ -45,6 +46,7 @@ __all__ = [
     "Rprop",
     "RuleOptimizer",
     "SparseAdam",
+    "groups",
     "tensorflow",
 ]
 __all__ += [name for name in torch.optim.__all__ if name not in __all__]

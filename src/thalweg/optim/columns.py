@@ -36,7 +36,6 @@ class Column:
         block: A tensor of one dimension on the CPU.
 
     Attributes:
-        values: The numbers, as they were last read or written.
         common: The number that all parameters have; None if they differ.
     """
 
@@ -52,7 +51,7 @@ class Column:
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _plainly if name == STEP else kind
         self._version = -1
-        self.values: list[Any] = []
+        self._values: list[Any] = []
         self.common: Any = None
         self.read()
 
@@ -69,8 +68,15 @@ class Column:
             self._version = self._block._version
 
     def _know(self, values: list[Any]) -> None:
-        self.values = values
+        self._values = values
         self.common = values[0] if values.count(values[0]) == len(values) else None
+
+    @property
+    def values(self) -> list[Any]:
+        """The numbers, as they were last read or written."""
+        if self.common is not None:
+            return [self.common] * len(self._views)
+        return self._values
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
@@ -86,7 +92,7 @@ class Column:
         """Those were written. What the type of the state rounds is read again."""
         if self.name == STEP:
             self._version += 1
-            self._know([*values] * len(self._views) if len(values) == 1 else [*values])
+            self._know([*values])
 
 
 class PlainColumn:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.core.outcome import not_taken, raise_first
-from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
+from thalweg.optim.around import Around, Seen, processing, together
 from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import fits
 from thalweg.optim.groups import Group
@@ -44,6 +44,12 @@ class DropIn(OneSweep):
 
     defaults: dict[str, Any]
 
+    def __init_subclass__(cls) -> None:
+        # What a constructor takes is read by people and by frameworks.
+        own = inspect.signature(cls._torch)
+        added = inspect.signature(Around).parameters.values()
+        cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+
     @staticmethod
     def _rule(group: Group) -> Rule:
         """The rule that updates a group."""
@@ -61,8 +67,7 @@ class DropIn(OneSweep):
     def _take_step(self, parts: dict[Rule, Part]) -> None:
         if any(map(_is_torchs, self.param_groups)):
             return self._step_of_torch()
-        found_inf = vars(self).get("found_inf")
-        if found_inf is not None and found_inf.item():
+        if self._is_left_out():
             return None
         shares = self._shares()
         hooks: dict[Rule, TorchHooks] = {}
@@ -79,11 +84,17 @@ class DropIn(OneSweep):
             with not_taken(), torch.no_grad():
                 for rule, share in shares.items():
                     hooks[rule].rehearse(share.pairs)
+        seen = Seen()
+        around, unscaling = self._around, self._unscaling()
+        if len(shares) > 1 and around.clip_grad_norm is not None:
+            around, unscaling = together(around, unscaling, shares.values(), seen)
         for rule, (pairs, _) in shares.items():
-            own, kept, how = hooks[rule], parts[rule].kept, self._processing(len(pairs))
+            own, kept = hooks[rule], parts[rule].kept
+            how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
             outcome = repeat(own, kept, pairs, how) or take(own, kept, pairs, how, tries=False)
             own.settle()
             raise_first(outcome.errors)
+        self._told(seen)
         return None
 
     def _fits(self, share: _Share) -> bool:
@@ -122,18 +133,17 @@ class DropIn(OneSweep):
         start = 0 if self._plain else 0.0
         return {STEP: Number(start), **own} if self._counts else own
 
-    def _processing(self, count: int) -> Processing:
-        """What `torch.amp.GradScaler` left to the step of an optimizer with `fused=True`."""
-        scale = vars(self).get("grad_scale")
-        if scale is None:
-            return NOTHING
-        return Processing(unscaling=np.full(count, 1 / scale.item(), np.float32))
-
     def _step_of_torch(self) -> None:
+        if self._around:
+            raise NotImplementedError(
+                f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors on"
+                " the CPU alone; this one is torch's."
+            )
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
+        self._told(Seen())
 
 
 def _is_torchs(group: Group) -> bool:

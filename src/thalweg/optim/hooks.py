@@ -141,6 +141,8 @@ class GroupHooks(Hooks):
 class TorchHooks(GroupHooks):
     """A step with torch's numbers: scalars are made in Python's, and rounded once."""
 
+    constrains = False
+
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
     ) -> None:
@@ -173,9 +175,7 @@ class TorchHooks(GroupHooks):
             given["t"] = numbers[STEP] + 1
         made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
         made = {name: each if type(each) is float else number(each) for name, each in made.items()}
-        return {**options.numbers(), **made}
+        return {**options.numbers(), **made, STEP: given.get("t")}
 
     def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
-        if column.name == STEP:
-            return self._apart(key)[1][STEP] + 1
         return self._made[key][column.name]

@@ -16,6 +16,7 @@ from thalweg.core.step import repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
+from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
@@ -39,7 +40,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
         initial: Optional. What slots start from, by name, where that is not what the rule says.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
-            beta1 and beta2, `eps` for epsilon.
+            beta1 and beta2, `eps` for epsilon; and what is done around an update (see
+            `thalweg.optim.around`).
 
     Raises:
         TypeError: A keyword that is none of them, or what is no number.
@@ -77,6 +79,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
         check_names(rule)
+        around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         given = named(hypers if lr is None else {"lr": lr, **hypers})
         own = {hyper.name: hyper.default for hyper in rule.hypers}
         for name in given:
@@ -87,7 +90,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         check_rule(rule, {**own, **self._extra})
         self.rule = rule
         self._initial = dict(initial or {})
-        super().__init__(params, {**as_options(own), "rule": rule.name})
+        super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, and make their state.
@@ -149,13 +152,16 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         part, params, places = self._whole()
         given = [(param.grad, param) for param in params]
         members = [index for index, (grad, _) in enumerate(given) if grad is not None]
-        if not members:
+        if not members or self._is_left_out():
             return
         pairs = given if len(members) == len(given) else [given[index] for index in members]
         hooks = TensorFlowHooks(self, part, params, places, members)
-        outcome = repeat(hooks, part.kept, pairs) or take(hooks, part.kept, pairs, tries=False)
+        seen, kept = Seen(), part.kept
+        how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
+        outcome = repeat(hooks, kept, pairs, how) or take(hooks, kept, pairs, how, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
+        self._told(seen)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the state and the options of the groups: all of it, or nothing.

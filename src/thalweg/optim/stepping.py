@@ -9,6 +9,7 @@ import torch
 
 from thalweg.formula import Rule
 from thalweg.locks import Guard
+from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart
 from thalweg.optim.groups import Group
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
@@ -20,13 +21,33 @@ class Kept:
     def __init__(self) -> None:
         self._lock = Guard(self)
         self.parts: dict[Rule, Part] = {}
+        self.last: LastStep | None = None
+        self.count = 0
 
 
 class OneSweep:
-    """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's."""
+    """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
+
+    Args:
+        *args: What that class takes.
+        **keywords: The same, and what is done around an update; see `Around`.
+    """
 
     state: Any
     param_groups: list[Group]
+    _around: Around = NONE
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        around = apart(keywords)
+        if around is not NONE:
+            self._around = around
+        super().__init__(*args, **keywords)
+        if around.fused_unscale:
+            self._step_supports_amp_scaling = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
+        return {**super().__getstate__(), **own}  # pyright: ignore
 
     @property
     def _own(self) -> Kept:
@@ -52,5 +73,32 @@ class OneSweep:
             self._take_step(own.parts)
         return loss
 
+    @property
+    def last_step(self) -> LastStep | None:
+        """What has become of the last step; None before the first."""
+        return self._own.last
+
+    def _is_left_out(self) -> bool:
+        """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
+        found = vars(self).get("found_inf")
+        if found is None or not found.item():
+            return False
+        self._own.last = LastStep(False, FOUND_INF, self._own.count)
+        return True
+
+    def _unscaling(self) -> float | None:
+        """What gradients are multiplied by before all else, for `torch.amp.GradScaler`."""
+        scale = vars(self).get("grad_scale")
+        return None if scale is None else 1 / scale.item()
+
+    def _told(self, seen: Seen) -> None:
+        """A step was taken."""
+        own = self._own
+        own.count += 1
+        own.last = LastStep(True, "", own.count, seen.grad_norm, seen.clip_factor)
+
     def _take_step(self, parts: dict[Rule, Part]) -> None:
         raise NotImplementedError
+
+
+_KEPT = ("_around", "_step_supports_amp_scaling")

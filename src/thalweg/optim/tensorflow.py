@@ -49,24 +49,34 @@ class SGD(RuleOptimizer):
     """
 
     def __init__(
-        self, params: Any, lr: Rate = 0.01, momentum: float = 0.0, nesterov: bool = False
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **around: Any,
     ) -> None:
         check_fraction("momentum", momentum)
         if not momentum:
-            super().__init__(params, rules.SGD, lr)
+            super().__init__(params, rules.SGD, lr, **around)
         else:
             rule = rules.NESTEROV if nesterov else rules.MOMENTUM
-            super().__init__(params, rule, lr, momentum=momentum)
+            super().__init__(params, rule, lr, momentum=momentum, **around)
 
 
 class Momentum(RuleOptimizer):
     """`thalweg.v1.train.MomentumOptimizer`: the learning rate is outside of the velocity."""
 
     def __init__(
-        self, params: Any, lr: Rate = 0.01, momentum: Rate = 0.9, nesterov: bool = False
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        momentum: Rate = 0.9,
+        nesterov: bool = False,
+        **around: Any,
     ) -> None:
         rule = rules.NESTEROV_BALL if nesterov else rules.HEAVY_BALL
-        super().__init__(params, rule, lr, momentum=momentum)
+        super().__init__(params, rule, lr, momentum=momentum, **around)
 
 
 class MomentumW(RuleOptimizer):
@@ -81,9 +91,10 @@ class MomentumW(RuleOptimizer):
         momentum: Rate = 0.9,
         weight_decay: Rate = 0.01,
         nesterov: bool = False,
+        **around: Any,
     ) -> None:
         rule = rules.NESTEROV_W if nesterov else rules.MOMENTUM_W
-        super().__init__(params, rule, lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(params, rule, lr, momentum=momentum, weight_decay=weight_decay, **around)
 
 
 class Adam(RuleOptimizer):
@@ -101,8 +112,11 @@ class Adam(RuleOptimizer):
         betas: Betas = _BETAS,
         eps: float = 1e-7,
         amsgrad: bool = False,
+        **around: Any,
     ) -> None:
-        super().__init__(params, rules.AMSGRAD if amsgrad else rules.ADAM, lr, betas=betas, eps=eps)
+        super().__init__(
+            params, rules.AMSGRAD if amsgrad else rules.ADAM, lr, betas=betas, eps=eps, **around
+        )
 
 
 class LazyAdam(RuleOptimizer):
@@ -111,9 +125,9 @@ class LazyAdam(RuleOptimizer):
     _products = _POWERS
 
     def __init__(
-        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-8
+        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-8, **around: Any
     ) -> None:
-        super().__init__(params, rules.LAZY_ADAM, lr, betas=betas, eps=eps)
+        super().__init__(params, rules.LAZY_ADAM, lr, betas=betas, eps=eps, **around)
 
 
 class AdamW(RuleOptimizer):
@@ -129,8 +143,11 @@ class AdamW(RuleOptimizer):
         betas: Betas = _BETAS,
         eps: float = 1e-8,
         weight_decay: Rate = 0.01,
+        **around: Any,
     ) -> None:
-        super().__init__(params, rules.ADAM_W, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            params, rules.ADAM_W, lr, betas=betas, eps=eps, weight_decay=weight_decay, **around
+        )
 
 
 class Adamax(RuleOptimizer):
@@ -139,9 +156,9 @@ class Adamax(RuleOptimizer):
     _exact = ("epsilon",)
 
     def __init__(
-        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-7
+        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-7, **around: Any
     ) -> None:
-        super().__init__(params, rules.ADAMAX, lr, betas=betas, eps=eps)
+        super().__init__(params, rules.ADAMAX, lr, betas=betas, eps=eps, **around)
 
 
 class Nadam(RuleOptimizer):
@@ -157,8 +174,9 @@ class Nadam(RuleOptimizer):
         betas: Betas = _BETAS,
         eps: float = 1e-7,
         decay: float = 0.004,
+        **around: Any,
     ) -> None:
-        super().__init__(params, rules.NADAM, lr, betas=betas, eps=eps, decay=decay)
+        super().__init__(params, rules.NADAM, lr, betas=betas, eps=eps, decay=decay, **around)
 
 
 class Adagrad(RuleOptimizer):
@@ -176,9 +194,10 @@ class Adagrad(RuleOptimizer):
         lr: Rate = 0.001,
         initial_accumulator_value: float = 0.1,
         eps: float = 1e-7,
+        **around: Any,
     ) -> None:
         initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
-        super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps)
+        super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps, **around)
 
 
 class AdagradDA(RuleOptimizer):
@@ -195,10 +214,11 @@ class AdagradDA(RuleOptimizer):
         initial_accumulator_value: float = 0.1,
         l1: float = 0.0,
         l2: float = 0.0,
+        **around: Any,
     ) -> None:
         start = _from("initial_accumulator_value", initial_accumulator_value)
         initial = {"gradient_squared_accumulator": start}
-        super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2)
+        super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2, **around)
 
 
 class Adadelta(RuleOptimizer):
@@ -206,8 +226,10 @@ class Adadelta(RuleOptimizer):
 
     _exact = ("epsilon",)
 
-    def __init__(self, params: Any, lr: Rate = 0.001, rho: Rate = 0.95, eps: float = 1e-7) -> None:
-        super().__init__(params, rules.ADADELTA, lr, rho=rho, eps=eps)
+    def __init__(
+        self, params: Any, lr: Rate = 0.001, rho: Rate = 0.95, eps: float = 1e-7, **around: Any
+    ) -> None:
+        super().__init__(params, rules.ADADELTA, lr, rho=rho, eps=eps, **around)
 
 
 class RMSprop(RuleOptimizer):
@@ -232,14 +254,15 @@ class RMSprop(RuleOptimizer):
         momentum: float = 0.0,
         eps: float = 1e-7,
         centered: bool = False,
+        **around: Any,
     ) -> None:
         check_fraction("momentum", momentum)
         if not momentum:
             rule = rules.CENTERED_RMSPROP if centered else rules.RMSPROP
-            super().__init__(params, rule, lr, rho=rho, eps=eps)
+            super().__init__(params, rule, lr, rho=rho, eps=eps, **around)
         else:
             rule = rules.CENTERED_MOMENTUM_RMSPROP if centered else rules.MOMENTUM_RMSPROP
-            super().__init__(params, rule, lr, rho=rho, eps=eps, momentum=momentum)
+            super().__init__(params, rule, lr, rho=rho, eps=eps, momentum=momentum, **around)
 
 
 class Ftrl(RuleOptimizer):
@@ -259,6 +282,7 @@ class Ftrl(RuleOptimizer):
         l2: float = 0.0,
         l2_shrinkage: float = 0.0,
         beta: float = 0.0,
+        **around: Any,
     ) -> None:
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
@@ -267,10 +291,10 @@ class Ftrl(RuleOptimizer):
         own = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
         hypers = {name: _from(name, value) for name, value in own.items()} | {"beta": beta}
         if power == -0.5:
-            super().__init__(params, rules.FTRL, lr, initial=initial, **hypers)
+            super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
         else:
             hypers["learning_rate_power"] = power
-            super().__init__(params, rules.FTRL_POWER, lr, initial=initial, **hypers)
+            super().__init__(params, rules.FTRL_POWER, lr, initial=initial, **hypers, **around)
 
 
 class ProximalAdagrad(RuleOptimizer):
@@ -287,16 +311,21 @@ class ProximalAdagrad(RuleOptimizer):
         initial_accumulator_value: float = 0.1,
         l1: float = 0.0,
         l2: float = 0.0,
+        **around: Any,
     ) -> None:
         initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
-        super().__init__(params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2)
+        super().__init__(
+            params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2, **around
+        )
 
 
 class ProximalGradientDescent(RuleOptimizer):
     """`thalweg.v1.train.ProximalGradientDescentOptimizer`."""
 
-    def __init__(self, params: Any, lr: Rate = 0.01, l1: Rate = 0.0, l2: Rate = 0.0) -> None:
-        super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2)
+    def __init__(
+        self, params: Any, lr: Rate = 0.01, l1: Rate = 0.0, l2: Rate = 0.0, **around: Any
+    ) -> None:
+        super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
 
 
 def _from(name: str, value: Any) -> float:
