@@ -12,6 +12,8 @@ import torch
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.optim.averaging import EMA, averaged
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 
@@ -43,11 +45,14 @@ class Around:
         clip_grad_norm: All gradients are scaled so that their common norm is no higher.
         clip_grad_value: Elements of gradients are clipped to [-value, value].
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale.
+        ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
+            1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
     """
 
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     fused_unscale: bool = False
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -57,12 +62,31 @@ class Around:
                 if number < 0 or number == float("inf"):
                     raise InvalidArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
                 object.__setattr__(self, name, number)
+        if self.ema_decay is not None:
+            decay = float(as_number("ema_decay", self.ema_decay))
+            if not 0 <= decay < 1:
+                raise InvalidArgumentError(f"ema_decay must be in [0, 1), not {self.ema_decay!r}.")
+            object.__setattr__(self, "ema_decay", decay)
         if not isinstance(self.fused_unscale, bool):
             raise InvalidTypeError(f"fused_unscale must be a bool, not {self.fused_unscale!r}.")
 
-    def __bool__(self) -> bool:
-        """Whether anything happens around an update."""
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
         return self.clip_grad_norm is not None or self.clip_grad_value is not None
+
+    def __bool__(self) -> bool:
+        """Whether anything happens that a step of torch's would not do."""
+        return self.clips or self.ema_decay is not None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What a parameter's state holds beside torch's own."""
+        return () if self.ema_decay is None else (EMA,)
+
+    def rule(self, rule: Rule) -> Rule:
+        """A rule with all that is done beside it."""
+        return rule if self.ema_decay is None else averaged(rule)
 
     def named(self) -> str:
         """What is on, for messages."""
@@ -109,7 +133,7 @@ def processing(
         seen: Is told of them where they are measured.
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
     """
-    if not around and unscaling is None:
+    if not around.clips and unscaling is None:
         return NOTHING
     by_norm = around.clip_grad_norm is not None
     return Processing(

@@ -17,6 +17,7 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import fits
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 
@@ -122,7 +123,7 @@ class DropIn(OneSweep):
         for place, group in enumerate(self.param_groups):
             pairs = [(grad, param) for param in group["params"] if (grad := param.grad) is not None]
             if pairs:
-                share = found.setdefault(self._rule(group), _Share([], []))
+                share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found
@@ -132,6 +133,18 @@ class DropIn(OneSweep):
         own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
         start = 0 if self._plain else 0.0
         return {STEP: Number(start), **own} if self._counts else own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; what options keep beside torch's state has to be there, and keeps its dtype.
+
+        Raises:
+            CheckpointMismatchError: It lacks that. Nothing was loaded.
+        """
+        load = super().load_state_dict  # pyright: ignore
+        if self._around.keys:
+            load_as_torch(self, state_dict, load)
+        else:
+            load(state_dict)
 
     def _step_of_torch(self) -> None:
         if self._around:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -15,6 +15,46 @@ from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
 from thalweg.optim.groups import hypers_of
 from thalweg.variable import dtype_name
+
+
+def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[..., None]) -> None:
+    """Have torch set a state, and give back the dtypes that it casts.
+
+    Args:
+        optimizer: A `DropIn`.
+        state_dict: What it was given.
+        load: Torch's `load_state_dict`.
+
+    Raises:
+        CheckpointMismatchError: A state lacks what the optimizer's options need.
+    """
+    seen: list[Mapping[str, Any]] = []
+
+    def look(_: Any, given: Mapping[str, Any]) -> None:
+        wanted = optimizer._around.keys
+        lacking = [
+            f"'{key}/{name}' is missing"
+            for key, own in given["state"].items()
+            for name in wanted
+            if own and name not in own
+        ]
+        if lacking:
+            what = f"{type(optimizer).__name__} with {optimizer._around.named()}"
+            raise mismatch(lacking, what)
+        seen.append(given)
+
+    handle = optimizer.register_load_state_dict_pre_hook(look)  # after all others
+    try:
+        load(state_dict)
+    finally:
+        handle.remove()
+    keys = [key for group in seen[0]["param_groups"] for key in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for key, param in zip(keys, params, strict=True):
+        for name, value in seen[0]["state"].get(key, {}).items():
+            own = optimizer.state[param].get(name)
+            if isinstance(own, Tensor) and own.dtype != value.dtype:
+                optimizer.state[param][name] = value.detach().to(param.device, copy=True)
 
 
 def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain
+from itertools import chain, compress
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.core.slots import dtype_of
 from thalweg.formula import Rule, Slot
+from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import Column, PlainColumn
 from thalweg.optim.groups import Group, Options
+from thalweg.variable import REDUCED
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
@@ -50,14 +52,14 @@ class Part:
     Attributes:
         kept: The core's plans.
         columns: The numbers that each parameter has of its own.
-        lacked: For each parameter of the last step whether it had no slots before.
+        lacked: For slots that some parameters of the step had not before: which.
     """
 
     def __init__(self, rule: Rule, numbers: Mapping[str, Number], plain: bool = False) -> None:
         self.rule = rule
         self.kept = Kept()
         self.columns: list[Column | PlainColumn] = []
-        self.lacked: list[bool] = []
+        self.lacked: dict[str, list[bool]] = {}
         self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
@@ -101,17 +103,19 @@ class Part:
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
-        self.lacked = [False] * len(params)
+        self.lacked = {}
         for slot in self.rule.slots:
             if slot.name not in self._numbers:
                 self._make_slots(slot, starts)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
         name, start = slot.name, slot.initial
-        self.lacked = [own.get(name) is None for own in self._owners]
-        lacking = [param for param, lacks in zip(self._params, self.lacked, strict=True) if lacks]
+        lacks = [own.get(name) is None for own in self._owners]
+        if any(lacks):
+            self.lacked[name] = lacks
+        lacking = list(compress(self._params, lacks))
         plain = [param for param in lacking if not param.is_complex()]
-        dtypes = [dtype_of(slot, param) for param in plain]
+        dtypes = [_dtype(slot, param) for param in plain]
         made = iter(laid_out(plain, dtypes, start, slot.scalar))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
@@ -122,6 +126,8 @@ class Part:
                 tensor = next(made)
                 if own != start:
                     tensor.fill_(own)
+            if name == EMA:  # before the first step it is the parameter's value
+                tensor.copy_(param.detach())
             self._fresh[id(param)][name] = tensor
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
@@ -181,7 +187,7 @@ class Part:
         if self._known is not None:
             return
         self._fresh = {}
-        self.lacked = [False] * len(self._params)
+        self.lacked = {}
         self._states = list(state.values())
         self._known = list(chain.from_iterable(map(dict.values, self._owners)))
 
@@ -201,3 +207,9 @@ def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
         and each.untyped_storage().data_ptr() == memory
         for each in found
     )
+
+
+def _dtype(slot: Slot, param: Tensor) -> torch.dtype:
+    """That of a slot; an average of 16 bits would not move."""
+    dtype = dtype_of(slot, param)
+    return torch.float32 if slot.name == EMA and dtype in REDUCED else dtype

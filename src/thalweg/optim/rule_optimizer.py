@@ -117,12 +117,12 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _whole(self) -> tuple[Part, list[Tensor], list[int]]:
         """What is kept of all parameters, these, and the indices of their groups."""
-        parts = self._own.parts
-        if self.rule not in parts:
-            parts[self.rule] = Part(self.rule, self._numbers())
+        parts, rule = self._own.parts, self._around.rule(self.rule)
+        if rule not in parts:
+            parts[rule] = Part(rule, self._numbers())
         params = [param for group in self.param_groups for param in group["params"]]
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
-        return parts[self.rule], params, places
+        return parts[rule], params, places
 
     def _numbers(self) -> dict[str, Number]:
         """The numbers that each parameter has of its own."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.core.section import run
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
 from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart
+from thalweg.optim.averaging import EMA
 from thalweg.optim.groups import Group
 from thalweg.optim.part import Part
 from thalweg.tracing import untraced
@@ -23,6 +28,7 @@ class Kept:
         self.parts: dict[Rule, Part] = {}
         self.last: LastStep | None = None
         self.count = 0
+        self.is_swapped = False
 
 
 class OneSweep:
@@ -70,6 +76,10 @@ class OneSweep:
                 loss = closure()
         own = self._own
         with own._lock:
+            if own.is_swapped:
+                raise FailedPreconditionError(
+                    "A step inside of swapped() would move averages instead of parameters."
+                )
             self._take_step(own.parts)
         return loss
 
@@ -77,6 +87,31 @@ class OneSweep:
     def last_step(self) -> LastStep | None:
         """What has become of the last step; None before the first."""
         return self._own.last
+
+    @contextlib.contextmanager
+    def swapped(self) -> Generator[None]:
+        """Have parameters be their averages in a `with` block, to evaluate or to save a model.
+
+        Raises:
+            InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
+            FailedPreconditionError: A step is taken inside.
+        """
+        own = self._own
+        if self._around.ema_decay is None:
+            raise InvalidArgumentError("There are no averages without ema_decay.")
+        pairs = [(param, each[EMA]) for param, each in self.state.items() if EMA in each]
+        with own._lock:
+            kept = [param.detach().clone() for param, _ in pairs]
+            own.is_swapped = True
+            with torch.no_grad():
+                run([partial(param.detach().copy_, ema) for param, ema in pairs])
+        try:
+            yield
+        finally:
+            with own._lock, torch.no_grad():
+                back = zip(pairs, kept, strict=True)
+                run([partial(param.detach().copy_, value) for (param, _), value in back])
+                own.is_swapped = False
 
     def _is_left_out(self) -> bool:
         """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
