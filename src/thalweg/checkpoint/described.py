@@ -261,7 +261,8 @@ def _yours(plain: Any) -> str:
     own, parts = table(plain), list[Any]()
     if isinstance(plain, list):
         parts = cast(list[Any], plain)
-    return own.get(YOURS) or next(filter(None, map(_yours, [*parts, *own.values()])), "")
+    found = [own.get(YOURS, ""), *map(_yours, [*parts, *own.values()])]
+    return next(filter(None, found), "")
 
 
 def _is_number(plain: Any) -> bool:
