@@ -35,7 +35,7 @@ class Listing:
     path: str
     kind: str
     tensors: tuple[Listed, ...]
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict[str, Any])
     optimizers: tuple[str, ...] = ()
 
     @property

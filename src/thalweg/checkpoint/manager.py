@@ -105,7 +105,7 @@ class CheckpointManager:
         asynchronous: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if keep is not None and (not isinstance(keep, int) or keep < 1):
+        if keep is not None and (type(keep) is not int or keep < 1):
             raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
         if keep_every is not None and not keep_every > 0:
             raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
