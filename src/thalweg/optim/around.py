@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.formula import Rule
+from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
+from thalweg.optim.narrow import MASTER, Kinds
+from thalweg.variable import REDUCED
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 
@@ -47,12 +50,18 @@ class Around:
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale.
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
             1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+        masters: Whether parameters of 16 bits have a master in float32 in their state, as
+            `master`, which steps update, and which they follow.
+        state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
+            parameter's, or that of its master.
     """
 
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     fused_unscale: bool = False
     ema_decay: float | None = None
+    masters: bool = False
+    state_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -67,8 +76,14 @@ class Around:
             if not 0 <= decay < 1:
                 raise InvalidArgumentError(f"ema_decay must be in [0, 1), not {self.ema_decay!r}.")
             object.__setattr__(self, "ema_decay", decay)
-        if not isinstance(self.fused_unscale, bool):
-            raise InvalidTypeError(f"fused_unscale must be a bool, not {self.fused_unscale!r}.")
+        for name in ("fused_unscale", "masters"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+        if self.state_dtype not in (None, *STORED):
+            raise InvalidTypeError(
+                "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
+                f" {self.state_dtype!r}."
+            )
 
     @property
     def clips(self) -> bool:
@@ -77,12 +92,23 @@ class Around:
 
     def __bool__(self) -> bool:
         """Whether anything happens that a step of torch's would not do."""
-        return self.clips or self.ema_decay is not None
+        own = self.ema_decay is not None or self.masters or self.state_dtype is not None
+        return self.clips or own
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """What a parameter's state holds beside torch's own."""
-        return () if self.ema_decay is None else (EMA,)
+    def is_lossless(self) -> bool:
+        """Whether torch's own loader would keep all dtypes."""
+        return self.ema_decay is None and not self.masters and self.state_dtype is None
+
+    def keys(self, param: Tensor) -> list[str]:
+        """What the state of a parameter holds beside torch's own."""
+        ema = [EMA] if self.ema_decay is not None else []
+        return [*ema, MASTER] if self.masters and param.dtype in REDUCED else ema
+
+    @property
+    def kinds(self) -> Kinds:
+        """What the state of parameters is kept in."""
+        return Kinds(self.masters, self.state_dtype)
 
     def rule(self, rule: Rule) -> Rule:
         """A rule with all that is done beside it."""
@@ -96,6 +122,7 @@ class Around:
 
 KEYWORDS = tuple(each.name for each in fields(Around))
 NONE = Around()
+_NARROW = Processing(narrow=True)
 
 
 def apart(keywords: dict[str, Any]) -> Around:
@@ -134,7 +161,7 @@ def processing(
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
     """
     if not around.clips and unscaling is None:
-        return NOTHING
+        return _NARROW if around.masters else NOTHING
     by_norm = around.clip_grad_norm is not None
     return Processing(
         unscaling=None if unscaling is None else np.full(count, unscaling, np.float32),
@@ -143,6 +170,7 @@ def processing(
         overflow=not is_torchs,
         factor=torch_factor if is_torchs else None,
         watch=seen if by_norm else None,
+        narrow=around.masters,
     )
 
 

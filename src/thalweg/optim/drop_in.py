@@ -74,25 +74,27 @@ class DropIn(OneSweep):
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain)
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
         if not all(map(self._fits, begun)):
             return self._step_of_torch()
-        if len(shares) > 1:
-            # What fails does so before the first of them is written.
-            with not_taken(), torch.no_grad():
-                for rule, share in shares.items():
-                    hooks[rule].rehearse(share.pairs)
+        with not_taken(), torch.no_grad():
+            given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
+            if len(shares) > 1:
+                # What fails does so before the first of them is written.
+                for rule, (pairs, _) in given.items():
+                    hooks[rule].rehearse(pairs)
         seen = Seen()
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             around, unscaling = together(around, unscaling, shares.values(), seen)
-        for rule, (pairs, _) in shares.items():
+        for rule, (pairs, copies) in given.items():
             own, kept = hooks[rule], parts[rule].kept
             how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-            outcome = repeat(own, kept, pairs, how) or take(own, kept, pairs, how, tries=False)
+            outcome = repeat(own, kept, pairs, how, copies)
+            outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
             own.settle()
             raise_first(outcome.errors)
         self._told(seen)
@@ -141,10 +143,10 @@ class DropIn(OneSweep):
             CheckpointMismatchError: It lacks that. Nothing was loaded.
         """
         load = super().load_state_dict  # pyright: ignore
-        if self._around.keys:
-            load_as_torch(self, state_dict, load)
-        else:
+        if self._around.is_lossless:
             load(state_dict)
+        else:
+            load_as_torch(self, state_dict, load)
 
     def _step_of_torch(self) -> None:
         if self._around:

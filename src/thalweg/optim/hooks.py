@@ -51,6 +51,22 @@ class GroupHooks(Hooks):
         self._real: dict[int, Tensor] = {}
         self.repeats = part.stands(optimizer.state, params)
 
+    def aim(
+        self, pairs: list[tuple[Any, Tensor]]
+    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
+        """Pairs with what a step updates in place of parameters, and what follows that."""
+        targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
+        if targets is self._params:
+            return pairs, None
+        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        given = [(grad, own[id(param)]) for grad, param in pairs]
+        self._real = {
+            id(target): param
+            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            if target is not param
+        }
+        return given, [self._real.get(id(target)) for _, target in given]
+
     def rule(self) -> Any:
         return self._part.rule
 

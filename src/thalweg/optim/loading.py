@@ -31,11 +31,11 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
     seen: list[Mapping[str, Any]] = []
 
     def look(_: Any, given: Mapping[str, Any]) -> None:
-        wanted = optimizer._around.keys
+        owners = _owners(optimizer, given)
         lacking = [
             f"'{key}/{name}' is missing"
             for key, own in given["state"].items()
-            for name in wanted
+            for name in (optimizer._around.keys(owners[key]) if key in owners else ())
             if own and name not in own
         ]
         if lacking:
@@ -48,13 +48,18 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
         load(state_dict)
     finally:
         handle.remove()
-    keys = [key for group in seen[0]["param_groups"] for key in group["params"]]
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for key, param in zip(keys, params, strict=True):
+    for key, param in _owners(optimizer, seen[0]).items():
         for name, value in seen[0]["state"].get(key, {}).items():
             own = optimizer.state[param].get(name)
             if isinstance(own, Tensor) and own.dtype != value.dtype:
                 optimizer.state[param][name] = value.detach().to(param.device, copy=True)
+
+
+def _owners(optimizer: Any, given: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """Parameters by the keys of their saved states; by order, as torch does."""
+    keys = [key for group in given["param_groups"] for key in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return dict(zip(keys, params, strict=False))
 
 
 def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:

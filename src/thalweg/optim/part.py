@@ -15,12 +15,11 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
-from thalweg.core.slots import dtype_of
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import Column, PlainColumn
 from thalweg.optim.groups import Group, Options
-from thalweg.variable import REDUCED
+from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
@@ -48,6 +47,7 @@ class Part:
         rule: The rule.
         numbers: What each parameter has of its own, by name.
         plain: Whether these are numbers of Python's.
+        kinds: What parameters of 16 bits have beside them.
 
     Attributes:
         kept: The core's plans.
@@ -55,8 +55,17 @@ class Part:
         lacked: For slots that some parameters of the step had not before: which.
     """
 
-    def __init__(self, rule: Rule, numbers: Mapping[str, Number], plain: bool = False) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        numbers: Mapping[str, Number],
+        plain: bool = False,
+        kinds: Kinds = PLAIN,
+    ) -> None:
         self.rule = rule
+        self._kinds = kinds
+        self._masters = Masters()
+        self._target_of: dict[int, Tensor] = {}
         self.kept = Kept()
         self.columns: list[Column | PlainColumn] = []
         self.lacked: dict[str, list[bool]] = {}
@@ -107,6 +116,9 @@ class Part:
         for slot in self.rule.slots:
             if slot.name not in self._numbers:
                 self._make_slots(slot, starts)
+        for param in params:
+            if (target := self._target_of.get(id(param), param)) is not param:
+                self._fresh[id(param)][MASTER] = target
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
         name, start = slot.name, slot.initial
@@ -115,7 +127,7 @@ class Part:
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
         plain = [param for param in lacking if not param.is_complex()]
-        dtypes = [_dtype(slot, param) for param in plain]
+        dtypes = [self._kinds.of(slot, param) for param in plain]
         made = iter(laid_out(plain, dtypes, start, slot.scalar))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
@@ -127,7 +139,7 @@ class Part:
                 if own != start:
                     tensor.fill_(own)
             if name == EMA:  # before the first step it is the parameter's value
-                tensor.copy_(param.detach())
+                tensor.copy_(self._target_of.get(id(param), param).detach())
             self._fresh[id(param)][name] = tensor
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
@@ -159,6 +171,23 @@ class Part:
         self._blocks = [*self._blocks[-_SPARE:], block]
         return views, block
 
+    def targets(
+        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
+    ) -> Sequence[Tensor]:
+        """What a step updates in place of parameters: masters, where they have some.
+
+        Args:
+            state: The optimizer's.
+            params: The parameters.
+            stands: Whether these are those of the step before, with the state that it left.
+        """
+        if not self._kinds.masters:
+            return params
+        masters = self._masters
+        targets = masters.again() if stands else masters.stand_for(params, state)
+        self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
+        return targets
+
     def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
         """The options of the group at this place."""
         known = self._options.get(place)
@@ -184,6 +213,7 @@ class Part:
 
     def settle(self, state: Mapping[Tensor, Own]) -> None:
         """The step was written: this is the state from which the next one starts."""
+        self._masters.settle()
         if self._known is not None:
             return
         self._fresh = {}
@@ -207,9 +237,3 @@ def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
         and each.untyped_storage().data_ptr() == memory
         for each in found
     )
-
-
-def _dtype(slot: Slot, param: Tensor) -> torch.dtype:
-    """That of a slot; an average of 16 bits would not move."""
-    dtype = dtype_of(slot, param)
-    return torch.float32 if slot.name == EMA and dtype in REDUCED else dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines import check_rule
@@ -111,6 +111,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Make the state that parameters lack."""
         with self._own._lock, torch.inference_mode(False), torch.no_grad():
             part, params, places = self._whole()
+            part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places))
             run(part.publishing())
             part.settle(self.state)
@@ -119,7 +120,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """What is kept of all parameters, these, and the indices of their groups."""
         parts, rule = self._own.parts, self._around.rule(self.rule)
         if rule not in parts:
-            parts[rule] = Part(rule, self._numbers())
+            parts[rule] = Part(rule, self._numbers(), kinds=self._around.kinds)
         params = [param for group in self.param_groups for param in group["params"]]
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
@@ -158,7 +159,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         hooks = TensorFlowHooks(self, part, params, places, members)
         seen, kept = Seen(), part.kept
         how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
-        outcome = repeat(hooks, kept, pairs, how) or take(hooks, kept, pairs, how, tries=False)
+        with not_taken(), torch.no_grad():
+            pairs, copies = hooks.aim(pairs)
+        outcome = repeat(hooks, kept, pairs, how, copies)
+        outcome = outcome or take(hooks, kept, pairs, how, copies, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         self._told(seen)
