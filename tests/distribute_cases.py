@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.utils.checkpoint import checkpoint as computed_again
 
 import thalweg
 import thalweg.tf as tf
@@ -515,6 +516,17 @@ def ranks_that_differ(s: Strategy) -> Any:
     found["dtype"] = apply([(ones(s).to(wide), Variable(ones(s), name="w", dtype=wide))])
     found["rate"] = apply([(ones(s), one)], sgd(0.5 + rank))
     found["class"] = apply([(ones(s), one)], Adam(0.5) if rank else sgd())
+    found["clipping"] = apply([(ones(s), one)], SGD(0.5, clipnorm=1.0 + rank))
+    found["epsilon"] = apply([(ones(s), one)], Adam(0.5, epsilon=0.5 + rank))
+    falling = schedules.ExponentialDecay(1.0, 10, 0.5 + rank)
+    found["schedule"] = apply([(ones(s), one)], SGD(falling))
+    found["nesterov"] = apply(
+        [(ones(s), one)], train.MomentumOptimizer(0.5, 0.5, use_nesterov=bool(rank))
+    )
+    ahead = train.AdamOptimizer(0.5)
+    if rank:
+        ahead.apply_gradients([(torch.zeros(2), one)])
+    found["power"] = apply([(ones(s), one)], ahead)
     started = sgd()
     if rank:
         started.iterations.fill_(7)
@@ -619,10 +631,28 @@ def gradients_that_somebody_changes(s: Strategy) -> Any:
             pairs = super()._get_gradients(tape, loss, var_list, grad_loss)
             return [(None if grad is None else grad * 2, var) for grad, var in pairs]
 
-    w, opt = variable(), Doubling(0.5)
-    for _ in range(3):
-        s.run(lambda: opt.minimize(lambda: (w * ones(s)).sum(), [w]))
-    return w.tolist()
+    class DoublingInPlace(SGD):
+        def _get_gradients(self, tape, loss, var_list, grad_loss):
+            pairs = super()._get_gradients(tape, loss, var_list, grad_loss)
+            return [(grad.mul_(2), var) for grad, var in pairs]
+
+    def once(w: Variable) -> Tensor:
+        return (w * ones(s)).sum()
+
+    def twice(w: Variable) -> Tensor:
+        # Each runs a backward pass of its own, inside of the whole.
+        start = torch.zeros((), requires_grad=True)
+        for _ in range(2):
+            start = computed_again(lambda x: x + once(w), start, use_reentrant=True)
+        return start
+
+    found = []
+    for opt, loss in ((Doubling(0.5), once), (DoublingInPlace(0.5), once), (SGD(0.5), twice)):
+        w = variable()
+        for _ in range(4):
+            s.run(lambda opt=opt, loss=loss, w=w: opt.minimize(lambda: loss(w), [w]))
+        found.append(w.tolist())
+    return found
 
 
 @case

@@ -16,6 +16,7 @@ from thalweg.distribute.strategy import (
     updating,
 )
 from thalweg.distribute.variable import aggregated, aggregates
+from thalweg.distribute.words import in_words
 
 __all__ = [
     "ReduceOp",
@@ -32,6 +33,7 @@ __all__ = [
     "has_strategy",
     "here",
     "in_cross_replica_context",
+    "in_words",
     "loss_factor",
     "record_loss_reduction",
     "scale_loss_for_estimator",
