@@ -524,7 +524,7 @@ def ranks_that_differ(s: Strategy) -> Any:
         [(ones(s), one)], train.MomentumOptimizer(0.5, 0.5, use_nesterov=bool(rank))
     )
     ahead = train.AdamOptimizer(0.5)
-    if rank:
+    for _ in range(1 + rank):
         ahead.apply_gradients([(torch.zeros(2), one)])
     found["power"] = apply([(ones(s), one)], ahead)
     started = sgd()
