@@ -46,7 +46,7 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str)
         for rank in range(count)
     ]
     try:
-        return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+        return [json.loads(rank.communicate(timeout=250)[0].splitlines()[-1]) for rank in ranks]
     finally:
         for rank in ranks:  # one may wait for another that is no more
             rank.kill()
