@@ -11,6 +11,7 @@ from torch import distributed
 
 import distribute_cases
 import thalweg
+from thalweg.catalogue import by_rule
 from thalweg.distribute import (
     Strategy,
     get_replica_context,
@@ -337,9 +338,9 @@ def test_what_16_bits_leave_out_is_sent_later(
     assert also
     # No more than half a spacing is left, of a number that was divided by the ranks.
     spacing = {"float16": (2**-24, 2**-11), "bfloat16": (2**-34, 2**-8)}[dtype]
-    assert fed[0] == pytest.approx(64e-8, abs=count * spacing[0] / 2)
-    assert fed[1] == pytest.approx(64 * (1 + 2**-12), abs=count * spacing[1] / 2)
-    assert abs(lost[1] - 64 * (1 + 2**-12)) > 64 * 2**-14
+    assert fed[0] == pytest.approx(32e-8, abs=count * spacing[0] / 2)
+    assert fed[1] == pytest.approx(32 * (1 + 2**-12), abs=count * spacing[1] / 2)
+    assert abs(lost[1] - 32 * (1 + 2**-12)) > 32 * 2**-14
     assert lost[0] == 0 or dtype == "bfloat16"
 
 
@@ -385,6 +386,12 @@ def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], coun
     assert (
         refusal == "InvalidArgumentError: micro_batches must be a multiple of the 2 ranks, not 9."
     )
+
+
+def test_replicas_hold_equal_bits_after_every_step(told: list[dict[str, Any]]) -> None:
+    names, differ = agreed(told, "replicas_hold_equal_bits")
+    assert len(names) == len(by_rule())
+    assert differ == []
 
 
 def test_a_job_is_gone_on_with_by_other_numbers_of_ranks(
