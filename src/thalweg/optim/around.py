@@ -54,6 +54,11 @@ class Around:
             `master`, which steps update, and which they follow.
         state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
             parameter's, or that of its master.
+        accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
+            the last of them. Clipping sees the sum, and so does the update.
+        wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+        in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
+            Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
     """
 
     clip_grad_norm: float | None = None
@@ -62,6 +67,9 @@ class Around:
     ema_decay: float | None = None
     masters: bool = False
     state_dtype: torch.dtype | None = None
+    accumulate: int = 1
+    wide_sums: bool = False
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -76,9 +84,21 @@ class Around:
             if not 0 <= decay < 1:
                 raise InvalidArgumentError(f"ema_decay must be in [0, 1), not {self.ema_decay!r}.")
             object.__setattr__(self, "ema_decay", decay)
-        for name in ("fused_unscale", "masters"):
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise InvalidArgumentError(
+                f"accumulate must be a whole number from 1 on, not {self.accumulate!r}."
+            )
+        for name in ("fused_unscale", "masters", "wide_sums", "in_backward"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+        if self.in_backward:
+            for name in ("clip_grad_norm", "fused_unscale"):
+                if getattr(self, name) or self.accumulate > 1:
+                    other = name if getattr(self, name) else "accumulate"
+                    raise InvalidArgumentError(
+                        f"in_backward applies each gradient as it arrives, and {other} needs all of"
+                        " them first."
+                    )
         if self.state_dtype not in (None, *STORED):
             raise InvalidTypeError(
                 "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
@@ -93,12 +113,13 @@ class Around:
     def __bool__(self) -> bool:
         """Whether anything happens that a step of torch's would not do."""
         own = self.ema_decay is not None or self.masters or self.state_dtype is not None
-        return self.clips or own
+        return self.clips or own or self.accumulate > 1 or self.in_backward
 
     @property
     def is_lossless(self) -> bool:
         """Whether torch's own loader would keep all dtypes."""
-        return self.ema_decay is None and not self.masters and self.state_dtype is None
+        kept = self.ema_decay is None and not self.masters and self.state_dtype is None
+        return kept and not self.wide_sums
 
     def keys(self, param: Tensor) -> list[str]:
         """What the state of a parameter holds beside torch's own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import fits
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
@@ -65,12 +66,10 @@ class DropIn(OneSweep):
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
 
-    def _take_step(self, parts: dict[Rule, Part]) -> None:
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         if any(map(_is_torchs, self.param_groups)):
             return self._step_of_torch()
-        if self._is_left_out():
-            return None
-        shares = self._shares()
+        shares = self._shares() if only is None else self._share_of(only)
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
@@ -97,7 +96,8 @@ class DropIn(OneSweep):
             outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
             own.settle()
             raise_first(outcome.errors)
-        self._told(seen)
+        if only is None and shares:
+            self._told(seen)
         return None
 
     def _fits(self, share: _Share) -> bool:
@@ -123,12 +123,20 @@ class DropIn(OneSweep):
     def _shares(self) -> dict[Rule, _Share]:
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
-            pairs = [(grad, param) for param in group["params"] if (grad := param.grad) is not None]
+            params = group["params"]
+            given = zip(self._gradients(params), params, strict=True)
+            pairs = [(grad, param) for grad, param in given if grad is not None]
             if pairs:
                 share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found
+
+    def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
+        """The same of one parameter."""
+        place = place_of(self, param)
+        rule = self._around.rule(self._rule(self.param_groups[place]))
+        return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule) -> dict[str, Number]:
         """The numbers that each parameter has of its own."""

@@ -164,8 +164,6 @@ class GroupHooks(Hooks):
 class TorchHooks(GroupHooks):
     """A step with torch's numbers: scalars are made in Python's, and rounded once."""
 
-    constrains = False
-
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
     ) -> None:

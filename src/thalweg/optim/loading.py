@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import hypers_of
 from thalweg.variable import dtype_name
 
@@ -116,7 +117,11 @@ def _setting(
     calls: list[Call] = []
     for name in chain(own, (name for name in given if name not in own)):
         what = f"'{title}/{name}'"
-        if name not in given:
+        if name == SUM:
+            begun = name in given
+            value = (given[name].detach().clone(),) if begun else (None,)
+            calls.append(partial(own.__setitem__ if begun else own.pop, name, *value))
+        elif name not in given:
             found.append(f"{what} is missing")
         elif name not in own:
             found.append(f"{what} belongs to nothing here")

@@ -18,6 +18,7 @@ from thalweg.core.section import Call
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import Column, PlainColumn
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 
@@ -145,9 +146,10 @@ class Part:
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
-            if own and name not in own:
+            if name not in own and own.keys() - {SUM}:
                 raise KeyError(name)
-            found.append(own[name] if own else starts.get(id(param), {}).get(name, kind.start))
+            start = starts.get(id(param), {}).get(name, kind.start)
+            found.append(own.get(name, start))
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number

@@ -12,7 +12,7 @@ from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
-from thalweg.core.step import repeat, take
+from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
@@ -149,23 +149,41 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, Part]) -> None:
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         part, params, places = self._whole()
-        given = [(param.grad, param) for param in params]
-        members = [index for index, (grad, _) in enumerate(given) if grad is not None]
-        if not members or self._is_left_out():
+        found = self._gradients(params) if only is None else [only.grad]
+        own = params if only is None else [only]
+        pairs = [(grad, param) for grad, param in zip(found, own, strict=True) if grad is not None]
+        if not pairs:
             return
-        pairs = given if len(members) == len(given) else [given[index] for index in members]
-        hooks = TensorFlowHooks(self, part, params, places, members)
-        seen, kept = Seen(), part.kept
+        if only is None:
+            members = [index for index, grad in enumerate(found) if grad is not None]
+            hooks, kept = TensorFlowHooks(self, part, params, places, members), part.kept
+        else:
+            member = next(k for k, other in enumerate(params) if other is only)
+            hooks, kept = (
+                TensorFlowHooks(self, part, params, places, [member]),
+                part.kept.alone(only),
+            )
+        seen = Seen()
         how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
         with not_taken(), torch.no_grad():
             pairs, copies = hooks.aim(pairs)
-        outcome = repeat(hooks, kept, pairs, how, copies)
-        outcome = outcome or take(hooks, kept, pairs, how, copies, tries=False)
+        is_last = only is None
+        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
-        self._told(seen)
+        if is_last:
+            self._told(seen)
+
+    def _end_step(self) -> None:
+        part, params, places = self._whole()
+        hooks = TensorFlowHooks(self, part, params, places, [])
+        hooks.prepare(params)
+        raise_first(finish(hooks))
+        hooks.settle()
+        super()._end_step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the state and the options of the groups: all of it, or nothing.
