@@ -62,8 +62,7 @@ class Masters:
         fresh = {id(param): master for param, master in zip(lacking, made, strict=True)}
         self._params = list(params)
         self._targets = [
-            fresh.get(id(param)) if id(param) in fresh else state.get(param, {}).get(MASTER, param)
-            for param in params
+            fresh.get(id(param), state.get(param, {}).get(MASTER, param)) for param in params
         ]
         self._versions = []
         return self.again()
