@@ -21,6 +21,7 @@ from thalweg.errors import (
     NotFoundError,
     NumericsWarning,
     PerformanceWarning,
+    ReplicaLostError,
     ReplicaMismatchError,
     RuleError,
     ThalwegError,
@@ -51,13 +52,13 @@ from thalweg.variable import (
 )
 
 if TYPE_CHECKING:
-    from thalweg import checkpoint, keras, openseq2seq, optim, v1
+    from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
 
 __version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
-_FACES = ("checkpoint", "keras", "openseq2seq", "optim", "tf", "v1")
+_FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
 _ENGINES = ("check_rule", "engine")
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "NotFoundError",
     "NumericsWarning",
     "PerformanceWarning",
+    "ReplicaLostError",
     "ReplicaMismatchError",
     "Rule",
     "RuleError",
@@ -91,6 +93,7 @@ __all__ = [
     "absolute",
     "check_rule",
     "checkpoint",
+    "distribute",
     "embedding_lookup",
     "engine",
     "exp",

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,11 +39,15 @@ class UnconnectedGradients(enum.Enum):
     ZERO = "zero"
 
 
+Begin = Callable[[Sequence[torch.Tensor]], Callable[[torch.Tensor], None] | None]
+
+
 class _Recording(threading.local):
     """The tapes that record in this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.tapes: list[GradientTape] = []
+        self.begin: Begin | None = None
 
 
 _recording = _Recording()
@@ -338,6 +342,21 @@ def _differentiate(
     return [None if end is None else as_gradient(next(found)) for end in inputs]
 
 
+@contextlib.contextmanager
+def watching(begin: Begin) -> Iterator[None]:
+    """Be told of gradients as they come, where there are other processes.
+
+    Args:
+        begin: Called before the first backward pass of the block, with the leaves that get a
+            gradient. Returns None, or what is called with each leaf when its `grad` is complete.
+    """
+    before, _recording.begin = _recording.begin, begin
+    try:
+        yield
+    finally:
+        _recording.begin = before
+
+
 def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:
     return all(tensor.is_leaf and tensor.requires_grad for tensor in tensors)
 
@@ -351,12 +370,19 @@ def _by_backward(
     outputs = [out for out, _ in starts]
     leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *wanted]}.values()
     kept = [leaf.grad for leaf in leaves]
+    begin, _recording.begin = _recording.begin, None
+    arrived = None if begin is None else begin(wanted)
+    handles: list[Any] = []
     try:
         for leaf in leaves:
             leaf.grad = None
+        if arrived is not None:
+            handles += [leaf.register_post_accumulate_grad_hook(arrived) for leaf in wanted]
         torch.autograd.backward(outputs, [weight for _, weight in starts], retain_graph)
         return iter([_own(leaf.grad) for leaf in wanted])
     finally:
+        for handle in handles:
+            handle.remove()
         for leaf, grad in zip(leaves, kept, strict=True):
             leaf.grad = grad
 

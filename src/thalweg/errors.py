@@ -89,6 +89,10 @@ class ReplicaMismatchError(ThalwegError, RuntimeError):
     """The ranks of a process group disagree about what they are to bring together."""
 
 
+class ReplicaLostError(ThalwegError, RuntimeError):
+    """Another rank of a process group did not answer: it ended, stopped, or raised an error."""
+
+
 class CheckpointWarning(UserWarning):
     """A file among checkpoints, or what is in one, was left alone."""
 

@@ -39,7 +39,8 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     """
     from thalweg.checkpoint.files import listing
 
-    found = listing(path)
+    with _watched(path) as progress:
+        found = listing(path, progress)
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
@@ -56,14 +57,15 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
 def verify(paths: tuple[str, ...]) -> None:
     """Read each checkpoint of PATHS, and compare every tensor with its checksum.
 
-    The exit status is 1 if one is damaged.
+    Files of HDF5 (.h5) have no checksums: of those it says that they are readable. The exit status
+    is 1 if one is damaged.
 
     \b
     Examples:
       thalweg verify run7/checkpoint-12.safetensors
       thalweg verify run7/*.safetensors
     """
-    from thalweg.checkpoint.files import verified
+    from thalweg.checkpoint.files import has_checksums, verified
     from thalweg.errors import ThalwegError
 
     failed = False
@@ -77,7 +79,8 @@ def verify(paths: tuple[str, ...]) -> None:
             click.echo(f"{error}", err=True)
             failed = True
         else:
-            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, verified")
+            how = "verified" if has_checksums(path) else "readable; HDF5 holds no checksums"
+            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, {how}")
     sys.exit(int(failed))
 
 
@@ -216,7 +219,7 @@ def _watched(path: str) -> Iterator[Progress | None]:
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
     )  # fmt: skip
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(path, total=None)
+        task = bar.add_task(os.path.basename(path), total=None)  # all of it may leave no room
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

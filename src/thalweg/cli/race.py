@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from thalweg.cli.options import Whole, clamped
+from thalweg.cli.ranks import launched
+
+if TYPE_CHECKING:
+    from thalweg.race.run import Race
 
 
 def _rates(
@@ -71,6 +75,13 @@ def _rates(
     help="How many threads compute; for models this small, one is as fast as many.",
 )
 @click.option(
+    "--nproc",
+    type=Whole(1, 32),  # examples in the smallest batch
+    default=1,
+    show_default=True,
+    help="How many processes share each batch; torch's launcher starts them.",
+)
+@click.option(
     "--problem",
     type=click.Choice(["digits", "lines", "stdlib"], case_sensitive=False),
     default="digits",
@@ -98,6 +109,7 @@ def race(
     epochs: int | None,
     seed: int,
     threads: int,
+    nproc: int,
     problem: str,
     out: Path,
     logdir: Path | None,
@@ -115,43 +127,84 @@ def race(
       thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
       thalweg race --problem stdlib --logdir runs
+      thalweg race --nproc 2
     """
-    from rich.console import Console
-
-    from thalweg.cli.live import watch
-    from thalweg.race import events, plot, report
-    from thalweg.race.contestants import line_up
-    from thalweg.race.errors import RaceError, need
-    from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS
-    from thalweg.race.run import run
+    from thalweg.race.errors import need
 
     need("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
     if logdir is not None:
         need("tensorboard")
-    names = [name.strip() for name in optimizers.split(",")] if optimizers is not None else []
+    chosen = Chosen(optimizers, lr, epochs, seed, threads, problem, out, logdir, as_json)
+    written = [out / "race.json", out / "race.png"]
+    _contestants(chosen)
+    _check_writable(out, written)
+    if nproc > 1:
+        launched(nproc, _race, chosen, written)
+    else:
+        _race(chosen, written)
+
+
+class Chosen(NamedTuple):
+    """What the command line asks for."""
+
+    optimizers: str | None
+    lr: tuple[float | None, dict[str, float]]
+    epochs: int | None
+    seed: int
+    threads: int
+    problem: str
+    out: Path
+    logdir: Path | None
+    as_json: bool
+
+
+def _contestants(chosen: Chosen) -> list[Any]:
+    from thalweg.race.contestants import line_up
+    from thalweg.race.errors import RaceError
+    from thalweg.race.problems import DEFAULT_OPTIMIZERS
+
+    names = (chosen.optimizers or "").split(",")
     try:
-        contestants = line_up(
-            [name for name in names if name] if optimizers is not None
-            else DEFAULT_OPTIMIZERS[problem],
-            lr[1], problem, rate=lr[0],
+        return line_up(
+            [name.strip() for name in names if name.strip()] if chosen.optimizers is not None
+            else DEFAULT_OPTIMIZERS[chosen.problem],
+            chosen.lr[1], chosen.problem, rate=chosen.lr[0],
         )  # fmt: skip
     except RaceError as error:
         raise click.UsageError(str(error)) from error
-    written = [out / "race.json", out / "race.png"]
-    _check_writable(out, written)
-    console = Console(stderr=as_json)
-    with _events_folder(logdir, problem) as events_folder:
-        with watch(console, problem) as progress:
-            loaded = PROBLEMS[problem](seed)
-            result = run(
-                loaded, contestants, epochs=epochs, seed=seed, threads=threads, progress=progress
-            )
+
+
+def _race(chosen: Chosen, written: list[Path]) -> None:
+    """The race on this rank; rank 0 shows it and writes the files."""
+    from rich.console import Console
+
+    from thalweg.cli.live import watch
+    from thalweg.distribute import Strategy
+    from thalweg.race import events, plot, report
+    from thalweg.race.problems import PROBLEMS
+    from thalweg.race.run import run
+
+    strategy, contestants = Strategy(), _contestants(chosen)
+
+    def ran(progress: Callable[[Race], None] | None) -> Race:
+        return run(
+            PROBLEMS[chosen.problem](chosen.seed), contestants, epochs=chosen.epochs,
+            seed=chosen.seed, threads=chosen.threads, progress=progress, strategy=strategy,
+        )  # fmt: skip
+
+    if strategy.ranks.rank:
+        ran(None)
+        return
+    console = Console(stderr=chosen.as_json)
+    with _events_folder(chosen.logdir, chosen.problem) as events_folder:
+        with watch(console, chosen.problem) as progress:
+            result = ran(progress)
         report.save(result, written[0])
         plot.save(result, written[1])
         if events_folder is not None:
             events.save(result, events_folder)
             written.append(events_folder)
-    if as_json:
+    if chosen.as_json:
         click.echo(report.text(result))
     else:
         _print(console, result, written)
@@ -193,9 +246,10 @@ def _print(console: Any, result: Any, written: list[Path]) -> None:
     from thalweg.race import report
 
     console.print(f"[bold]{result.problem.description}[/bold]", highlight=False)
+    ranks = f" on {result.ranks} ranks" if result.ranks > 1 else ""
     console.print(
-        f"{result.steps:,} steps of {result.problem.batch_size} examples, {report.epochs(result)}, "
-        f"seed {result.seed}, {result.seconds:.0f} s",
+        f"{result.steps:,} steps of {result.problem.batch_size} examples{ranks}, "
+        f"{report.epochs(result)}, seed {result.seed}, {result.seconds:.0f} s",
         highlight=False,
     )
     console.print(report.table(result))

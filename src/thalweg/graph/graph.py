@@ -25,6 +25,8 @@ class Graph(Nodes):
         np.float32(5.0)
     """
 
+    _is_loss_scaled_by_optimizer = False  # TensorFlow's name; set by `tf.train`'s optimizers
+
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
         """Build this graph in the `with` block, in this thread."""

@@ -24,7 +24,7 @@ FOUND_INF = "GradScaler found a gradient that is not finite"
 class LastStep(NamedTuple):
     """What has become of a step.
 
-    Attributes:
+    Args:
         taken: Whether it was taken.
         reason: Why not; "" if it was.
         count: How many steps were taken, by this optimizer since it was made or loaded.

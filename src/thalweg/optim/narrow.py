@@ -61,11 +61,10 @@ class Masters:
         made = laid_out(lacking, [torch.float32] * len(lacking), 0.0)
         fresh = {id(param): master for param, master in zip(lacking, made, strict=True)}
         self._params = list(params)
-        self._targets = [
-            fresh[id(param)] if id(param) in fresh else state.get(param, {}).get(MASTER, param)
-            for param in params
-        ]
-        self._versions = []
+        self._targets, self._versions = [], []
+        for param in params:
+            own: Mapping[str, Tensor] = state.get(param) or {}
+            self._targets.append(fresh.get(id(param), own.get(MASTER, param)))
         return self.again()
 
     def again(self) -> list[Tensor]:

@@ -80,6 +80,7 @@ def report(race: Race) -> dict[str, Any]:
                 "batch_size": problem.batch_size,
                 "block": BLOCK,
                 "threads": race.threads,
+                "ranks": race.ranks,
             },
             "versions": _versions(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},

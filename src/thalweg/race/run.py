@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.catalogue import applied, rate_name
+from thalweg.distribute import Strategy
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
@@ -87,6 +88,7 @@ class Race:
     seed: int
     threads: int
     steps: int
+    ranks: int = 1
     step: int = 0
     seconds: float = 0.0
 
@@ -105,6 +107,7 @@ class Race:
 def run(
     problem: Problem, contestants: Sequence[Contestant], *, epochs: int | None = None,
     seed: int = 0, threads: int = 1, progress: Callable[[Race], None] | None = None,
+    strategy: Strategy | None = None,
 ) -> Race:  # fmt: skip
     """Run a race.
 
@@ -116,14 +119,16 @@ def run(
         threads: How many threads torch uses during the race. One is as fast for models this small,
             does not wait for busy cores, and gives the same numbers on every machine.
         progress: Called after every block of steps of one contestant.
+        strategy: Optional. The ranks that share each batch; all of them call this.
 
     Returns:
-        The race with everyone's history.
+        The race with everyone's history; times are those of this rank.
 
     Raises:
         EntryError: If an optimizer fails; names it.
     """
     epochs = problem.epochs if epochs is None else epochs
+    strategy = Strategy.alone() if strategy is None else strategy
     start_time = perf_counter()
     with _threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -134,13 +139,14 @@ def run(
             Lane(contestant, copy.deepcopy(start), contestant.make(contestant.learning_rate))
             for contestant in contestants
         ]
-        race = Race(problem, lanes, epochs, seed, threads, len(order))
+        ranks = strategy.num_replicas_in_sync
+        race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
         every = max(1, math.ceil(race.steps / EVALUATIONS))
         for number, (first, last) in enumerate(_blocks(race.steps, every)):
             turn = number % len(lanes)  # nobody is always first
             for lane in lanes[turn:] + lanes[:turn]:
                 if lane.diverged_at is None:
-                    _advance(lane, problem, order[first:last])
+                    _advance(lane, problem, order[first:last], strategy)
                     if last % every == 0 or last == race.steps:
                         lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
                 race.step, race.seconds = last, perf_counter() - start_time
@@ -158,14 +164,14 @@ def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
+def _advance(lane: Lane, problem: Problem, order: Tensor, strategy: Strategy) -> None:
     parameters = list(lane.model.parameters())
-    apply = applied(lane.optimizer)
+    apply = _applied(lane.optimizer, strategy)
     for rows in order:
         begin = perf_counter()
-        loss = problem.loss(lane.model, rows)
+        loss = _loss(lane.model, problem, rows, strategy)
         gradients = torch.autograd.grad(loss, parameters)
-        lane.losses.append(loss.item())
+        lane.losses.append(strategy.reduce("sum", loss.detach()).item())
         middle = perf_counter()
         try:
             apply(zip(gradients, parameters, strict=True))
@@ -177,6 +183,21 @@ def _advance(lane: Lane, problem: Problem, order: Tensor) -> None:
         if not math.isfinite(lane.losses[-1]):
             lane.diverged_at = len(lane.losses)
             return
+
+
+def _loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) -> Tensor:
+    """This rank's share of a batch's loss: those of all ranks add up to the mean."""
+    if strategy.ranks.is_alone:
+        return problem.loss(model, rows)
+    own = rows[strategy.ranks.rank :: strategy.ranks.size]
+    return problem.loss(model, own) * (len(own) / len(rows))
+
+
+def _applied(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
+    apply = applied(optimizer)
+    if strategy.ranks.is_alone:
+        return apply
+    return lambda pairs: strategy.run(apply, (list(pairs),))
 
 
 def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:

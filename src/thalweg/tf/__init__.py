@@ -26,7 +26,7 @@ from thalweg.graph import (
     zeros_initializer,
 )
 from thalweg.graph import Shape as TensorShape
-from thalweg.tf import compat, keras, linalg, math, nn, random, train
+from thalweg.tf import compat, distribute, keras, linalg, math, nn, random, train
 from thalweg.tf.arrays import *
 from thalweg.tf.clipping import *
 from thalweg.tf.control import *

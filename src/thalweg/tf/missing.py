@@ -24,10 +24,10 @@ INSTEAD = {
     "data": "use torch.utils.data",
     "debugging": "use Python's assert, and torch.autograd.detect_anomaly",
     "device": "use torch.device(...), which is a context manager too",
-    "distribute": (
-        "there are no strategies: torch.distributed runs one process for each device, and"
-        " thalweg's optimizers sum gradients over a process group with _distributed_apply"
-    ),
+    "distribute.TPUStrategy": "there are no TPUs in torch without torch_xla",
+    "distribute.experimental": "use tf.distribute.MultiWorkerMirroredStrategy, under torchrun",
+    "distribute.ParameterServerStrategy": "use tf.distribute.MirroredStrategy, under torchrun",
+    "distribute.DistributedDataset": "use torch.utils.data.distributed.DistributedSampler",
     "estimator": "use tf.keras.Model",
     "feature_column": "use tf.keras.layers, or torch.nn.Embedding",
     "hub": "use torch.hub",

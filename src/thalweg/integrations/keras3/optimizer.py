@@ -11,6 +11,7 @@ import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch import Tensor
 
+from thalweg.distribute import get_strategy
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
@@ -125,7 +126,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
                     " new optimizer and compile the model again."
                 )
-        pairs = list(zip(grads, tensors, strict=True))
+        pairs = list(zip(_shares(grads), tensors, strict=True))
         if self.weight_decay is not None:
             hooks = wrapped._hooks(False)
             hooks.check(hooks.convert(pairs), False)
@@ -241,3 +242,9 @@ def from_thalweg(optimizer: Optimizer, **options: Unpack[Options]) -> FusedOptim
         >>> model.compile(optimizer=from_thalweg(RMSprop(0.01)), loss="mse")
     """
     return FusedOptimizer(optimizer, **options)
+
+
+def _shares(grads: Sequence[Any]) -> list[Any]:
+    """This replica's part of mean gradients: Keras' loss is the mean over its own examples."""
+    count = get_strategy().num_replicas_in_sync
+    return [grad if grad is None or count == 1 else grad / count for grad in grads]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.errors import NumericsWarning, warn
@@ -25,6 +26,10 @@ class Differentiation:
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
+        """See `Optimizer`."""
+        raise NotImplementedError
+
+    def _told(self) -> list[str]:
         """See `Optimizer`."""
         raise NotImplementedError
 
@@ -55,7 +60,8 @@ class Differentiation:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
             TypeError: There is no `var_list`, or an element of it is not a variable.
         """
-        pairs = self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
+        with distribute.guarding(self, self._told):
+            pairs = self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
         if not pairs and isinstance(var_list, Iterator):
             warn(
                 "minimize was given an iterator that has no variables (any more), so nothing is"

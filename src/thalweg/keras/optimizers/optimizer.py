@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
@@ -31,11 +32,12 @@ from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.locks import Guard
-from thalweg.running import executing_eagerly
+from thalweg.running import current_session, executing_eagerly
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
+_BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
 
@@ -151,7 +153,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             name: Name of the operation in graph mode; eager steps have none.
-            experimental_aggregate_gradients: Whether `gradient_aggregator` is called.
+            experimental_aggregate_gradients: Whether `gradient_aggregator` is called, or without
+                one, in `thalweg.distribute.Strategy.run`, the gradients of all replicas are summed.
 
         Returns:
             `iterations`, raised by 1, or None if there were no pairs. In graph mode the operation
@@ -160,6 +163,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
             ValueError: No variable has a gradient, or a gradient does not fit its variable.
+            RuntimeError: The call is across replicas, in the scope of a strategy; or the replicas
+                differ (ReplicaMismatchError), or one did not answer (ReplicaLostError).
 
         No variable and no slot has changed then, nor has any when a callable, a schedule, an
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
@@ -169,14 +174,23 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
             if not given:
                 return None
-            hooks = self._hooks(experimental_aggregate_gradients)
+            if distribute.in_cross_replica_context() and current_session() is None:
+                raise RuntimeError(
+                    "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
+                    " the function that thalweg.distribute.Strategy.run calls."
+                )
+            aggregates = experimental_aggregate_gradients
+            if aggregates and self._sums_first():
+                given, aggregates = self._summed(as_pairs(given)), False
+            hooks = self._hooks(aggregates)
             how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
             kept = self._plans.now()
             outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
             if outcome is None:
                 if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                    return self._deferred(given, name, experimental_aggregate_gradients)
+                    return self._deferred(given, name, aggregates)
                 outcome = take(hooks, kept, given, how, tries=False)
+            distribute.taken(self)
             raise_first(outcome.errors)
             return self.iterations
 
@@ -185,13 +199,30 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         given = as_pairs(given)
         pairs = with_gradients(given, titles_of([var for _, var in given]))
 
+        replica = distribute.current_replica()
+
         def step(grads: list[Any], leaves: list[Tensor], called: dict[str, Any]) -> None:
-            with self._lock, self._hyper.knowing(called):
+            with self._lock, self._hyper.knowing(called), distribute.within(replica):
                 self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
 
         return in_graph.applied(
             step, pairs, self._create_all_weights, self._hyper, name or self._name
         )
+
+    def _sums_first(self) -> bool:
+        """Whether the sum over replicas is all that comes before `_transform_gradients`."""
+        if self._aggregator is not None or distribute.get_strategy().ranks.is_alone:
+            return False
+        return _BEFORE.isdisjoint(self._overridden())
+
+    def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
+        return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
+
+    def _told(self) -> list[str]:
+        """What must be the same on all replicas, in words."""
+        arguments = distribute.in_words(self._arguments())
+        return [f"optimizer: {type(self).__name__}", *arguments, f"step: {int(self.iterations)}"]
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
@@ -251,8 +282,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         return grads_and_vars
 
     def _aggregate_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
-        """Hook: aggregates gradients over replicas, by `gradient_aggregator`."""
-        return grads_and_vars if self._aggregator is None else self._aggregator(grads_and_vars)
+        """Hook: aggregates gradients over replicas, by `gradient_aggregator` or as sums."""
+        if self._aggregator is not None:
+            return self._aggregator(grads_and_vars)
+        if distribute.get_strategy().ranks.is_alone:
+            return grads_and_vars
+        return self._summed(list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""
@@ -297,6 +332,21 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        try:
+            found = dict(self.get_config())
+        except NotImplementedError:  # a subclass without one
+            found = {}
+        found.pop("name", None)
+        numbers = self._hyper.numbers()
+        found |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        functions = {
+            "gradient_transformers": self.gradient_transformers,
+            "gradient_aggregator": self.gradient_aggregator,
+        }
+        return {**found, **{name: each for name, each in functions.items() if each}}
 
     @classmethod
     def from_config(

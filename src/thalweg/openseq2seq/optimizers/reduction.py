@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor, distributed
+from torch import Tensor
 
+from thalweg.distribute import filled, has_strategy, here, sums_of
+from thalweg.distribute.reducing import summed
+from thalweg.errors import InvalidArgumentError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, deferred, each
-from thalweg.v1.train.distribution import filled_over_replicas, summed_over_replicas
 
 AllReduce = Callable[[Any], Any]
 
@@ -21,6 +25,7 @@ def reduced(
     all_reduce: AllReduce | None,
     model: Any = None,
     as_shipped: bool = False,
+    owner: Any = None,
 ) -> list[Gradient]:
     """The mean of each gradient over the workers.
 
@@ -31,11 +36,14 @@ def reduced(
         gradients: Those of this worker.
         variables: Theirs.
         all_reduce: Called with each gradient in order, returns the mean. None stands for the
-            default group of torch.distributed, or for one worker where there is none.
+            ranks of the strategy that the call is in, or of the default group of torch.distributed,
+            or for one worker where there is neither.
         model: See `shares_embedding`: whether sparse gradients are made dense first.
         as_shipped: Whether sparse gradients need a model.
+        owner: Optional. The optimizer whose step it is, which the workers compare first.
     """
-    if all_reduce is None and _workers() == 1:
+    strategy = here()
+    if all_reduce is None and strategy.ranks.is_alone:
         return list(gradients)
     is_shared = shares_embedding(model, gradients, as_shipped)
     pairs = [
@@ -44,13 +52,42 @@ def reduced(
     ]
     if all_reduce is not None:
         return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
-    count = _workers()
-    return [None if total is None else total / count for total, _ in summed_over_replicas(pairs)]
+    if owner is None:
+        sums = summed(pairs, strategy.ranks, strategy.sending)
+    else:
+        sums = sums_of(owner, strategy, lambda: pairs, variables, owner._told)
+    count = strategy.num_replicas_in_sync
+    return [None if total is None else total / count for total, _ in sums]
 
 
-def _workers() -> int:
-    is_one = not (distributed.is_available() and distributed.is_initialized())
-    return 1 if is_one else distributed.get_world_size()
+def check_replicas(reduces: bool, iter_size: int) -> None:
+    """Refuse what `optimize_loss` cannot do in the strategy that the call is in.
+
+    Raises:
+        InvalidArgumentError: There are several replicas and no means of their gradients, or means
+            in the order of micro-batches, and several runs make an update.
+    """
+    if not reduces and not (has_strategy() and not here().ranks.is_alone):
+        return
+    strategy = here()
+    if not reduces:
+        raise InvalidArgumentError(
+            f"optimize_loss needs on_horovod=True in a strategy of {strategy.ranks.size} replicas:"
+            " without it each of them would train on its own."
+        )
+    if strategy.sending.ordered and iter_size > 1:
+        raise InvalidArgumentError(
+            f"iter_size={iter_size} and reduction='ordered' exclude one another: runs that are"
+            " added up on each rank have another order. Use iter_size=1, or reduction='sum'."
+        )
+
+
+def waited_for(owner: Any, reduces: bool) -> AbstractContextManager[None]:
+    """A block with the means of a step, whose errors before these are told to other workers."""
+    strategy = here() if reduces else None
+    if strategy is None or strategy.ranks.is_alone:
+        return contextlib.nullcontext()
+    return strategy.reducer_of(owner).telling(owner._told)
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:
@@ -76,9 +113,10 @@ def reduce_gradients(
 ) -> list[tuple[Any, Any]]:
     """The mean of each gradient over the workers.
 
-    Workers are the ranks of the default group of torch.distributed, if one is initialised, and
-    all of them must call it with the same variables. Without a group there is one worker, and the
-    gradients stay as they are. Rows of sparse gradients are brought together, not added up.
+    Workers are the ranks of the strategy that the call is in, or of the default group of
+    torch.distributed, and all of them must call it with the same variables. Without a group there
+    is one worker, and the gradients stay as they are. Rows of sparse gradients are brought
+    together, not added up.
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
@@ -102,9 +140,9 @@ def reduce_gradients(
     """
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
-    is_alone = all_reduce is None and _workers() == 1
+    is_alone = all_reduce is None and here().ranks.is_alone
     if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
-        grads_and_vars = filled_over_replicas(grads_and_vars)  # those that build the same graph
+        grads_and_vars = filled(grads_and_vars, here().ranks)  # those that build the same graph
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.outcome import raise_first
+from thalweg.distribute import filled, here
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -26,7 +27,6 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.update import captured_by
-from thalweg.v1.train.distribution import filled_over_replicas
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 
@@ -129,7 +129,7 @@ def _connected(backward: Backward, how: Treatment) -> Backward:
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if how.reduces and how.all_reduce is None:
-        pairs = filled_over_replicas(pairs)
+        pairs = filled(pairs, here().ranks)
     how.post.check([grad for grad, _ in pairs], backward.variables)
     check_any(pairs)
     return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

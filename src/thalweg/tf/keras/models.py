@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from thalweg.distribute import get_strategy
 from thalweg.integrations.keras3 import from_thalweg
 from thalweg.keras import optimizers
 from thalweg.tf.keras.lookup import namespace
@@ -41,8 +42,17 @@ class Compiling(_Model):
     """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did."""
 
     def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
-        """As in Keras; an optimizer of thalweg, or its name, is wrapped for it."""
+        """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
+
+        In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
+        the step is that of the mean over the examples of all of them.
+        """
         super().compile(as_optimizer(optimizer), *args, **options)
+        self._strategy = get_strategy()
+
+    def train_step(self, *args: Any, **options: Any) -> Any:
+        """As in Keras, as a replica of the strategy that the model was compiled in."""
+        return self._strategy.run(super().train_step, args, options)
 
     def compute_loss(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras, but labels of one number each are a column, as TensorFlow's Keras had it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.variable import frozen_among, is_frozen, name_of
+from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
-VALID_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_DTYPE_NAMES = "[float32, float64, float16, bfloat16]"
+VALID_DTYPES = TRAINED
+_DTYPE_NAMES = f"[{', '.join(map(dtype_name, TRAINED))}]"
 
 GradsAndVars = list[tuple[Any, Any]]
+Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
@@ -74,8 +75,8 @@ def none_given(variables: Iterable[Any], loss: Any) -> ValueError:
     return ValueError(message)
 
 
-def of_callable(loss: Any, var_list: Any, grad_loss: Any) -> GradsAndVars:
-    """Eager mode: the gradients of what `loss()` returns.
+def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> GradsAndVars:
+    """Eager mode: the gradients of what `loss()` returns, scaled.
 
     Without `var_list` by the trainable variables it was computed from, in the order in which they
     were created.
@@ -87,7 +88,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any) -> GradsAndVars:
     with tape:
         if chosen is not None:
             tape.watch([var for var in chosen if not is_frozen(var)])
-        value = loss()
+        value = scale(loss())
     found: list[Any] = variables_of(value) if chosen is None else chosen
     if not found:
         return []
@@ -129,9 +130,22 @@ def of_symbol(
 
 
 def of_loss(
-    loss: Any, var_list: Any, gate_gradients: int, grad_loss: Any, valid: Iterable[torch.dtype]
+    loss: Any,
+    var_list: Any,
+    gate_gradients: int,
+    grad_loss: Any,
+    valid: Iterable[torch.dtype],
+    scale: Scale,
 ) -> GradsAndVars:
     """The gradients of a loss: a callable, or in graph mode a symbolic tensor.
+
+    Args:
+        loss: The loss.
+        var_list: Variables, in a nest, or None.
+        gate_gradients: One of the three constants.
+        grad_loss: Weights of the loss's elements, or None.
+        valid: The dtypes that gradients may have.
+        scale: Called with the loss that was computed; returns what is differentiated.
 
     Raises:
         RuntimeError: A tensor in eager mode.
@@ -139,11 +153,11 @@ def of_loss(
     """
     if callable(loss) and not isinstance(loss, torch.Tensor):
         if executing_eagerly():
-            return of_callable(loss, var_list, grad_loss)
+            return of_callable(loss, var_list, grad_loss, scale)
         loss = loss()
     if executing_eagerly() and not is_symbolic(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    return of_symbol(loss, var_list, gate_gradients, grad_loss, valid)
+    return of_symbol(scale(loss), var_list, gate_gradients, grad_loss, valid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -10,11 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import Outcome, raise_first
+from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
@@ -38,14 +40,15 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients
-from thalweg.v1.train.distribution import summed_over_replicas
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.variable import frozen_among, titles_of
+from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
+_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 _NOT_COPIED = ("_lock", "_under_way")
 
 
@@ -99,6 +102,12 @@ class Optimizer(State, StateDict):
     def get_name(self) -> str:
         """The name given to the constructor."""
         return self._name
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        own, attributes = vars(self), getattr(self, "HYPERS", {})
+        known = {name: attributes.get(name, f"_{name}") for name in _parameters(type(self))}
+        return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
     @property
     def engine(self) -> EngineName | None:
@@ -162,15 +171,17 @@ class Optimizer(State, StateDict):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
-        pairs = self.compute_gradients(
-            loss,
-            var_list=var_list,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            grad_loss=grad_loss,
-        )
-        if all(grad is None for grad, _ in pairs):
+        with distribute.guarding(self, self._told):
+            pairs = self.compute_gradients(
+                loss,
+                var_list=var_list,
+                gate_gradients=gate_gradients,
+                aggregation_method=aggregation_method,
+                colocate_gradients_with_ops=colocate_gradients_with_ops,
+                grad_loss=grad_loss,
+            )
+        is_alone = distribute.get_strategy().ranks.is_alone  # or another rank may have gradients
+        if is_alone and all(grad is None for grad, _ in pairs):
             raise gradients.none_given([var for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
@@ -210,7 +221,15 @@ class Optimizer(State, StateDict):
                 no variables.
             RuntimeError: The loss is a tensor in eager mode.
         """
-        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, self._valid_dtypes())
+        valid = self._valid_dtypes()
+        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+
+    @staticmethod
+    def _scale_loss(loss_value: Any) -> Any:
+        """The loss as it is differentiated: see `thalweg.distribute.scale_loss_for_estimator`."""
+        factor = distribute.loss_factor()
+        get_default_graph()._is_loss_scaled_by_optimizer = factor is not None
+        return loss_value if factor is None else loss_value * factor
 
     @untraced
     def apply_gradients(
@@ -227,13 +246,14 @@ class Optimizer(State, StateDict):
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             global_step: Optional. A variable that is raised by 1 after the updates.
             name: Name of the operation in graph mode; the optimizer's name by default.
-            skip_gradients_aggregation: Accepted for compatibility: nothing is aggregated here, see
-                `_distributed_apply`.
+            skip_gradients_aggregation: Whether gradients are applied as they are, without the sum
+                over replicas, in `thalweg.distribute.Strategy.run`.
 
         Returns:
             None; in graph mode the operation that takes the step.
 
         Raises:
+            RuntimeError: The call is across replicas, in the scope of a strategy.
             TypeError: The pairs are malformed, a gradient cannot be converted, or dtypes differ.
             ValueError: There are no pairs, no variable has a gradient, or a gradient does not fit
                 its variable.
@@ -242,7 +262,20 @@ class Optimizer(State, StateDict):
         or a `_finish` that fails is the only part of its step that is not done. A note on the
         exception says which.
         """
-        given = as_pairs(grads_and_vars)
+        if distribute.has_strategy() and not skip_gradients_aggregation:
+            replica = distribute.get_replica_context()
+            if replica is None:
+                raise RuntimeError(
+                    "Use `_distributed_apply()` instead of `apply_gradients()` in a cross-replica"
+                    " context."
+                )
+            return replica.merge_call(
+                self._distributed_apply, args=(grads_and_vars, global_step, name)
+            )
+        return self._applied(as_pairs(grads_and_vars), global_step, name)
+
+    def _applied(self, given: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
+        """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
         kinds = set(map(type, chain.from_iterable(given)))
@@ -362,24 +395,42 @@ class Optimizer(State, StateDict):
         None counts as zero where another rank has a gradient.
 
         Args:
-            distribution: A process group of torch.distributed; None takes the default group, or
-                this process alone where none is initialised.
+            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
+                None takes the default group, or this process alone where none is initialised.
             grads_and_vars, global_step, name: As in `apply_gradients`.
+
+        Returns:
+            None; in graph mode the operation that takes the step.
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its
-                dtypes differ.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, a
+                gradient is dense on one rank and sparse on another, or its dtypes differ.
+            ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
+        strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
-        titles = titles_of([var for _, var in given])
-        pairs = [
-            (None if grad is None else as_gradient(grad, var, title), var)
-            for (grad, var), title in zip(given, titles, strict=True)
-        ]
-        summed = summed_over_replicas(pairs, distribution)
-        found = [(grad, var) for grad, var in summed if grad is not None]
-        self.apply_gradients(found, global_step, name)
+        if not strategy.ranks.is_alone:
+            step = global_step.item() if isinstance(global_step, Tensor) else None
+            told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
+            found = distribute.summed(self, strategy, given, told)
+            if given and not found:
+                check_any(given)
+            given = found
+        try:
+            made = self._applied(given, global_step, name)
+        except BaseException as error:
+            if says_taken(error):
+                distribute.taken(self)
+            raise
+        distribute.taken(self)
+        return made
+
+    def _told(self) -> list[str]:
+        """What must be the same on all replicas, in words."""
+        counters = {name: var for (name, graph), var in self._non_slots.items() if graph is None}
+        told = distribute.in_words({**self._arguments(), **counters})
+        return [f"optimizer: {type(self).__name__}", *told]
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
@@ -549,3 +600,16 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
         names = [gradients.title_of(var) for var in variables]
         hint = frozen_among(variables)
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
+
+
+def _parameters(cls: type[Any]) -> list[str]:
+    """The names of a constructor's arguments, and of those that it hands on."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            own = list(inspect.signature(base.__init__).parameters.values())[1:]
+            named = [each.name for each in own if each.kind not in _HANDED_ON]
+            found += [name for name in named if name not in _ASIDE]
+            if len(named) == len(own):
+                break
+    return found

@@ -1,0 +1,60 @@
+"""A command on several ranks: processes that torch's launcher starts on this machine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
+
+
+def launched(count: int, function: Callable[..., None], *args: Any) -> None:
+    """Call a function on each of `count` ranks, which `Strategy()` then joins.
+
+    Args:
+        count: How many processes.
+        function: A function at the top of its module.
+        args: What it is given, on each rank; what can be pickled.
+
+    Raises:
+        click.ClickException: A rank has failed; says with what.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        1, 1, count, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex,
+        max_restarts=0,
+    )  # fmt: skip
+    try:
+        told: dict[int, tuple[bool, str] | None] = elastic_launch(config, _told)(function, args)
+    except SignalException as error:
+        raise click.Abort from error
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise click.ClickException(
+            f"rank {rank} of {count} ended with exit code {failure.exitcode}."
+        ) from error
+    # That another rank was lost says least of what has happened.
+    failed = sorted(each for each in told.values() if each is not None)
+    if failed:
+        raise click.ClickException(failed[0][1])
+
+
+def _told(function: Callable[..., None], args: tuple[Any, ...]) -> tuple[bool, str] | None:
+    """Call it; a failure is whether it is about another rank, and a message."""
+    try:
+        function(*args)
+    except (ReplicaLostError, ReplicaMismatchError) as error:
+        return True, str(error)
+    except click.ClickException as error:
+        return False, error.format_message()
+    except ThalwegError as error:
+        return False, str(error)
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
+    return None

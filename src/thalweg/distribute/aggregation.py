@@ -1,0 +1,120 @@
+"""The gradients of an optimizer's step, summed over the replicas, now or when a session runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from thalweg.core.pairs import as_gradient, check_variables
+from thalweg.distribute.context import has_strategy, in_cross_replica_context
+from thalweg.distribute.nested import reduced
+from thalweg.distribute.ranks import default_group, has_group
+from thalweg.distribute.reduce_op import ReduceOp
+from thalweg.distribute.reducer import Reducer
+from thalweg.distribute.reducing import filled
+from thalweg.distribute.strategy import Strategy, get_strategy
+from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.variable import titles_of
+
+Pairs = list[tuple[Any, Any]]
+
+_of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
+_summed_last: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()  # for whom that matters
+
+
+def strategy_of(given: Any) -> Strategy:
+    """A strategy: itself, or one over a process group.
+
+    None stands for the default group, or for this process alone where there is none.
+    """
+    if isinstance(given, Strategy):
+        return given
+    if given is None and not has_group():
+        return Strategy.alone()
+    group = default_group() if given is None else given
+    found = _of_groups.get(group)
+    if found is None:
+        found = _of_groups[group] = Strategy(group)
+    return found
+
+
+def here() -> Strategy:
+    """The strategy that this thread is in, or one over the default group."""
+    return get_strategy() if has_strategy() else strategy_of(None)
+
+
+def summed(
+    owner: Any, strategy: Strategy, given: Pairs, told: Callable[[], Sequence[str]]
+) -> Pairs:
+    """The pairs that have a gradient on some rank, with the sums over all ranks.
+
+    Args:
+        owner: The optimizer.
+        strategy: The strategy, of several replicas.
+        given: Gradients, None among them, and variables; symbolic or not.
+        told: What must be the same on all ranks, in words, one thing a line.
+
+    Raises:
+        ReplicaMismatchError: The ranks differ.
+        ReplicaLostError: A rank did not answer.
+        TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
+            ReplicaMismatchError.
+    """
+    variables = [var for _, var in given]
+    if not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair):
+        return _in_graph(strategy, given)
+
+    def converted() -> Pairs:
+        check_variables(variables)
+        titles = titles_of(variables)
+        return [
+            (None if grad is None else as_gradient(grad, var, title), var)
+            for (grad, var), title in zip(given, titles, strict=True)
+        ]
+
+    found = sums_of(owner, strategy, converted, variables, told)
+    return [(grad, var) for grad, var in found if grad is not None]
+
+
+def sums_of(
+    owner: Any,
+    strategy: Strategy,
+    given: Callable[[], Pairs],
+    variables: Sequence[Any],
+    told: Callable[[], Sequence[str]],
+) -> Pairs:
+    """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
+    reducer = strategy.reducer_of(owner)
+    found = reducer.summed(given, variables, told)
+    if strategy.sending.compression is not None:
+        _summed_last[owner] = reducer
+    return found
+
+
+def taken(owner: Any) -> None:
+    """Say that an optimizer has applied the sums that it was given last, if there were any."""
+    if _summed_last:
+        reducer = _summed_last.pop(owner, None)
+        if reducer is not None:
+            reducer.taken()
+
+
+def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:
+    """The sums as nodes of the graph, of the same graph on all ranks."""
+    pairs = [(grad, var) for grad, var in filled(given, strategy.ranks) if grad is not None]
+    sums = reduced(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
+    return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
+
+
+def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextManager[None]:
+    """A block in which an optimizer computes the gradients that it then applies.
+
+    What it raises is told to the other replicas, and they are sent as they come.
+    """
+    strategy = get_strategy()
+    if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():
+        return contextlib.nullcontext()
+    return strategy.reducer_of(owner).guarding(told)

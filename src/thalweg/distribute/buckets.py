@@ -1,0 +1,137 @@
+"""Tensors that are sent together: one long message is faster than many short ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from thalweg.distribute import tree
+from thalweg.distribute.ranks import Pending, Ranks
+
+SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How gradients are sent.
+
+    Attributes:
+        bucket_size: Bytes that are sent together.
+        ordered: Whether they are added in the order of a tree over the ranks.
+        compression: What optimizers send in place of 32 and 64 bits; None for those.
+    """
+
+    bucket_size: int = SIZE
+    ordered: bool = False
+    compression: torch.dtype | None = None
+
+    def told(self) -> list[str]:
+        """It in words, one thing a line."""
+        names = [each.name for each in fields(self)]
+        return [f"{name} of the strategy: {getattr(self, name)}" for name in names]
+
+
+class Bucket:
+    """Memory for copies of some tensors, one after the other, on their way to all ranks.
+
+    Args:
+        places: Numbers of the tensors.
+        like: Tensors of their shapes, of one dtype and on one device.
+    """
+
+    def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
+        self.places = list(places)
+        plain = [_real(each) for each in like]
+        with torch.inference_mode(False):  # it may be filled again outside of it
+            self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
+        parts = self._flat.split([each.numel() for each in plain])
+        views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
+        self.parts = [
+            torch.view_as_complex(view) if each.is_complex() else view
+            for view, each in zip(views, like, strict=True)
+        ]
+        self.dtype = like[0].dtype
+        self._narrow: Tensor | None = None  # what is sent in place of it,
+        self._divisor = 1  # divided by that
+        self._sent: Pending | None = None
+
+    def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
+        """Have numbers of 16 bits sent in place of those in it.
+
+        They are divided by the number of ranks, so that their sum is no larger than the largest.
+        What is not finite, or too large, is infinite or NaN in the sum, too.
+
+        Args:
+            dtype: The dtype of 16 bits.
+            count: The number of ranks.
+
+        Returns:
+            For each tensor what that leaves out; 0 where it is not finite.
+        """
+        if self._narrow is None:
+            with torch.inference_mode(False):
+                self._narrow = torch.empty_like(self._flat, dtype=dtype)
+        self._divisor = count
+        left = self._flat / count
+        left.copy_(self._narrow.copy_(left))
+        torch.sub(self._flat, left, alpha=count, out=left).nan_to_num_(0.0, 0.0, 0.0)
+        sizes = [part.numel() for part in self.parts]
+        shapes = [part.shape for part in self.parts]
+        return [each.view(shape) for each, shape in zip(left.split(sizes), shapes, strict=True)]
+
+    def send(self, ranks: Ranks, ordered: bool) -> None:
+        """Begin to add up what all ranks have in it."""
+        if ordered:
+            self._flat.copy_(tree.over_ranks(self._flat, ranks))
+        else:
+            sent = self._flat if self._narrow is None else self._narrow
+            self._sent = ranks.begin_adding(sent)
+
+    def wait(self) -> None:
+        """Return when nothing of it is under way any more."""
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
+            if self._narrow is not None:
+                self._flat.copy_(self._narrow).mul_(self._divisor)
+
+    def sums(self) -> dict[int, Tensor]:
+        """The sums, which lie in it, by their numbers; waits for them."""
+        self.wait()
+        # Each time new tensors: `holders` sees those that somebody keeps.
+        pairs = zip(self.places, self.parts, strict=True)
+        return {place: part.detach() for place, part in pairs}
+
+    def holders(self) -> int:
+        """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
+        storage = self._flat.untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
+
+
+def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
+    """Buckets for tensors: those of one dtype and device go together, in order.
+
+    Args:
+        like: Numbers, and tensors of the same shapes and dtypes on all ranks, so that all plan
+            alike.
+        size: Bytes after which a bucket is full; a larger tensor has one of its own.
+    """
+    full: list[list[tuple[int, Tensor]]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
+    for place, each in like:
+        kind, more = (each.dtype, each.device), each.numel() * each.element_size()
+        members, bytes_ = filling.get(kind, ([], 0))
+        if members and bytes_ + more > size:
+            full.append(members)
+            members, bytes_ = [], 0
+        filling[kind] = ([*members, (place, each)], bytes_ + more)
+    full += [members for members, _ in filling.values()]
+    return [Bucket([place for place, _ in each], [like for _, like in each]) for each in full]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A tensor that is sent: torch's collectives know no complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,0 +1,89 @@
+"""Which strategy a thread is in, and on which side of it: in a replica or across all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, TypeVar
+
+from thalweg.distribute.buckets import Sending
+from thalweg.distribute.ranks import Ranks
+
+
+class Replicas(Protocol):
+    """What the parts of a strategy know of it.
+
+    Attributes:
+        ranks: The ranks.
+        sending: How they send gradients.
+    """
+
+    ranks: Ranks
+    sending: Sending
+
+
+Which = TypeVar("Which", bound=Replicas)
+
+
+class Replica(Protocol):
+    """One of the replicas of a strategy."""
+
+    @property
+    def strategy(self) -> Replicas: ...
+
+
+class Entered(NamedTuple):
+    """What a thread has entered.
+
+    Attributes:
+        strategy: The strategy.
+        replica: The context of a replica, or None across replicas.
+    """
+
+    strategy: Replicas
+    replica: Replica | None
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[Entered] = []
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def across(strategy: Which) -> Iterator[Which]:
+    """Be across the replicas of a strategy until the block ends."""
+    _here.entered.append(Entered(strategy, None))
+    try:
+        yield strategy
+    finally:
+        _here.entered.pop()
+
+
+@contextlib.contextmanager
+def within(replica: Replica) -> Iterator[None]:
+    """Be in a replica until the block ends."""
+    _here.entered.append(Entered(replica.strategy, replica))
+    try:
+        yield
+    finally:
+        _here.entered.pop()
+
+
+def innermost() -> Entered | None:
+    """What this thread has entered last."""
+    return _here.entered[-1] if _here.entered else None
+
+
+def has_strategy() -> bool:
+    """Whether this thread is in the scope of a strategy that somebody made."""
+    return bool(_here.entered)
+
+
+def in_cross_replica_context() -> bool:
+    """Whether this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
+    here = innermost()
+    return here is not None and here.replica is None

@@ -1,0 +1,125 @@
+"""What `Strategy.extended` has: the parts of a strategy that optimizers are written with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.pairs import flatten
+from thalweg.distribute.agreement import Agreement
+from thalweg.distribute.context import Replicas, across
+from thalweg.distribute.nested import reduced
+from thalweg.distribute.replica import ReplicaContext
+from thalweg.graph.nest import leaves_of
+
+
+class Extended:
+    """Where variables are, and how they are updated: once in this process."""
+
+    def __init__(self, strategy: Replicas) -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices that replicas of this process compute on."""
+        return ReplicaContext(self._strategy).devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that variables of this process lie on."""
+        return self.worker_devices
+
+    def reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any = None, options: Any = None
+    ) -> Any:
+        """The sum or mean of a value over all replicas; it is on all of them.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+            value: A tensor or `IndexedSlices`.
+            destinations, options: Accepted for compatibility.
+        """
+        return reduced(self._strategy, reduce_op, value)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Iterable[tuple[Any, Any]],
+        options: Any = None,
+    ) -> list[Any]:
+        """The sums or means of several values, which are sent together.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+            value_destination_pairs: Values, as gradients, and what they are for, as variables.
+            options: Accepted for compatibility.
+        """
+        return reduced(self._strategy, reduce_op, [value for value, _ in value_destination_pairs])
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call a function that updates a variable: once in each process.
+
+        Args:
+            var: The variable; the function's first argument.
+            fn: The function.
+            args, kwargs: Its other arguments.
+            group: Whether what it returns is returned as it is, or else as a tuple of one.
+        """
+        with across(self._strategy):
+            found = fn(var, *args, **(kwargs or {}))
+        return found if group else (found,)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call a function that updates what belongs to no variable: once in each process."""
+        with across(self._strategy):
+            found = fn(*args, **(kwargs or {}))
+        return found if group else (found,)
+
+    def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
+        """Where variables that belong to none of the list are made: on the device of its first."""
+        return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
+        """A block in which variables are made beside another one, which they always are."""
+        return contextlib.nullcontext()
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a value is a copy of: itself."""
+        return value
+
+    def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:
+        """See `Strategy.broadcast`."""
+        ranks = self._strategy.ranks
+        if ranks.is_alone:
+            return
+        if isinstance(variables, torch.nn.Module):
+            tensors = [*variables.parameters(), *variables.buffers()]
+        else:
+            tensors = list(leaves_of(flatten(variables)))
+        Agreement(ranks, values=False).check(tensors, list)
+        with torch.no_grad():
+            copies = [
+                each.detach().clone(memory_format=torch.contiguous_format) for each in tensors
+            ]
+            ranks.spread(copies)
+            for each, copy in zip(tensors, copies, strict=True):
+                each.detach().copy_(copy)

@@ -1,0 +1,76 @@
+"""Sums and means over replicas of whatever a function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.distribute.context import Replicas
+from thalweg.distribute.reduce_op import ReduceOp
+from thalweg.distribute.reducing import summed
+from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
+from thalweg.graph.nest import leaves_of, packed
+from thalweg.indexed_slices import IndexedSlices, as_gradient
+from thalweg.variable import to_tensor
+
+
+def reduced(strategy: Replicas, reduce_op: Any, value: Any) -> Any:
+    """A nest of sums or means over all replicas; see `ReplicaContext.all_reduce`."""
+    op = ReduceOp.of(reduce_op)
+    leaves = list(leaves_of(value))
+    if not executing_eagerly() or any(map(is_symbolic, leaves)):
+        return packed(value, iter(_in_graph(strategy, op, leaves)))
+    return packed(value, iter(_now(strategy, op, leaves)))
+
+
+def over_axis(strategy: Replicas, reduce_op: Any, value: Any, axis: int) -> Any:
+    """A nest of sums or means over all replicas and a dimension."""
+    op = ReduceOp.of(reduce_op)
+    leaves = [to_tensor(leaf) for leaf in leaves_of(value)]
+    sums = [leaf.sum(axis) for leaf in leaves]
+    if op is ReduceOp.SUM:
+        return packed(value, iter(_now(strategy, op, sums)))
+    counts = [
+        torch.tensor(leaf.shape[axis], dtype=torch.int64, device=leaf.device) for leaf in leaves
+    ]
+    found = _now(strategy, ReduceOp.SUM, [*sums, *counts])
+    means = [one / many for one, many in zip(found[: len(sums)], found[len(sums) :], strict=True)]
+    return packed(value, iter(means))
+
+
+def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+    gradients = [_concrete(leaf) for leaf in leaves]
+    if strategy.ranks.is_alone:
+        return gradients
+    pairs = [(grad, None) for grad in gradients]
+    found = [total for total, _ in summed(pairs, strategy.ranks, strategy.sending)]
+    if op is ReduceOp.SUM:
+        return found
+    count = strategy.ranks.size
+    return [None if total is None else total / count for total in found]
+
+
+def _concrete(leaf: Any) -> Tensor | IndexedSlices | None:
+    return leaf if leaf is None or isinstance(leaf, IndexedSlices) else as_gradient(to_tensor(leaf))
+
+
+def _in_graph(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+    """The same as an operation of the graph, which each rank runs at the same place."""
+    present = [place for place, leaf in enumerate(leaves) if leaf is not None]
+    given = [leaves[place] for place in present]
+    made = operation(
+        lambda values: _now(strategy, op, values),
+        [given],
+        "all_reduce",
+        kind="pure",
+        outputs=[Output(leaf.dtype, getattr(leaf, "shape", None), ()) for leaf in given],
+    )
+    found: list[Any] = [None] * len(leaves)
+    for place, output in zip(present, made, strict=True):
+        is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
+        output.may_be_sparse = is_sparse
+        found[place] = SymbolicSlices.of(output) if is_sparse else output
+    return found

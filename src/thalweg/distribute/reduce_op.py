@@ -1,0 +1,30 @@
+"""How values of several replicas become one."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+
+
+class ReduceOp(enum.Enum):
+    """The sum or the mean over replicas."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def of(cls, given: Any) -> ReduceOp:
+        """What `given` names: a `ReduceOp`, or "sum" or "mean" in any case.
+
+        Raises:
+            InvalidArgumentError: It names neither.
+        """
+        if isinstance(given, ReduceOp):
+            return given
+        if isinstance(given, str) and given.upper() in cls.__members__:
+            return cls[given.upper()]
+        raise InvalidArgumentError(
+            f"reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not {given!r}."
+        )

@@ -1,0 +1,73 @@
+"""What one replica sees of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.distribute.context import Replicas, across
+from thalweg.distribute.nested import reduced
+
+
+class ReplicaContext:
+    """The side of a strategy on which one replica computes.
+
+    Attributes:
+        strategy: The `Strategy`.
+    """
+
+    def __init__(self, strategy: Replicas) -> None:
+        self.strategy = strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self.strategy.ranks.size
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """This replica's number, from 0 on."""
+        return self.strategy.ranks.rank
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of this replica."""
+        return (str(torch.get_default_device()),)
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Sums or means of what all replicas give, the same for each of them.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+            value: A tensor, `IndexedSlices`, number, or a nest of these; in graph mode of symbolic
+                tensors. The same structure on each replica; a None stays None.
+            options: Accepted for compatibility.
+
+        Returns:
+            The same nest with the results. Rows of `IndexedSlices` are brought together.
+
+        Raises:
+            ReplicaMismatchError: Kinds or dtypes differ between replicas.
+            ReplicaLostError: A replica did not answer.
+        """
+        return reduced(self.strategy, reduce_op, value)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function across replicas.
+
+        Args:
+            merge_fn: Called with the strategy and the arguments, on each rank with its own.
+            args, kwargs: The arguments.
+
+        Returns:
+            What it returns.
+        """
+        with across(self.strategy):
+            return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -1,0 +1,71 @@
+"""What sends the dense gradients of one optimizer, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.distribute.buckets import Bucket, Sending, planned
+from thalweg.distribute.compression import Compression
+from thalweg.distribute.ranks import Ranks
+
+
+class Sender:
+    """Dense gradients on their way, in buckets that stay from step to step.
+
+    They are made anew when gradients of other shapes come, or when somebody has kept a sum, which
+    lies in them: that remains as it was.
+
+    Args:
+        ranks: The ranks.
+        how: How gradients are sent.
+        compresses: Whether they are sent in 16 bits, if `how` says so.
+    """
+
+    def __init__(self, ranks: Ranks, how: Sending, compresses: bool = False) -> None:
+        self.ranks, self._how = ranks, how
+        dtype = how.compression if compresses else None
+        self._compression = None if dtype is None else Compression(dtype, ranks.size)
+        self._buckets: list[Bucket] = []
+        self._holders: list[int] = []
+        self._layout: list[Any] | None = None
+
+    def buckets(self, like: Sequence[tuple[int, Tensor]]) -> list[Bucket]:
+        """Buckets for tensors, the last one first, as the backward pass computes them.
+
+        Args:
+            like: Numbers, and tensors of the same shapes and dtypes.
+        """
+        for bucket in self._buckets:
+            bucket.wait()  # a step that failed has not
+        like = sorted(like, key=lambda each: -each[0])
+        layout = [(place, each.shape, each.dtype, each.device) for place, each in like]
+        if layout != self._layout or self._holders != [each.holders() for each in self._buckets]:
+            self._layout, self._buckets = None, []  # or they would be there twice for a while
+            self._buckets = planned(like, self._how.bucket_size)
+            self._holders = [each.holders() for each in self._buckets]
+            self._layout = layout
+        return self._buckets
+
+    def send(self, bucket: Bucket, variables: Sequence[Any]) -> None:
+        """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
+        if self._compression is not None:
+            self._compression.compress(bucket, variables)
+        bucket.send(self.ranks, self._how.ordered)
+
+    def begin(self) -> None:
+        """Begin a step; what was sent for another one was in vain."""
+        if self._compression is not None:
+            self._compression.begin()
+
+    def sent(self, variables: Iterable[Tensor]) -> None:
+        """Say of which variables dense sums were wanted."""
+        if self._compression is not None:
+            self._compression.sent(variables)
+
+    def taken(self) -> None:
+        """Say that the sums were applied."""
+        if self._compression is not None:
+            self._compression.taken()

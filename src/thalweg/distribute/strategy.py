@@ -1,0 +1,279 @@
+"""`Strategy`: the same training on several ranks, each with its part of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
+
+import torch
+
+from thalweg.autodiff import Gradient, GradientTape
+from thalweg.core.pairs import check_variables, flatten
+from thalweg.distribute import tree
+from thalweg.distribute.buckets import SIZE, Sending
+from thalweg.distribute.compression import DTYPES
+from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
+from thalweg.distribute.extended import Extended
+from thalweg.distribute.nested import over_axis, reduced
+from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.reducer import Reducer
+from thalweg.distribute.replica import ReplicaContext
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import executing_eagerly, group
+
+
+class Strategy:
+    """The same training on each rank of a process group, with gradients summed over all of them.
+
+    Each rank is a replica: a process with its own copy of the variables and its part of the global
+    batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
+    that all copies stay equal to the bit. Start the ranks with `torchrun`; without it, and without
+    a process group, there is one replica.
+
+    Args:
+        group: Optional. A process group of torch.distributed (gloo, NCCL). By default the default
+            group; where none is initialised, that of `torchrun` is.
+        timeout: Optional. Seconds that a rank may take to answer; by default the group's own.
+        bucket_size: Bytes of gradients that are sent together.
+        reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
+            number of ranks that is a power of 2, see `gradients`.
+        compression: Optional. "float16" or "bfloat16": dense gradients of 32 and 64 bits that an
+            optimizer sums in eager mode are sent in 16. What rounding leaves out is kept by the
+            rank, and added to the variable's next gradient. Not with `reduction="ordered"`.
+
+    Attributes:
+        ranks: The ranks.
+
+    Raises:
+        InvalidTypeError: `group` is no process group.
+        InvalidArgumentError: A number is not above 0, `reduction` or `compression` is none of
+            these, an ordered reduction has another number of ranks, or is compressed.
+
+    Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
+
+    Example:
+        >>> import thalweg
+        >>> from thalweg.keras.optimizers import SGD
+        >>> strategy = Strategy()  # on each rank; one replica here
+        >>> w, opt = thalweg.Variable([1.0, 2.0]), SGD(0.5)
+        >>> _ = strategy.run(lambda: opt.minimize(lambda: w.sum(), [w]))
+        >>> w.numpy(), strategy.num_replicas_in_sync
+        (array([0.5, 1.5], dtype=float32), 1)
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        timeout: float | None = None,
+        bucket_size: int = SIZE,
+        reduction: Literal["sum", "ordered"] = "sum",
+        compression: Literal["float16", "bfloat16"] | None = None,
+    ) -> None:
+        for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
+            if number is not None and not number > 0:
+                raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
+        if reduction not in ("sum", "ordered"):
+            raise InvalidArgumentError(f"reduction must be 'sum' or 'ordered', not {reduction!r}.")
+        if compression is not None and compression not in DTYPES:
+            raise InvalidArgumentError(
+                f"compression must be 'float16', 'bfloat16' or None, not {compression!r}."
+            )
+        if compression is not None and reduction == "ordered":
+            raise InvalidArgumentError(
+                f"reduction='ordered' and compression={compression!r} exclude one another: 16 bits"
+                " would round away what the order keeps."
+            )
+        ranks = Ranks(group, timeout)
+        if reduction == "ordered" and ranks.size & (ranks.size - 1):
+            raise InvalidArgumentError(
+                f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
+            )
+        narrow = None if compression is None else DTYPES[compression]
+        self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow))
+
+    def _set(self, ranks: Ranks, sending: Sending) -> None:
+        self.ranks, self.sending = ranks, sending
+        self.extended = Extended(self)
+        self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
+
+    def reducer_of(self, optimizer: Any) -> Reducer:
+        """What sends the gradients of an optimizer."""
+        found = self._reducers.get(optimizer)
+        if found is None:
+            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending)
+        return found
+
+    @classmethod
+    def alone(cls) -> Strategy:
+        """One replica, whatever process groups there are."""
+        made = cls.__new__(cls)
+        made._set(Ranks.none(), Sending())
+        return made
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self.ranks.size
+
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """A block in which this is the strategy, across replicas: `apply_gradients` needs `run`.
+
+        Raises:
+            RuntimeError: The block is in the scope of another strategy.
+        """
+        self._check_alone()
+        return across(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Call a function as this rank's replica.
+
+        Args:
+            fn: The function.
+            args, kwargs: Its arguments.
+            options: Accepted for compatibility.
+
+        Returns:
+            What it returns on this rank.
+
+        Raises:
+            RuntimeError: The call is in the scope of another strategy.
+        """
+        self._check_alone()
+        with within(ReplicaContext(self)):
+            return fn(*args, **(kwargs or {}))
+
+    experimental_run_v2 = run
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Sums or means of what `run` returned on all ranks.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
+            value: A tensor or a nest of tensors.
+            axis: Optional. A dimension of the value that is reduced, too; a mean then counts the
+                elements of all ranks.
+        """
+        return (
+            reduced(self, reduce_op, value)
+            if axis is None
+            else over_axis(self, reduce_op, value, axis)
+        )
+
+    def broadcast(self, variables: torch.nn.Module | Iterable[torch.Tensor]) -> None:
+        """Set variables to the values that they have on rank 0; call it on every rank.
+
+        Args:
+            variables: Tensors, or a module, whose parameters and buffers are meant.
+
+        Raises:
+            ReplicaMismatchError: The ranks give other variables.
+            ReplicaLostError: A rank did not answer.
+        """
+        self.extended.broadcast(variables)
+
+    def gradients(
+        self, loss: Callable[[int], torch.Tensor], variables: Any, micro_batches: int
+    ) -> list[tuple[Any, torch.Tensor]]:
+        """The gradients of the sum of losses of this rank's micro-batches, in a fixed order.
+
+        With `reduction="ordered"`, `apply_gradients` adds those of the ranks in the same order: a
+        balanced tree over the numbers of the micro-batches of all ranks. Equal losses give equal
+        bits on 1, 2, 4, ... ranks. For that each micro-batch must have the same examples, its
+        random numbers and buffers must depend on its number alone, and all runs need the same
+        number of torch's threads (`torchrun` sets 1).
+
+        Args:
+            loss: Called with the number of each micro-batch of this rank; returns its loss.
+            variables: Variables, in a nest.
+            micro_batches: How many there are on all ranks; a multiple of the number of ranks.
+
+        Returns:
+            Pairs of a gradient, or None, and its variable.
+
+        Raises:
+            InvalidArgumentError: `micro_batches` is no multiple of the number of ranks.
+        """
+        own, rest = divmod(micro_batches, self.ranks.size)
+        if rest or own < 1:
+            raise InvalidArgumentError(
+                f"micro_batches must be a multiple of the {self.ranks.size} ranks, not"
+                f" {micro_batches!r}."
+            )
+        chosen = flatten(variables)
+        check_variables(chosen)
+
+        def of_one(number: int) -> list[Gradient]:
+            tape = GradientTape()
+            with tape:
+                tape.watch(chosen)
+                value = loss(number)
+            return tape.gradient(value, chosen)
+
+        first = self.ranks.rank * own
+        sums = tree.summed(first, first + own, of_one)
+        return list(zip(sums, chosen, strict=True))
+
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """An operation that is done when all of `value` are; None in eager mode, where they are.
+
+        Args:
+            value: Operations or symbolic tensors, in a nest.
+            name: Optional. Of the operation.
+        """
+        return None if executing_eagerly() else group(value, name=name)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of this process' replicas: there is one."""
+        return (value,)
+
+    def _check_alone(self) -> None:
+        here = innermost()
+        if here is not None and here.strategy is not self:
+            raise RuntimeError(
+                "Cannot nest scopes of thalweg.distribute.Strategy: this thread is in another one."
+            )
+
+    def __repr__(self) -> str:
+        return f"<Strategy: {self.ranks!r}>"
+
+
+_DEFAULT = Strategy.alone()  # where nobody made one
+
+
+def alone() -> AbstractContextManager[None]:
+    """A block in which there is one replica, whatever strategy the call is in."""
+    return within(ReplicaContext(_DEFAULT))
+
+
+def updating() -> AbstractContextManager[Any]:
+    """A block in which a hook updates variables: across replicas, if there are several."""
+    strategy = get_strategy()
+    return contextlib.nullcontext() if strategy.ranks.is_alone else across(strategy)
+
+
+def get_strategy() -> Strategy:
+    """The strategy that this thread is in; one replica outside of any."""
+    here = innermost()
+    return _DEFAULT if here is None else cast(Strategy, here.strategy)
+
+
+def current_replica() -> ReplicaContext:
+    """The replica that this thread is, or is about to be."""
+    here = innermost()
+    entered = None if here is None else here.replica
+    return cast(ReplicaContext, entered) if entered else ReplicaContext(get_strategy())
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """What this replica sees of the others; None across replicas."""
+    return None if in_cross_replica_context() else current_replica()

@@ -1,0 +1,92 @@
+"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from thalweg import ReplicaLostError, Variable
+from thalweg.distribute import Strategy
+from thalweg.distribute.buckets import Bucket
+from thalweg.distribute.ranks import Ranks
+from thalweg.keras.optimizers import Adam
+
+TIMEOUT = 3.0  # seconds
+AT = 3  # the step in which it is lost
+
+
+def lose(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "exit":
+        sys.exit(3)
+    else:
+        raise RuntimeError("lost")
+
+
+def main() -> None:
+    rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    how, when = sys.argv[4].split("-")
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+    )
+    torch.set_num_threads(1)
+    strategy = Strategy(timeout=TIMEOUT)
+    w, opt = Variable(torch.zeros(1000), name="w"), Adam(0.1)
+    number = 0
+
+    def step() -> None:
+        if (rank, number, when) == (1, AT, "before"):
+            lose(how)
+        opt.apply_gradients([(torch.ones(1000), w)])
+        if (rank, number, when) == (1, AT, "after"):
+            lose(how)
+
+    real = Bucket.send
+
+    def send(self: Bucket, ranks: Ranks, ordered: bool) -> None:
+        if (rank, number, when) == (1, AT, "during"):
+            lose(how)
+        real(self, ranks, ordered)
+
+    Bucket.send = send
+    begun = time.monotonic()
+    try:
+        while True:
+            number += 1
+            begun = time.monotonic()
+            strategy.run(step)
+    except ReplicaLostError as error:
+        seconds, again = time.monotonic() - begun, ""
+        try:
+            strategy.run(step)
+        except ReplicaLostError as other:
+            again = str(other)
+        found = {
+            "message": str(error),
+            "again": again,
+            "seconds": seconds,
+            "steps": int(opt.iterations),
+            "first": w[0].item(),
+            "alike": bool((w == w[0]).all()),
+            "slots": [float(slot.flatten()[0]) for slot in opt.weights[1:]],
+        }
+        print(json.dumps(found), flush=True)
+    os._exit(0)  # a group without one of its ranks cannot be left
+
+
+if __name__ == "__main__":
+    main()

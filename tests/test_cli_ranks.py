@@ -1,0 +1,72 @@
+"""`thalweg race --nproc 2`: processes that share each batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed"),
+]
+
+RACE = ("race", "--epochs", "1", "--json")
+LATE = """
+from thalweg.keras.optimizers import SGD
+
+class Late(SGD):
+    def _create_slots(self, var_list):
+        raise KeyError("too late")
+
+def late():
+    return Late(0.1)
+"""
+
+
+def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "thalweg", *arguments],
+        cwd=folder,
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
+    names = ("--optimizers", "Adam,v1:MomentumOptimizer")
+    one, two = (
+        ran(tmp_path, *RACE, *names, "--nproc", count, "--out", count) for count in ("1", "2")
+    )
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    told = {each["settings"]["ranks"]: each for each in map(json.loads, (one.stdout, two.stdout))}
+    assert set(told) == {1, 2}
+    assert json.loads((tmp_path / "2" / "race.json").read_text()) == told[2]
+    losses = [
+        {row["optimizer"]: row["losses"] for row in told[count]["results"]} for count in (1, 2)
+    ]
+    for name, alone in losses[0].items():
+        assert losses[1][name] == pytest.approx(alone, rel=1e-3)
+        assert alone[-1] < 0.9 * alone[0]
+
+
+def test_what_a_rank_raises_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    done = ran(tmp_path, *RACE, "--nproc", "2", "--optimizers", "late.py:late")
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line == "Error: late failed at step 1: 'too late'"
+
+
+def test_more_ranks_than_examples_in_a_batch_are_refused(tmp_path: Path) -> None:
+    done = ran(tmp_path, *RACE, "--nproc", "33")
+    assert done.returncode == 2
+    assert "32" in done.stderr
