@@ -5,19 +5,37 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_memories
+from thalweg.core.section import Call
 from thalweg.engines.cpu.pages import block
 from thalweg.engines.layout import dense
+from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, StateVariable, Variable, over
 
 ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
+
+
+class Parts(Protocol):
+    """Which part of each variable this process keeps slots of; others keep those of the rest."""
+
+    def part(self, var: Tensor) -> Tensor:
+        """The elements of a variable: a view of it."""
+        ...
+
+    def cut(self, value: Tensor, var: Tensor) -> Tensor:
+        """The same elements of a tensor of the variable's shape."""
+        ...
+
+    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+        """The tensor of which each process has its part; all of them call this."""
+        ...
 
 
 class SlotStore:
@@ -30,6 +48,10 @@ class SlotStore:
     each, and a step checks and marks one block instead of every slot. They share torch's version
     counter with it: to autograd, writing to one slot is writing to all of its block, so that
     `backward` through a slot that was saved for it is refused after any of them has changed.
+
+    Attributes:
+        parts: What this process keeps of slots that are made by `make`, but for those of shape ();
+            None for all of it.
     """
 
     def __init__(self) -> None:
@@ -38,6 +60,8 @@ class SlotStore:
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
         self._moves = Moves()
+        self.parts: Parts | None = None
+        self._in_parts: set[str] = set()  # the kinds of slot that are in parts
         self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
@@ -129,6 +153,10 @@ class SlotStore:
         """
         made: list[Variable] = []
         is_scalar = kind is not None and kind.scalar
+        likes: Sequence[Tensor] = variables
+        if self.parts is not None and not is_scalar:
+            likes = [self.parts.part(var) for var in variables]
+            self._in_parts.add(name)
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index, var in enumerate(variables):
             if not isinstance(var, SymbolicVariable):
@@ -136,19 +164,19 @@ class SlotStore:
         views: dict[int, Tensor] = {}
         for (dtype, device), members in kinds.items():
             step = ALIGNMENT // dtype.itemsize
-            counts = [1 if is_scalar else variables[index].numel() for index in members]
+            counts = [1 if is_scalar else likes[index].numel() for index in members]
             sizes = [-(-count // step) * step for count in counts]
             memory = block(sum(sizes), initial, dtype, device)
             start = 0
             for index, count, size in zip(members, counts, sizes, strict=True):
-                var = variables[index]
+                like = likes[index]
                 piece = memory[start : start + count]
                 if is_scalar:
                     views[index] = piece.view(())
-                elif dense(var):
-                    views[index] = piece.as_strided(var.shape, var.stride())
+                elif dense(like):
+                    views[index] = piece.as_strided(like.shape, like.stride())
                 else:
-                    views[index] = piece.view(var.shape)
+                    views[index] = piece.view(like.shape)
                 start += size
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
@@ -163,14 +191,54 @@ class SlotStore:
             made.append(self.put(var, name, slot))
         return made
 
+    def parts_of(self, name: str) -> Parts | None:
+        """What this process keeps of the slots of a kind; None for all."""
+        return self.parts if name in self._in_parts else None
+
+    def whole(self, var: Tensor, name: str) -> Tensor:
+        """The value of a slot, all of it; all processes that keep parts of it call this."""
+        slot, parts = self.of(var, [name])[0], self.parts_of(name)
+        return slot if parts is None else parts.whole(slot, var)
+
+    def remake(
+        self, variables: Sequence[Tensor], kinds: Sequence[Slot], parts: Parts, cut: Call
+    ) -> dict[int, Variable]:
+        """Make slots again, in other parts, with the values they have.
+
+        Args:
+            variables: The variables whose slots are made again.
+            kinds: The kinds of slot, none of them of shape ().
+            parts: What this process keeps of them from now on.
+            cut: Called when all values have been taken: `parts` may change now.
+
+        Returns:
+            The new slots by the `id` of those whose place they take.
+        """
+        names = [kind.name for kind in kinds]
+        owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
+        before = {name: [self.of(var, [name])[0] for var in owners] for name in names}
+        values = {name: [self.whole(var, name) for var in owners] for name in names}
+        cut()
+        self.parts, taken = parts, dict[int, Variable]()
+        for kind in kinds:
+            slots = before[kind.name]
+            titles = [slot.name for slot in slots]
+            made = self.make(owners, kind.name, kind.initial, titles, kind)
+            for var, slot, own, value in zip(owners, slots, made, values[kind.name], strict=True):
+                own.detach().copy_(parts.cut(value, var))
+                taken[id(slot)] = own
+        return taken
+
     def __copy__(self) -> SlotStore:
         """The same slots in a store of its own."""
         copied = SlotStore()
+        copied.parts, copied._in_parts = self.parts, set(self._in_parts)
         copied._slots = {key: dict(own) for key, own in self._settled().items()}
         copied._owners, copied._names = dict(self._owners), list(self._names)
         return copied
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
+        self._check_whole()
         return [(self._owners[key], own) for key, own in self._settled().items()]
 
     def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
@@ -180,6 +248,7 @@ class SlotStore:
                 self.put(var, name, slot)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
+        self._check_whole()
         copied = SlotStore()
         own = [slot for *_, slot in self.items()]
         # What waits for a slot, and what stands for one in a graph, has no memory.
@@ -187,6 +256,13 @@ class SlotStore:
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
         copied._copied = slots, memo
         return copied
+
+    def _check_whole(self) -> None:
+        if self.parts is not None:
+            raise FailedPreconditionError(
+                "An optimizer whose slots are shared out over processes cannot be copied or"
+                " pickled. Use its state_dict(), or thalweg.checkpoint.save, in all of them."
+            )
 
 
 def _is_here(slot: Any) -> bool:

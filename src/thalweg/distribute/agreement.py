@@ -42,6 +42,7 @@ class Agreement:
         told: Callable[[], Sequence[str]],
         trouble: BaseException | None = None,
         doubt: bool = False,
+        beside: int = 0,
     ) -> bool:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
@@ -50,6 +51,7 @@ class Agreement:
             told: What else must be the same, in words, one thing a line.
             trouble: What kept this rank from having gradients.
             doubt: Anything that all ranks are to know of one another.
+            beside: A number that must be the same on all ranks, too.
 
         Returns:
             Whether a rank is in doubt.
@@ -58,7 +60,7 @@ class Agreement:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
             BaseException: `trouble`, on its rank.
         """
-        digest = self._digest(variables)
+        digest = self._digest(variables) ^ beside
         mine = self._ranks.rank + 1 if trouble is not None else 0
         due = self._steps % EVERY == 0
         first = torch.tensor([digest, -digest, mine, due, doubt], device=self._ranks.device)
@@ -72,7 +74,7 @@ class Agreement:
                 " changed on any rank."
             )
         if highest != -lowest or is_due:
-            self._compare(variables, told())
+            self._compare(variables, [*told(), f"what slots are where: {beside:x}"])
         self._steps += 1
         return bool(is_doubted)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,35 @@ class Sending:
     ordered: bool = False
 
 
+class Sent(Protocol):
+    """Tensors that are sent together, and come back as sums.
+
+    Attributes:
+        places: Their numbers.
+    """
+
+    places: list[int]
+
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors to where they are sent from."""
+        ...
+
+    def clear(self, place: int) -> None:
+        """Have zeros sent for a tensor."""
+        ...
+
+    def send(self, ranks: Ranks, ordered: bool) -> None:
+        """Begin to add up what all ranks have in it."""
+        ...
+
+    def sums(self) -> dict[int, Tensor]:
+        """The sums by the numbers of the tensors; waits for them."""
+        ...
+
+
+Made = TypeVar("Made", bound=Sent)
+
+
 class Bucket:
     """Memory for copies of some tensors, one after the other, on their way to all ranks.
 
@@ -41,32 +71,46 @@ class Bucket:
         self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
         parts = self._flat.split([each.numel() for each in plain])
         views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
-        self.parts = [
-            torch.view_as_complex(view) if each.is_complex() else view
-            for view, each in zip(views, like, strict=True)
-        ]
+        self._parts = {
+            place: torch.view_as_complex(view) if each.is_complex() else view
+            for place, view, each in zip(places, views, like, strict=True)
+        }
         self._sent: Pending | None = None
 
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """See `Sent`."""
+        copied_to([self._parts[place] for place in places], tensors)
+
+    def clear(self, place: int) -> None:
+        """See `Sent`."""
+        self._parts[place].zero_()
+
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Begin to add up what all ranks have in it."""
+        """See `Sent`."""
         if ordered:
             self._flat.copy_(tree.over_ranks(self._flat, ranks))
         else:
             self._sent = ranks.begin_adding(self._flat)
 
-    def wait(self) -> None:
-        """Return when the sums are there."""
+    def sums(self) -> dict[int, Tensor]:
+        """See `Sent`; they have the shapes of the tensors."""
         if self._sent is not None:
             self._sent.wait()
+        return self._parts
 
 
-def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
+def planned(
+    like: Sequence[tuple[int, Tensor]],
+    size: int,
+    made: Callable[[Sequence[int], Sequence[Tensor]], Made],
+) -> list[Made]:
     """Buckets for tensors: those of one dtype and device go together, in order.
 
     Args:
         like: Numbers, and tensors of the same shapes and dtypes on all ranks, so that all plan
             alike.
         size: Bytes after which a bucket is full; a larger tensor has one of its own.
+        made: Makes a bucket; see `Bucket`.
     """
     full: list[list[tuple[int, Tensor]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
@@ -78,7 +122,13 @@ def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
             members, bytes_ = [], 0
         filling[kind] = ([*members, (place, each)], bytes_ + more)
     full += [members for members, _ in filling.values()]
-    return [Bucket([place for place, _ in each], [like for _, like in each]) for each in full]
+    return [made([place for place, _ in each], [like for _, like in each]) for each in full]
+
+
+def copied_to(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to others of their shapes."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def _real(tensor: Tensor) -> Tensor:

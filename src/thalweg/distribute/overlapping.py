@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from thalweg.distribute.buckets import Sending, planned
+from thalweg.distribute.buckets import Bucket, Sending, Sent, planned
 from thalweg.distribute.ranks import Ranks
 from thalweg.indexed_slices import Gradient
 
@@ -23,19 +23,21 @@ class Underway:
         dense: The numbers of those that had a dense gradient before, the same on all ranks.
         ranks: The ranks.
         sending: How.
+        made: Makes a bucket.
     """
 
     def __init__(
-        self, variables: Sequence[Tensor], dense: Sequence[int], ranks: Ranks, sending: Sending
+        self,
+        variables: Sequence[Tensor],
+        dense: Sequence[int],
+        ranks: Ranks,
+        sending: Sending,
+        made: Callable[[Sequence[int], Sequence[Tensor]], Sent] = Bucket,
     ) -> None:
         self._variables, self._ranks, self._sending = list(variables), ranks, sending
         like = [(place, variables[place].detach()) for place in sorted(dense, reverse=True)]
-        self._buckets = planned(like, sending.bucket_size)
-        self._homes = {
-            place: (bucket, part)
-            for bucket in self._buckets
-            for place, part in zip(bucket.places, bucket.parts, strict=True)
-        }
+        self._buckets = planned(like, sending.bucket_size, made)
+        self._homes = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._numbers = {id(var): place for place, var in enumerate(variables)}
         self._left = {id(bucket): len(bucket.places) for bucket in self._buckets}
         self._arrived: dict[int, Tensor] = {}
@@ -47,25 +49,24 @@ class Underway:
         home = self._homes.get(place)
         if home is None or grad is None or not _is_dense(grad, var) or place in self._arrived:
             return
-        bucket, part = home
-        part.copy_(grad)
+        home.put([place], [grad])
         self._arrived[place] = grad
-        self._left[id(bucket)] -= 1
+        self._left[id(home)] -= 1
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
             self._send()
 
     def finish(self) -> None:
         """Send what is left; what did not come is zeros."""
-        for place, (_, part) in self._homes.items():
+        for place, bucket in self._homes.items():
             if place not in self._arrived:
-                part.zero_()
+                bucket.clear(place)
         while self._sent < len(self._buckets):
             self._send()
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
         """Whether these are the gradients that it was given, and those that it left out."""
         return len(variables) == len(self._variables) and all(
-            var is own and (place not in self._arrived or grad is self._arrived[place])
+            var is own and (place not in self._homes or grad is self._arrived.get(place))
             for place, (var, own, grad) in enumerate(
                 zip(variables, self._variables, gradients, strict=True)
             )
@@ -73,9 +74,7 @@ class Underway:
 
     def sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of their variables; waits for them."""
-        for bucket in self._buckets:
-            bucket.wait()
-        return {place: part for place, (_, part) in self._homes.items()}
+        return {place: sum_ for each in self._buckets for place, sum_ in each.sums().items()}
 
     def _send(self) -> None:
         self._buckets[self._sent].send(self._ranks, self._sending.ordered)

@@ -51,7 +51,9 @@ class Ranks:
         self.rank = 0 if is_one else distributed.get_rank(group)
         self.size = 1 if is_one else distributed.get_world_size(group)
         self.device = torch.device("cpu")
-        if not is_one and distributed.get_backend(group) == "nccl":
+        backend = "" if is_one else distributed.get_backend(group)
+        self._is_gloo = backend == "gloo"
+        if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
@@ -59,7 +61,7 @@ class Ranks:
         """This process alone, whatever groups there are."""
         made = cls.__new__(cls)
         made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
-        made.device = torch.device("cpu")
+        made.device, made._is_gloo = torch.device("cpu"), False
         return made
 
     @property
@@ -77,7 +79,7 @@ class Ranks:
 
     def begin_adding(self, tensor: Tensor) -> Pending:
         """As `add`, which is done when the result is waited for."""
-        return Pending(self, self._begin(distributed.all_reduce, tensor))
+        return Pending(self, [self._begin(distributed.all_reduce, tensor)])
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape."""
@@ -85,17 +87,37 @@ class Ranks:
         self._wait(distributed.all_gather, found, tensor)
         return found
 
-    def exchanged(self, tensor: Tensor) -> Tensor:
-        """For each rank its part of this one's vector, and from each its part for this one."""
-        found = torch.empty_like(tensor)
-        self._wait(distributed.all_to_all_single, found, tensor)
-        return found
+    def begin_exchanging(self, tensor: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Pending]:
+        """Begin to send each rank its part of a vector.
 
-    def joined(self, tensor: Tensor) -> Tensor:
-        """The vectors of all ranks, one after the other."""
-        found = tensor.new_empty(self.size * tensor.numel())
-        self._wait(distributed.all_gather_into_tensor, found, tensor)
-        return found
+        Args:
+            tensor: The parts, one after the other.
+            sizes: How long they are, the same on all ranks.
+
+        Returns:
+            What all ranks have sent to this one, one rank after the other; once it has arrived.
+        """
+        own = sizes[self.rank]
+        found = tensor.new_empty(self.size * own)
+        splits = [own] * self.size, list(sizes)
+        work = self._begin(distributed.all_to_all_single, found, tensor, *splits)
+        return found, Pending(self, [work])
+
+    def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
+        """Begin to send this rank's tensor to all, and to set the others to those of their ranks.
+
+        Args:
+            tensors: One for each rank; all ranks give the same shapes.
+        """
+        if self._is_gloo:  # whose all_gather takes four times as long
+            several = [
+                self._begin(distributed.broadcast, each, group_src=rank)
+                for rank, each in enumerate(tensors)
+                if each.numel()
+            ]
+            return Pending(self, several)
+        own = tensors[self.rank]
+        return Pending(self, [self._begin(distributed.all_gather, list(tensors), own)])
 
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
@@ -135,6 +157,17 @@ class Ranks:
         except RuntimeError as error:
             self._lost = f"{self._silence()}: {_first_line(error)}."
             raise ReplicaLostError(self._lost) from error
+        except BaseException:
+            self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
+            raise
+
+    def give_up(self, why: str) -> None:
+        """Have every later call fail: this rank cannot go on with the others.
+
+        Args:
+            why: A sentence.
+        """
+        self._lost = self._lost or why
 
     def _silence(self) -> str:
         others = sorted({*range(self.size)} - {self.rank})
@@ -150,19 +183,20 @@ class Ranks:
 
 
 class Pending:
-    """A message under way."""
+    """Messages under way."""
 
-    def __init__(self, ranks: Ranks, work: Any) -> None:
-        self._ranks, self._work = ranks, work
+    def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
+        self._ranks, self._works = ranks, works
 
     def wait(self) -> None:
-        """Return when it has arrived.
+        """Return when they have arrived.
 
         Raises:
-            ReplicaLostError: It will not.
+            ReplicaLostError: They will not.
         """
         with self._ranks._told():
-            self._ranks._finish(self._work)
+            for work in self._works:
+                self._ranks._finish(work)
 
 
 def _is_group(given: Any) -> bool:

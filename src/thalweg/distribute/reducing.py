@@ -7,13 +7,13 @@ all of it has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.distribute.buckets import Sending, planned
+from thalweg.distribute.buckets import Bucket, Sending, Sent, planned
 from thalweg.distribute.kinds import Kind
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
@@ -73,7 +73,11 @@ def summed(
 
 @torch.no_grad()
 def sums_of(
-    pairs: Sequence[MaybePair], ranks: Ranks, how: Sending, known: Mapping[int, Tensor]
+    pairs: Sequence[MaybePair],
+    ranks: Ranks,
+    how: Sending,
+    known: Mapping[int, Tensor],
+    made: Callable[[Sequence[int], Sequence[Tensor]], Sent] = Bucket,
 ) -> list[MaybePair]:
     """The sums of gradients that are of one kind on all ranks.
 
@@ -82,6 +86,7 @@ def sums_of(
         ranks: The ranks.
         how: How they are sent.
         known: Sums that are there already, by their numbers.
+        made: Makes what dense ones are sent in; what comes back of them is the sums.
     """
     found: list[Any] = [grad for grad, _ in pairs]
     dense = [
@@ -89,19 +94,17 @@ def sums_of(
         for place, grad in enumerate(found)
         if isinstance(grad, Tensor) and place not in known
     ]
-    buckets = planned(dense, how.bucket_size)
+    buckets = planned(dense, how.bucket_size, made)
     for bucket in buckets:
-        given = [found[place] for place in bucket.places]
-        torch._foreach_copy_(bucket.parts, given)  # pyright: ignore[reportPrivateImportUsage]
+        bucket.put(bucket.places, [found[place] for place in bucket.places])
         bucket.send(ranks, how.ordered)
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
     rows = gathered([found[place] for place in sparse], ranks)
     for place, slices in zip(sparse, rows, strict=True):
         found[place] = slices
+    sums = dict(known)
     for bucket in buckets:
-        bucket.wait()
-        for place, part in zip(bucket.places, bucket.parts, strict=True):
-            found[place] = part
-    for place, part in known.items():
+        sums |= bucket.sums()
+    for place, part in sums.items():
         found[place] = part if found[place] is not None else None
     return [(grad, var) for grad, (_, var) in zip(found, pairs, strict=True)]

@@ -19,6 +19,7 @@ from thalweg.distribute.nested import over_axis, reduced
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
+from thalweg.distribute.sharding.shards import Shards
 from thalweg.errors import InvalidArgumentError
 
 
@@ -37,6 +38,9 @@ class Strategy:
         bucket_size: Bytes of gradients that are sent together.
         reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
             number of ranks that is a power of 2, see `gradients`.
+        shard_slots: Whether the slots of an optimizer are shared out over the ranks from its next
+            step on: each rank keeps, and updates, a part of each variable, and sends it to the
+            others. Its state is then read by all ranks together, see `state_dict`.
 
     Attributes:
         ranks: The ranks.
@@ -65,6 +69,7 @@ class Strategy:
         timeout: float | None = None,
         bucket_size: int = SIZE,
         reduction: Literal["sum", "ordered"] = "sum",
+        shard_slots: bool = False,
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
             if number is not None and not number > 0:
@@ -76,10 +81,11 @@ class Strategy:
             raise InvalidArgumentError(
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
-        self._set(ranks, Sending(bucket_size, reduction == "ordered"))
+        self._set(ranks, Sending(bucket_size, reduction == "ordered"), shard_slots)
 
-    def _set(self, ranks: Ranks, sending: Sending) -> None:
+    def _set(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
         self.ranks, self.sending = ranks, sending
+        self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
@@ -87,7 +93,8 @@ class Strategy:
         """What sends the gradients of an optimizer."""
         found = self._reducers.get(optimizer)
         if found is None:
-            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending)
+            shards = Shards(self.ranks) if self._shard_slots else None
+            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending, shards)
         return found
 
     @classmethod

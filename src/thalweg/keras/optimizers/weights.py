@@ -157,6 +157,10 @@ class Weights(TrackableSlots):
         self._take_slots(name, missing, made)
         return made
 
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._weights = [taken.get(id(weight), weight) for weight in self._weights]
+
     def _keep_slot(self, slot: Any) -> None:
         self._weights.append(slot)
 
