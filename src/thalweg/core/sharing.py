@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Measures

@@ -23,7 +23,13 @@ ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 
 
 class Parts(Protocol):
-    """Which part of each variable this process keeps slots of; others keep those of the rest."""
+    """Which part of each variable this process keeps slots of; others keep those of the rest.
+
+    Attributes:
+        checkpoint: The last file that all of them were saved to, or restored from; None for none.
+    """
+
+    checkpoint: str | None
 
     def part(self, var: Tensor) -> Tensor:
         """The elements of a variable: a view of it."""
@@ -62,6 +68,7 @@ class SlotStore:
         self._moves = Moves()
         self.parts: Parts | None = None
         self._in_parts: set[str] = set()  # the kinds of slot that are in parts
+        self._checkpoint: str | None = None
         self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
@@ -200,6 +207,12 @@ class SlotStore:
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
         return slot if parts is None else parts.whole(slot, var)
 
+    def saved(self, path: str) -> None:
+        """Note that all slots are in a file."""
+        self._checkpoint = path
+        if self.parts is not None:
+            self.parts.checkpoint = path
+
     def remake(
         self, variables: Sequence[Tensor], kinds: Sequence[Slot], parts: Parts, cut: Call
     ) -> dict[int, Variable]:
@@ -220,6 +233,7 @@ class SlotStore:
         values = {name: [self.whole(var, name) for var in owners] for name in names}
         cut()
         self.parts, taken = parts, dict[int, Variable]()
+        parts.checkpoint = parts.checkpoint or self._checkpoint
         for kind in kinds:
             slots = before[kind.name]
             titles = [slot.name for slot in slots]
@@ -233,12 +247,13 @@ class SlotStore:
         """The same slots in a store of its own."""
         copied = SlotStore()
         copied.parts, copied._in_parts = self.parts, set(self._in_parts)
+        copied._checkpoint = self._checkpoint
         copied._slots = {key: dict(own) for key, own in self._settled().items()}
         copied._owners, copied._names = dict(self._owners), list(self._names)
         return copied
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
-        self._check_whole()
+        self.check_whole()
         return [(self._owners[key], own) for key, own in self._settled().items()]
 
     def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
@@ -248,7 +263,7 @@ class SlotStore:
                 self.put(var, name, slot)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
-        self._check_whole()
+        self.check_whole()
         copied = SlotStore()
         own = [slot for *_, slot in self.items()]
         # What waits for a slot, and what stands for one in a graph, has no memory.
@@ -257,11 +272,16 @@ class SlotStore:
         copied._copied = slots, memo
         return copied
 
-    def _check_whole(self) -> None:
+    def check_whole(self, what: str = "copied or pickled") -> None:
+        """Refuse what cannot be done with parts of slots.
+
+        Raises:
+            FailedPreconditionError: This process has parts of them.
+        """
         if self.parts is not None:
             raise FailedPreconditionError(
-                "An optimizer whose slots are shared out over processes cannot be copied or"
-                " pickled. Use its state_dict(), or thalweg.checkpoint.save, in all of them."
+                f"An optimizer whose slots are shared out over processes cannot be {what}. Use its"
+                " state_dict(), or thalweg.checkpoint.save, in all of them."
             )
 
 

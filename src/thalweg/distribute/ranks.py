@@ -119,6 +119,24 @@ class Ranks:
         own = tensors[self.rank]
         return Pending(self, [self._begin(distributed.all_gather, list(tensors), own)])
 
+    def collect(self, tensors: Sequence[Tensor]) -> None:
+        """Send this rank's tensor to rank 0, which sets its others to those of their ranks.
+
+        Args:
+            tensors: One for each rank; all ranks give the same shapes.
+        """
+        with self._told():
+            if self.rank:
+                own = tensors[self.rank]
+                works = [distributed.isend(own, group=self._group, group_dst=0)] * bool(own.numel())
+            else:
+                works = [
+                    distributed.irecv(each, group=self._group, group_src=rank)
+                    for rank, each in enumerate(tensors)
+                    if rank and each.numel()
+                ]
+        Pending(self, works).wait()
+
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:

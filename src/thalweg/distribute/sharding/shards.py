@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
 from thalweg.engines.measuring import LEAF
-from thalweg.errors import InvalidArgumentError, ReplicaLostError
+from thalweg.errors import CheckpointWriteError, InvalidArgumentError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
 
@@ -50,6 +50,7 @@ class Shards:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.checkpoint: str | None = None
+        self._collects = False
         self._fate = ""  # what has become of the variables, once a rank is lost
         self._known: dict[int, _Known] = {}
         self._loads = [0] * ranks.size
@@ -152,17 +153,23 @@ class Shards:
         flat(found, var).copy_(elements)
         return found
 
-    def whole(self, own: Tensor, var: Tensor, here: bool = True) -> Tensor:
+    def whole(self, own: Tensor, var: Tensor) -> Tensor:
         """The value that each rank has its part of, in memory of its own; all ranks call this.
 
         Args:
             own: This rank's part.
             var: The variable.
-            here: Whether the value is wanted on this rank; it has no memory otherwise.
+
+        Returns:
+            The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
             ReplicaLostError: A rank did not answer.
         """
+        if self._collects and self.ranks.rank:
+            with self._read():
+                self.ranks.collect([own.detach()] * self.ranks.size)
+            return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
         elements = flat(found.detach(), var)
         parts = [elements[:0]] * self.ranks.size
@@ -171,11 +178,54 @@ class Shards:
         mine = found if self._of(var).is_whole else parts[self.ranks.rank]
         if own.numel():
             mine.copy_(own.detach())
+        with self._read():
+            if self._collects:
+                self.ranks.collect(parts)
+            else:
+                self.ranks.begin_sharing(parts).wait()
+        return found.detach()
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """A block in which `whole` brings values together on rank 0 alone, which writes them."""
+        self._collects = True
         try:
-            self.ranks.begin_sharing(parts).wait()
+            yield
+        finally:
+            self._collects = False
+
+    def once(self, write: Callable[[], None], path: str) -> None:
+        """Have rank 0 write a file; all ranks call this, and go on when it is there.
+
+        Args:
+            write: Writes it.
+            path: The file.
+
+        Raises:
+            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
+            ReplicaLostError: A rank did not answer.
+        """
+        trouble: BaseException | None = None
+        if not self.ranks.rank:
+            try:
+                write()
+            except BaseException as error:
+                trouble = error
+        with self._read():
+            told = self.ranks.texts(
+                "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+            )
+        if trouble is not None:
+            raise trouble
+        if told[0].strip():
+            raise CheckpointWriteError(f"Rank 0 has not written {path}. {told[0]}")
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[None]:
+        try:
+            yield
         except ReplicaLostError as error:
             raise self.lost(error, "Variables are as after the last step.") from error
-        return found.detach()
 
     def lost(self, error: Exception, fate: str) -> ReplicaLostError:
         """The error of a rank that is lost, with what follows from it: no rank can go on.

@@ -24,7 +24,7 @@ from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidTypeError, did_you_mean, warn
+from thalweg.errors import FailedPreconditionError, InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
