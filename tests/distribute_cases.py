@@ -1,6 +1,7 @@
 """What ranks of a process group do in tests: each case returns what it found, as JSON.
 
-Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks.
+Run by `test_distribute.py` and `test_sharding.py` on each rank: rank, a file to meet, the number of
+ranks; and the names of cases, where not all of them are wanted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+import sharding_cases
 import thalweg
 from thalweg import IndexedSlices, Variable, v1
 from thalweg.distribute import (
@@ -504,8 +506,9 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     torch.set_num_threads(1)
-    strategy = Strategy()
-    print(json.dumps({name: function(strategy) for name, function in CASES.items()}))
+    strategy, cases = Strategy(), {**CASES, **sharding_cases.CASES}
+    chosen = sys.argv[4:] or cases
+    print(json.dumps({name: cases[name](strategy) for name in chosen}))
     distributed.destroy_process_group()
 
 

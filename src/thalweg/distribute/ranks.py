@@ -126,15 +126,13 @@ class Ranks:
             tensors: One for each rank; all ranks give the same shapes.
         """
         with self._told():
-            if self.rank:
-                own = tensors[self.rank]
-                works = [distributed.isend(own, group=self._group, group_dst=0)] * bool(own.numel())
-            else:
-                works = [
-                    distributed.irecv(each, group=self._group, group_src=rank)
-                    for rank, each in enumerate(tensors)
-                    if rank and each.numel()
-                ]
+            works = [
+                distributed.irecv(each, group=self._group, group_src=rank)
+                if not self.rank
+                else distributed.isend(each, group=self._group, group_dst=0)
+                for rank, each in enumerate(tensors)
+                if each.numel() and (rank == self.rank) != (not self.rank)
+            ]
         Pending(self, works).wait()
 
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
