@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from thalweg.distribute import Strategy
 from thalweg.distribute.sharding.scattering import Scatter
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.measuring import LEAF
-from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
 from thalweg.formula import gradient_squares, variable_squares
+from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
 from thalweg.rules import NOVOGRAD
 
 Made = Callable[[], Any]
@@ -265,10 +266,7 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
     def loss(chosen: Sequence[Any], step: int, rank: int) -> Tensor:
         a, b, table = chosen
         rows = torch.tensor([rank, 3, step])
-        if step % 2:
-            picked = thalweg.embedding_lookup(table, rows)
-        else:
-            picked = table[rows]
+        picked = thalweg.embedding_lookup(table, rows) if step % 2 else table[rows]
         return (a * (rank + 1)).sum() + (b * b).sum() * step + (picked * picked).sum()
 
     sent: list[int] = []
@@ -285,8 +283,7 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
     Scatter.send = send
     try:
         for step in range(1, 6):
-            rank = s.ranks.rank
-            sharing.run(lambda: opt.minimize(lambda: loss(own, step, rank), own))
+            sharing.run(opt.minimize, (partial(loss, own, step, s.ranks.rank), own))
     finally:
         Scatter.send = real
     for step in range(1, 6):

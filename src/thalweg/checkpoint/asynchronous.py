@@ -94,8 +94,8 @@ def save_async(
     extra: Any = None,
     progress: Progress | None = None,
 ) -> Saving:
-    """As `save`, but only until all is copied; a thread writes the copy, that of rank 0 if slots are
-    shared out over ranks.
+    """As `save`, but only until all is copied; a thread writes the copy, that of rank 0 where slots
+    are shared out over ranks.
 
     Arguments and errors are those of `save`; what comes of writing is raised by `wait`, or else by
     the next save to the same path, which waits for this one.

@@ -24,12 +24,12 @@ class Piece(NamedTuple):
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
     """A variable of so many elements, cut where leaves end: at most one piece for each rank.
 
-    Where loads differ by a leaf at most, they do so afterwards. So no rank ever has more than its
-    share of all elements and a leaf.
+    Where loads differ by no more than a leaf takes, they do so afterwards. So no rank ever has more
+    than its share of all of it and a leaf.
 
     Args:
         size: The number of elements.
-        loads: How many elements each rank has of other variables.
+        loads: How much each rank has of other variables.
         unit: How many elements stay together: those of a leaf, or all.
     """
     if not size:

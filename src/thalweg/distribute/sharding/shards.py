@@ -78,7 +78,7 @@ class Shards:
         self._known[id(var)] = _Known(var, size, pieces, is_whole)
         self._views.clear()
         for rank, start, stop in pieces:
-            self._loads[rank] += stop - start
+            self._loads[rank] += (stop - start) * var.element_size()
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
@@ -90,7 +90,7 @@ class Shards:
     def keep_whole(self, var: Tensor) -> None:
         """Give a variable that is cut to one rank."""
         for rank, start, stop in self._known.pop(id(var)).pieces:
-            self._loads[rank] -= stop - start
+            self._loads[rank] -= (stop - start) * var.element_size()
         self._cut(var, True)
 
     def pieces(self, var: Tensor) -> list[Piece]:
