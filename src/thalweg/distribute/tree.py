@@ -69,9 +69,13 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
 
 
 def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
-    """The sum of some vectors: neighbours are added, then their sums; one without one stays."""
+    """The sum of some vectors: neighbours are added, then their sums; one without one stays.
+
+    The vectors are written to, and the first of them is the sum.
+    """
     found = list(vectors)
     while len(found) > 1:
-        sums = [one + other for one, other in zip(found[::2], found[1::2], strict=False)]
-        found = [*sums, *found[2 * len(sums) :]]
+        for one, other in zip(found[::2], found[1::2], strict=False):
+            one.add_(other)
+        found = found[::2]
     return found[0]
