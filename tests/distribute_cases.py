@@ -1,7 +1,7 @@
 """What ranks of a process group do in tests: each case returns what it found, as JSON.
 
-Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks, and names of
-cases if not all of them are wanted.
+Run by `test_distribute.py` and `test_sharding.py` on each rank: rank, a file to meet, the number of
+ranks, and names of cases if not all of them are wanted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+import sharding_cases
 import thalweg
 import thalweg.tf as tf
 from thalweg import IndexedSlices, Variable, checkpoint, v1
@@ -928,9 +929,9 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     torch.set_num_threads(1)
-    strategy = Strategy()
-    names = sys.argv[4:] or CASES
-    print(json.dumps({name: CASES[name](strategy) for name in names}))
+    strategy, cases = Strategy(), {**CASES, **sharding_cases.CASES}
+    names = sys.argv[4:] or cases
+    print(json.dumps({name: cases[name](strategy) for name in names}))
     distributed.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import distinct, flatten
+from thalweg.core.slots import SlotStore
 from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
 from thalweg.core.state import distinct as distinct_names
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -63,6 +64,14 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
         return {str(name): each for name, each in variables.items()}
     tensors = distinct(flatten(variables))
     return dict(zip(keys_of(tensors), tensors, strict=True))
+
+
+def slots_of(optimizer: Any) -> SlotStore | None:
+    """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
+    if isinstance(optimizer, MicroBatchStep):
+        optimizer = optimizer.step
+    own = optimizer._inner if isinstance(optimizer, TrainingStep) else optimizer
+    return getattr(own, "_slots", None)
 
 
 def check_kind(optimizer: Any) -> None:

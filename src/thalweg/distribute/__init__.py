@@ -1,12 +1,23 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
-from thalweg.distribute.aggregation import guarding, here, strategy_of, summed, sums_of, taken
+from thalweg.distribute.aggregation import (
+    guarding,
+    here,
+    shards_of,
+    shared,
+    strategy_of,
+    summed,
+    sums_of,
+    taken,
+)
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.replica import ReplicaContext
+from thalweg.distribute.sharding.shards import Shards
+from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import (
     Strategy,
     alone,
@@ -20,6 +31,8 @@ from thalweg.distribute.variable import aggregated, aggregates
 __all__ = [
     "ReduceOp",
     "ReplicaContext",
+    "Shards",
+    "SharedStep",
     "Strategy",
     "aggregated",
     "aggregates",
@@ -35,6 +48,8 @@ __all__ = [
     "loss_factor",
     "record_loss_reduction",
     "scale_loss_for_estimator",
+    "shards_of",
+    "shared",
     "strategy_of",
     "summed",
     "sums_of",

@@ -55,6 +55,7 @@ class Agreement:
         trouble: BaseException | None = None,
         doubt: bool = False,
         kinds: bytes = b"",
+        beside: int = 0,
     ) -> Agreed:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
@@ -64,13 +65,14 @@ class Agreement:
             trouble: What kept this rank from having gradients.
             doubt: Anything that all ranks are to know of one another.
             kinds: What kinds the gradients are of; they may differ.
+            beside: A number that must be the same on all ranks, too; `told` tells of it.
 
         Raises:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
             BaseException: `trouble`, on its rank.
         """
         mine = self._ranks.rank + 1 if trouble is not None else 0
-        digest, kind = self._digest(variables), _hashed(kinds)
+        digest, kind = self._digest(variables) ^ beside, _hashed(kinds)
         due = self._steps % EVERY == 0
         first = self._message(digest, -digest, kind, -kind, mine, due, doubt)
         self._ranks.maximum(first)

@@ -17,6 +17,8 @@ from thalweg.distribute.overlapping import Underway
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducing import MaybePair, filled, sums_of
 from thalweg.distribute.sender import Sender
+from thalweg.distribute.sharding.shards import Shards
+from thalweg.distribute.sharding.step import SharedStep, before
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 Told = Callable[[], Sequence[str]]
@@ -32,11 +34,16 @@ class Reducer:
     Args:
         ranks: The ranks.
         sending: How.
+        shards: Who has what of the slots, if they are shared out.
+
+    Attributes:
+        shards: The same.
     """
 
-    def __init__(self, ranks: Ranks, sending: Sending) -> None:
+    def __init__(self, ranks: Ranks, sending: Sending, shards: Shards | None = None) -> None:
+        self.shards = shards
         self._ranks, self._sending = ranks, sending
-        self._sender = Sender(ranks, sending, compresses=True)
+        self._sender = self._made(scatters=False)
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
@@ -59,30 +66,66 @@ class Reducer:
             variables: Those of the pairs, or anything if `gradients` raises.
             told: What must be the same on all ranks, in words, one thing a line.
         """
-        self._is_awaited = False
         with self._in_a_step():
-            found = self._summed(gradients, variables, told)
+            whole, known = self._agreed(gradients, variables, told)
+            found = sums_of(whole, self._sender, known)
+            self._sender.sent(variables[place] for place in self._dense)
         self._steps += 1
         return found
 
+    def shared(
+        self,
+        shards: Shards,
+        gradients: Callable[[], Sequence[MaybePair]],
+        variables: Sequence[Tensor],
+        told: Told,
+        scatters: bool,
+    ) -> tuple[list[MaybePair], SharedStep]:
+        """As `summed`, for a step over slots that are shared out.
+
+        Args:
+            shards: Who has what of them.
+            gradients, variables, told: As in `summed`.
+            scatters: Whether a rank gets its parts of the sums alone.
+
+        Returns:
+            The pairs, dense gradients as they were given if `scatters`, and the step.
+        """
+        with self._in_a_step():
+            whole, known = self._agreed(gradients, variables, told, scatters)
+            shards.learn([var for grad, var in whole if grad is not None])
+            found = sums_of(whole, self._sender, known)
+        self._steps += 1
+        parts: dict[int, Tensor] = {}
+        if scatters:
+            for place, (grad, var) in enumerate(found):
+                if isinstance(grad, Tensor):
+                    parts[id(var)], found[place] = grad, whole[place]
+        return found, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
+
     @contextlib.contextmanager
     def _in_a_step(self) -> Iterator[None]:
-        """Say in which step a rank was lost, and that it was not taken."""
+        """Say in which step a rank was lost, and what that means."""
         try:
             yield
         except ReplicaLostError as error:
-            number = self._steps
+            number = self._steps + 1
+            if self.shards is not None:
+                raise self.shards.lost(error, before(number)) from error
             raise ReplicaLostError(
-                f"{error} In step {number + 1} of this optimizer under this strategy; variables are"
-                f" as after step {number}."
+                f"{error} In step {number} of this optimizer under this strategy; variables are as"
+                f" after step {number - 1}."
             ) from error
 
-    def _summed(
+    def _agreed(
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
         told: Told,
-    ) -> list[MaybePair]:
+        scatters: bool = False,
+    ) -> tuple[list[MaybePair], dict[int, Tensor]]:
+        """The pairs, of one kind on all ranks, and the sums that are there by now."""
+        self._is_awaited = False
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
@@ -93,22 +136,34 @@ class Reducer:
         own = [] if trouble is not None else variables
         given = [grad for grad, _ in pairs]
         is_other = underway is None or not underway.carries(own, given)
-        alike = lambda: [*told(), *self._sending.told()]  # noqa: E731
-        agreed = self._agreement.check(own, alike, trouble, is_other, signature(given))
+        is_other = is_other or scatters != self._sender.scatters
+        beside, alike = self._beside(told, scatters)
+        agreed = self._agreement.check(own, alike, trouble, is_other, signature(given), beside)
         self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
         if underway is None:
             self._sender.begin()
+        if scatters != self._sender.scatters:
+            self._sender = self._made(scatters)
         whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.sums()
-        known = {place: sums[place] for place in self._dense if place in sums}
-        found = sums_of(whole, self._sender, known)
-        self._sender.sent(variables[place] for place in self._dense)
-        return found
+        return whole, {place: sums[place] for place in self._dense if place in sums}
+
+    def _made(self, scatters: bool) -> Sender:
+        parts = self.shards if scatters else None
+        return Sender(self._ranks, self._sending, compresses=True, shards=parts)
+
+    def _beside(self, told: Told, scatters: bool) -> tuple[int, Told]:
+        """What must be the same besides `told`: as a number, and with it in words."""
+        if self.shards is None:
+            return 0, lambda: [*told(), *self._sending.told()]
+        cut = self.shards.digest
+        own = [f"what slots are where: {cut:x}", f"whether sums are sent in parts: {scatters}"]
+        return cut ^ scatters, lambda: [*told(), *self._sending.told(), *own]
 
     def taken(self) -> None:
         """Say that the last sums were applied: an error before that leaves all as it was."""

@@ -80,7 +80,7 @@ def sums_of(
 
     Args:
         pairs: As in `summed`.
-        sender: What sends them.
+        sender: What sends them; what comes back of dense ones is the sums, or parts of them.
         known: Sums of dense gradients that are there already, by their numbers.
     """
     found: list[Any] = [grad for grad, _ in pairs]
@@ -90,10 +90,9 @@ def sums_of(
         for place, grad in enumerate(found)
         if isinstance(grad, Tensor) and place not in known
     ]
-    buckets = sender.buckets(dense) if dense else []
+    buckets = sender.buckets(dense, variables) if dense else []
     for bucket in buckets:
-        given = [found[place] for place in bucket.places]
-        torch._foreach_copy_(bucket.parts, given)  # pyright: ignore[reportPrivateImportUsage]
+        bucket.put(bucket.places, [found[place] for place in bucket.places])
         sender.send(bucket, variables)
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
     rows = gathered([found[place] for place in sparse], sender.ranks)

@@ -63,7 +63,10 @@ def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict
     with optimizer._locked():
         if isinstance(optimizer, train.Optimizer):
             optimizer._check_has_state()
-            slots: Slots = [optimizer._slots.all_of(var) for var in found]
+            store = optimizer._slots
+            slots: Slots = [
+                {name: store.whole(var, name) for name in store.all_of(var)} for var in found
+            ]
         else:
             slots = _keras_slots(optimizer, found)
         hypers = now(optimizer)

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -21,8 +22,9 @@ from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
+from thalweg.core.slots import SlotStore
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidTypeError, did_you_mean, warn
+from thalweg.errors import FailedPreconditionError, InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -179,17 +181,23 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                     "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
                     " the function that thalweg.distribute.Strategy.run calls."
                 )
-            aggregates = experimental_aggregate_gradients
-            if aggregates and self._sums_first():
+            aggregates, sharing = experimental_aggregate_gradients, None
+            shards = distribute.shards_of(self)
+            if shards is not None:
+                given, sharing = self._shared(shards, as_pairs(given), aggregates)
+                aggregates = False
+            elif aggregates and self._sums_first():
                 given, aggregates = self._summed(as_pairs(given)), False
             hooks = self._hooks(aggregates)
+            hooks.sharing = sharing
             how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
             kept = self._plans.now()
-            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
-            if outcome is None:
-                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                    return self._deferred(given, name, aggregates)
-                outcome = take(hooks, kept, given, how, tries=False)
+            with nullcontext() if sharing is None else sharing.guarding():
+                outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
+                if outcome is None:
+                    if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                        return self._deferred(given, name, aggregates)
+                    outcome = take(hooks, kept, given, how, tries=False)
             distribute.taken(self)
             raise_first(outcome.errors)
             return self.iterations
@@ -218,6 +226,33 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
         return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
+
+    def _shared(
+        self, shards: distribute.Shards, pairs: list[tuple[Any, Any]], aggregates: bool
+    ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
+        """The pairs of a step over slots that are shared out over the ranks, and the step.
+
+        Raises:
+            FailedPreconditionError: Functions that are not the library's update variables, or sum
+                gradients.
+        """
+        rule = self._hooks(False).rule()
+        own = self._overridden() & {*UPDATES, *_BEFORE}
+        own = own or any(isinstance(var, Tensor) and var.is_complex() for _, var in pairs)
+        if rule is None or own or self._aggregator is not None or not aggregates:
+            raise FailedPreconditionError(
+                f"The slots of {self._name} cannot be shared out over the ranks: its gradients are"
+                " not summed, or its variables not updated, by a rule alone. Make the strategy"
+                " without shard_slots."
+            )
+        sees = self._transformers or "_transform_gradients" in self._overridden()
+        kinds, scatters = rule.element_slots, not (sees or rule.whole)
+        found, step = distribute.shared(self, shards, pairs, self._told, kinds, scatters)
+        return found or with_gradients(pairs, titles_of([var for _, var in pairs])), step
+
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._plans = Plans()
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""

@@ -173,7 +173,7 @@ class StateDict(state.Copied):
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         """The slots of one variable."""
-        return [Entry(f"{key}/{name}", slot) for name, slot in self._slots.all_of(var).items()]
+        return state.of_slots(self._slots, var, key)
 
     def _own_entries(self) -> list[Entry]:
         """What is of no variable."""
