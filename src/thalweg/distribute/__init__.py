@@ -1,12 +1,21 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
-from thalweg.distribute.aggregation import guarding, here, shards_of, shared, strategy_of, summed
+from thalweg.distribute.aggregation import (
+    guarding,
+    here,
+    on_meshes,
+    shards_of,
+    shared,
+    strategy_of,
+    summed,
+)
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.replica import ReplicaContext
+from thalweg.distribute.sharding.meshes import note
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import (
@@ -31,6 +40,8 @@ __all__ = [
     "here",
     "in_cross_replica_context",
     "loss_factor",
+    "note",
+    "on_meshes",
     "record_loss_reduction",
     "scale_loss_for_estimator",
     "shards_of",

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from thalweg.core.pairs import as_gradient, check_variables
+from thalweg.core.pairs import as_gradient, as_pairs, check_variables
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.sharding.arranging import arrange
+from thalweg.distribute.sharding.meshes import LocalStep, Locals, is_imported, is_on_mesh, note, placed
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import Strategy, get_strategy
@@ -85,6 +86,11 @@ def _converted(given: Pairs) -> Pairs:
     check_variables(variables)
     found: Pairs = []
     for (grad, var), title in zip(given, titles_of(variables), strict=True):
+        if is_on_mesh(var):
+            raise FailedPreconditionError(
+                f"'{title}' is a DTensor, whose gradients torch has summed. Take the step outside"
+                " of strategies."
+            )
         if grad is not None:
             grad = as_gradient(grad, var, title)
             check_shape(grad, var, title)
@@ -102,12 +108,31 @@ def shards_of(owner: Any) -> Shards | None:
     if has_strategy():
         shards = get_strategy().reducer_of(owner).shards
     parts = owner._slots.parts
-    if parts is not None and parts is not shards:
+    if isinstance(parts, Shards) and parts is not shards:
         raise FailedPreconditionError(
             f"The slots of {owner._name} are shared out over the ranks of a strategy that was made"
             " with shard_slots=True. Take its steps in the function that this strategy's run calls."
         )
     return shards
+
+
+def on_meshes(owner: Any, given: Any) -> tuple[Pairs, LocalStep] | None:
+    """The pairs of a step over variables of which some are DTensors, and the step.
+
+    Args:
+        owner: The optimizer.
+        given: Gradients and variables.
+
+    Returns:
+        Both; None if no variable of the optimizer is a DTensor.
+    """
+    if owner._slots.parts is None:
+        if not is_imported():
+            return None
+        pairs = as_pairs(given)
+        note(owner._slots, [var for _, var in pairs])
+    parts = owner._slots.parts
+    return (placed(as_pairs(given)), LocalStep(parts)) if isinstance(parts, Locals) else None
 
 
 def shared(

@@ -188,11 +188,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                 aggregates = False
             elif aggregates and self._sums_first():
                 given, aggregates = self._summed(as_pairs(given)), False
+            elif (local := distribute.on_meshes(self, given)) is not None:
+                given, sharing = local
             hooks = self._hooks(aggregates)
             hooks.sharing = sharing
             how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
             kept = self._plans.now()
-            with nullcontext() if sharing is None else sharing.guarding():
+            with nullcontext() if shards is None else sharing.guarding():
                 outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
                 if outcome is None:
                     if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
@@ -152,6 +153,7 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
+        distribute.note(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
         self._take_slots(name, missing, made)
