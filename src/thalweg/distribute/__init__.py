@@ -3,9 +3,6 @@
 from thalweg.distribute.aggregation import (
     guarding,
     here,
-    on_meshes,
-    shards_of,
-    shared,
     strategy_of,
     summed,
 )
@@ -18,6 +15,8 @@ from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.meshes import note
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
+from thalweg.distribute.sharing import here as sharing_here
+from thalweg.distribute.sharing import shards_of, summed_in_parts, taking
 from thalweg.distribute.strategy import (
     Strategy,
     current_replica,
@@ -41,12 +40,13 @@ __all__ = [
     "in_cross_replica_context",
     "loss_factor",
     "note",
-    "on_meshes",
     "record_loss_reduction",
     "scale_loss_for_estimator",
     "shards_of",
-    "shared",
+    "sharing_here",
     "strategy_of",
     "summed",
+    "summed_in_parts",
+    "taking",
     "within",
 ]

@@ -1,7 +1,7 @@
 """Variables that torch has shared out itself: each rank updates its local part of a DTensor.
 
-`fully_shard` (FSDP2) makes such parameters, and sums their gradients. What remains is measures: sums
-over the parts of a variable are added up over the dimensions of its mesh that it is cut along.
+`fully_shard` (FSDP2) makes such parameters, and sums their gradients. What remains is measures: they
+are added up over the dimensions of a variable's mesh that it is cut along.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class Locals:
 
         mesh: Any = var
         own = value.detach().to(var.device)
-        return local(
-            distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None)
-        )
+        return local(distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None))
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
         """The value, on each rank of the mesh; all of them call this."""

@@ -15,7 +15,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
 from thalweg.engines.measuring import LEAF
-from thalweg.errors import CheckpointWriteError, InvalidArgumentError, ReplicaLostError
+from thalweg.errors import CheckpointWriteError, InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
 
@@ -25,6 +25,7 @@ class _Known:
     """A variable that is cut, with this rank's part of it as long as it lies where it lay."""
 
     var: Tensor  # keeping it alive keeps its id its own
+    number: int
     size: int
     pieces: list[Piece]
     is_whole: bool
@@ -75,7 +76,8 @@ class Shards:
     def _cut(self, var: Tensor, is_whole: bool) -> None:
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
-        self._known[id(var)] = _Known(var, size, pieces, is_whole)
+        number = self._known[id(var)].number if id(var) in self._known else len(self._known)
+        self._known[id(var)] = _Known(var, number, size, pieces, is_whole)
         self._views.clear()
         for rank, start, stop in pieces:
             self._loads[rank] += (stop - start) * var.element_size()
@@ -89,9 +91,13 @@ class Shards:
 
     def keep_whole(self, var: Tensor) -> None:
         """Give a variable that is cut to one rank."""
-        for rank, start, stop in self._known.pop(id(var)).pieces:
+        for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
         self._cut(var, True)
+
+    def order(self, variables: Sequence[Tensor]) -> int:
+        """A number that tells which variables these are, and in which order."""
+        return hash(tuple(self._of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
         """Its pieces in the order of their elements: at most one for each rank."""
@@ -125,7 +131,16 @@ class Shards:
         return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
 
     def rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Those of a sparse gradient that this rank has, in their order; `has_rows` is true."""
+        """Those of a sparse gradient that this rank has, in their order.
+
+        Raises:
+            InvalidArgumentError: The variable's parts are no rows of it.
+        """
+        if not self.has_rows(var):
+            raise InvalidArgumentError(
+                f"The gradient of '{name_of(var)}' has become sparse, and the variable is cut within"
+                " its rows."
+            )
         first, last = self._rows(var)
         mine = (grad.indices >= first) & (grad.indices < last)
         shape = (last - first, *var.shape[1:])
@@ -151,6 +166,22 @@ class Shards:
             return elements
         found = torch.empty_like(var, dtype=elements.dtype).detach()
         flat(found, var).copy_(elements)
+        return found
+
+    def view(self, tensor: Tensor, var: Tensor) -> Tensor:
+        """As `cut`, of a tensor that is written to.
+
+        Raises:
+            LayoutError: Its elements lie in another order than the variable's.
+        """
+        found = self.cut(tensor, var)
+        if found.numel() and found.untyped_storage().data_ptr() != (
+            tensor.untyped_storage().data_ptr()
+        ):
+            raise LayoutError(
+                f"'{name_of(tensor)}' has strides {tensor.stride()}, and its master"
+                f" {var.stride()}: slots that are shared out need them alike."
+            )
         return found
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
