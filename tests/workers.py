@@ -41,7 +41,7 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]
         for rank in range(count)
     ]
     try:
-        return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+        return [json.loads(rank.communicate(timeout=300)[0].splitlines()[-1]) for rank in ranks]
     finally:
         for rank in ranks:  # one may wait for another that is no more
             rank.kill()

@@ -12,7 +12,7 @@ from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estima
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.replica import ReplicaContext
-from thalweg.distribute.sharding.meshes import note
+from thalweg.distribute.sharding.meshes import Locals, is_on_mesh, note
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.sharing import here as sharing_here
@@ -25,6 +25,7 @@ from thalweg.distribute.strategy import (
 )
 
 __all__ = [
+    "Locals",
     "ReduceOp",
     "ReplicaContext",
     "Shards",
@@ -38,6 +39,7 @@ __all__ = [
     "has_strategy",
     "here",
     "in_cross_replica_context",
+    "is_on_mesh",
     "loss_factor",
     "note",
     "record_loss_reduction",

@@ -1,7 +1,7 @@
 """Variables that torch has shared out itself: each rank updates its local part of a DTensor.
 
-`fully_shard` (FSDP2) makes such parameters, and sums their gradients. What remains is measures: they
-are added up over the dimensions of a variable's mesh that it is cut along.
+`fully_shard` (FSDP2) makes such parameters, and sums their gradients. Measures are added up over
+those dimensions of a variable's mesh that it is cut along.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
 from thalweg.engines.measuring import LEAF
-from thalweg.errors import CheckpointWriteError, InvalidArgumentError, LayoutError, ReplicaLostError
+from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
 
@@ -138,8 +138,8 @@ class Shards:
         """
         if not self.has_rows(var):
             raise InvalidArgumentError(
-                f"The gradient of '{name_of(var)}' has become sparse, and the variable is cut within"
-                " its rows."
+                f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
+                " within its rows."
             )
         first, last = self._rows(var)
         mine = (grad.indices >= first) & (grad.indices < last)
@@ -198,7 +198,7 @@ class Shards:
             ReplicaLostError: A rank did not answer.
         """
         if self._collects and self.ranks.rank:
-            with self._read():
+            with self.reading():
                 self.ranks.collect([own.detach()] * self.ranks.size)
             return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
@@ -209,7 +209,7 @@ class Shards:
         mine = found if self._of(var).is_whole else parts[self.ranks.rank]
         if own.numel():
             mine.copy_(own.detach())
-        with self._read():
+        with self.reading():
             if self._collects:
                 self.ranks.collect(parts)
             else:
@@ -225,34 +225,9 @@ class Shards:
         finally:
             self._collects = False
 
-    def once(self, write: Callable[[], None], path: str) -> None:
-        """Have rank 0 write a file; all ranks call this, and go on when it is there.
-
-        Args:
-            write: Writes it.
-            path: The file.
-
-        Raises:
-            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
-            ReplicaLostError: A rank did not answer.
-        """
-        trouble: BaseException | None = None
-        if not self.ranks.rank:
-            try:
-                write()
-            except BaseException as error:
-                trouble = error
-        with self._read():
-            told = self.ranks.texts(
-                "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
-            )
-        if trouble is not None:
-            raise trouble
-        if told[0].strip():
-            raise CheckpointWriteError(f"Rank 0 has not written {path}. {told[0]}")
-
     @contextlib.contextmanager
-    def _read(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
+        """A block between two steps in which ranks wait for each other."""
         try:
             yield
         except ReplicaLostError as error:
