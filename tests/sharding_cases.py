@@ -14,6 +14,7 @@ from torch import Tensor
 import thalweg
 from thalweg import Hyper, IndexedSlices, Rule, Slot, Variable, checkpoint
 from thalweg.distribute import Strategy
+from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.scattering import Scatter
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.measuring import LEAF
@@ -273,9 +274,9 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
     sent: list[int] = []
     real = Scatter.send
 
-    def send(self: Any, *args: Any) -> None:
+    def send(self: Scatter, ranks: Ranks, ordered: bool) -> None:
         sent.append(len(self.places))
-        real(self, *args)
+        real(self, ranks, ordered)
 
     own, opt = made(), Adam(0.01)
     one, other = made(), Adam(0.01)

@@ -54,7 +54,7 @@ class Sent(Protocol):
         ...
 
 
-Made = TypeVar("Made", bound=Sent)
+Made = TypeVar("Made")
 
 
 class Bucket:

@@ -10,6 +10,7 @@ from typing import Any
 
 from thalweg.core.hooks import Hooks
 from thalweg.core.pairs import as_pairs
+from thalweg.core.sharing import Sharing
 from thalweg.distribute.aggregation import Pairs, converted, is_deferred
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.sharding.arranging import arrange
@@ -125,6 +126,6 @@ def _kinds(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
     return rule.element_slots
 
 
-def taking(step: Step | None) -> AbstractContextManager[None]:
+def taking(step: Sharing | None) -> AbstractContextManager[None]:
     """The block in which a step is taken."""
     return step.guarding() if isinstance(step, SharedStep) else contextlib.nullcontext()

@@ -233,7 +233,7 @@ class Shards:
         except ReplicaLostError as error:
             raise self.lost(error, "Variables are as after the last step.") from error
 
-    def lost(self, error: Exception, fate: str) -> ReplicaLostError:
+    def lost(self, error: BaseException, fate: str) -> ReplicaLostError:
         """The error of a rank that is lost, with what follows from it: no rank can go on.
 
         Args:
