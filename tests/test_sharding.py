@@ -56,6 +56,35 @@ def test_states_are_brought_together_and_shared_out(told: Told) -> None:
 
 
 @ranks
+@pytest.mark.parametrize("name", ["adam", "lars", "keras"])
+def test_gradients_may_be_those_of_tf_train_and_sums(told: Told, name: str) -> None:
+    assert [each["in_tf_train"][name] for each in told] == [[True, True]] * len(told)
+
+
+MESHES = ("adam", "clipnorm", "global_clipnorm", "lars")
+
+
+@ranks
+@pytest.mark.parametrize("name", MESHES)
+def test_local_parts_of_dtensors_are_updated(told: Told, name: str) -> None:
+    for each in told:
+        found = each["of_a_mesh"][name]
+        # Without norms nothing depends on how a variable is cut.
+        bound = 0 if name == "adam" else 2**-22
+        assert found["variables"] <= bound
+        assert found["slots"] <= bound
+        assert found.get("restored", True)
+        assert found["numerics"].endswith("gradient of 'uneven:0' : Tensor had NaN values")
+        assert "'uneven:0' is sparse, and the variable a DTensor" in found["rows"]
+        assert "'uneven:0' is a DTensor, whose gradients torch has summed" in found["summed"]
+
+
+@ranks
+def test_parameters_of_fully_shard_are_updated(told: Told) -> None:
+    assert all(each["of_fully_shard"] < 1e-6 for each in told)
+
+
+@ranks
 def test_gradients_of_a_loss_go_where_their_parts_are(told: Told) -> None:
     first, *others = [each["sent_while_others_are_computed"] for each in told]
     assert first["bits"]
@@ -104,7 +133,7 @@ def test_what_does_not_go_with_shared_slots_is_refused(told: Told) -> None:
     for each in told:
         found = each["ranks_in_trouble"]
         assert "are shared out over the ranks of a strategy" in found["elsewhere"]
-        assert "its gradients are not summed" in found["unsummed"]
+        assert "its variables are not updated by a rule alone" in found["by a hook"]
         assert "cannot be copied or pickled" in found["copied"]
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
+from thalweg.core.state import LISTED, Entry, Loading, Part, fitting, keys_of
 from thalweg.core.state import distinct as distinct_names
+from thalweg.distribute import Locals, is_on_mesh
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
@@ -113,8 +114,23 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [Entry(name, each) for name, each in tensors.items()]
+    parts = Locals()
+    entries = [
+        Part(name, parts.part(each), var=each, parts=parts)
+        if is_on_mesh(each)
+        else Entry(name, each)
+        for name, each in tensors.items()
+    ]
     return fitting(entries, given, "The variables")
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with the values that DTensors have on all ranks; all of them call this."""
+    parts = Locals()
+    return {
+        name: parts.whole(parts.part(each), each) if is_on_mesh(each) else each
+        for name, each in tensors.items()
+    }
 
 
 class _Names:

@@ -21,11 +21,13 @@ from thalweg.checkpoint.named import (
     slots_of,
     state_of,
     values,
+    whole,
 )
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.core.slots import SlotStore
-from thalweg.distribute import Shards
+from thalweg.distribute import Shards, is_on_mesh
+from thalweg.distribute.ranks import Ranks
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
@@ -51,24 +53,24 @@ class Snapshot:
         document: What is no tensor, as JSON.
         tensors: The tensors by their names in a file.
         slots: Those of the optimizer, which are told of the file; None if it has none.
-        shards: Which rank has what of them, if they are shared out; rank 0 has the snapshot.
+        ranks: Those that have parts of it, if it is shared out; rank 0 has the snapshot.
     """
 
     document: dict[str, Any]
     tensors: dict[str, Tensor]
     slots: SlotStore | None = None
-    shards: Shards | None = None
+    ranks: Ranks | None = None
 
     def write(self, path: Path, progress: Progress | None = None, together: bool = True) -> None:
         """Write it; see `save`.
 
         Args:
             path, progress: As in `save`.
-            together: Whether ranks that share out the slots wait for it.
+            together: Whether all ranks wait for it.
         """
         write = partial(self._write, path, progress)
-        if self.shards is not None and together:
-            self.shards.once(write, os.fsdecode(path))
+        if self.ranks is not None and together:
+            self.ranks.once(write, os.fsdecode(path))
         elif self.is_here():
             write()
         if self.slots is not None:
@@ -76,7 +78,7 @@ class Snapshot:
 
     def is_here(self) -> bool:
         """Whether it is this process that writes it."""
-        return self.shards is None or not self.shards.ranks.rank
+        return self.ranks is None or not self.ranks.rank
 
     def _write(self, path: Path, progress: Progress | None) -> None:
         stored = {name: of_tensor(each) for name, each in self.tensors.items()}
@@ -138,17 +140,21 @@ def _taken(
     own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
     slots = slots_of(optimizer)
-    shards = None if slots is None or not isinstance(slots.parts, Shards) else slots.parts
+    parts = None if slots is None else slots.parts
+    shards = parts if isinstance(parts, Shards) else None
+    ranks = None if shards is None else shards.ranks
+    if any(map(is_on_mesh, tensors.values())):
+        ranks = Ranks()
     if optimizer is not None:
         with nullcontext() if shards is None else shards.collecting():
             document["state"] = own(state_of(optimizer, tensors), "optimizer")
         document["optimizer"] = described.described(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")
-    document["variables"] = given(tensors, "variables")
+    document["variables"] = given(whole(tensors), "variables")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
     document["metrics"] = given(numbers, "metrics")
-    return Snapshot(document, {**own.tensors, **given.tensors}, slots, shards)
+    return Snapshot(document, {**own.tensors, **given.tensors}, slots, ranks)
 
 
 @untraced
@@ -178,8 +184,8 @@ def save(
         extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
         progress: Optional. Called with the bytes written and the bytes in all.
 
-    Where the optimizer's slots are shared out over the ranks of a `thalweg.distribute.Strategy`,
-    all ranks call this: rank 0 writes, and the others go on when it has.
+    Where the optimizer's slots are shared out over the ranks of a `thalweg.distribute.Strategy`, or
+    variables are DTensors, all ranks call this: rank 0 writes, and the others go on when it has.
 
     Raises:
         CheckpointWriteError: The file cannot be written. What was there before is intact.

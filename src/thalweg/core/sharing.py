@@ -38,6 +38,6 @@ class Sharing(Protocol):
     def begin(self) -> None:
         """Called once, before the first write: nothing can fail in this process any more."""
 
-    def joining(self, asked: Request) -> After:
-        """What brings the parts together after the writes."""
+    def joining(self, asked: Request) -> After | None:
+        """What brings the parts together after the writes; None if they stay apart."""
         ...

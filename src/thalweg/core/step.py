@@ -140,6 +140,10 @@ def _again(
     return Planned(asked, ready, scalar_slots, narrow)
 
 
+def _check(hooks: Hooks, pairs: Sequence[Pair], how: Processing) -> None:
+    hooks.check(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
+
+
 def _own(hooks: Hooks, asked: Request) -> Request:
     """What this process does of the step."""
     return asked if hooks.sharing is None else hooks.sharing.share(asked)
@@ -162,7 +166,7 @@ def _anew(
     """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
     pairs = hooks.convert(given)
-    hooks.check(pairs, how.narrow)
+    _check(hooks, pairs, how)
     hooks.create(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform(pairs)
@@ -191,7 +195,7 @@ def _anew(
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
     if hooks.calls:
-        hooks.check(pairs, how.narrow)
+        _check(hooks, pairs, how)
     ready = kept.gate.ready(_own(hooks, asked))
     planned = Planned(asked, ready, scalar_slots, how.narrow)
     outcome = _carried_out(hooks, planned, how, is_last, is_checked, is_new=True)
@@ -216,7 +220,7 @@ def _carried_out(
     """
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
-    memory = Memory(asked, scalar_slots) if rule.calls_users else None
+    memory = Memory(_own(hooks, asked), scalar_slots) if rule.calls_users else None
     measures = ready if hooks.sharing is None else hooks.sharing.measures(ready, asked)
     try:
         if is_checked:
@@ -270,8 +274,9 @@ def _at_once(
     if hooks.constrains:
         places = _constrained(asked)
         then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
-    if hooks.sharing is not None:
-        then = [hooks.sharing.joining(asked), *then]
+    joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
+    if joining is not None:
+        then = [joining, *then]
     return written(own.calls, then, counts, hooks.begun)
 
 

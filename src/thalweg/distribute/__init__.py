@@ -3,8 +3,6 @@
 from thalweg.distribute.aggregation import (
     guarding,
     here,
-    shards_of,
-    shared,
     strategy_of,
     summed,
     sums_of,
@@ -16,8 +14,11 @@ from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estima
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.replica import ReplicaContext
+from thalweg.distribute.sharding.meshes import Locals, is_on_mesh, note
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
+from thalweg.distribute.sharing import here as sharing_here
+from thalweg.distribute.sharing import shards_of, summed_in_parts, taking
 from thalweg.distribute.strategy import (
     Strategy,
     alone,
@@ -29,6 +30,7 @@ from thalweg.distribute.strategy import (
 from thalweg.distribute.variable import aggregated, aggregates
 
 __all__ = [
+    "Locals",
     "ReduceOp",
     "ReplicaContext",
     "Shards",
@@ -45,15 +47,19 @@ __all__ = [
     "has_strategy",
     "here",
     "in_cross_replica_context",
+    "is_on_mesh",
     "loss_factor",
+    "note",
     "record_loss_reduction",
     "scale_loss_for_estimator",
     "shards_of",
-    "shared",
+    "sharing_here",
     "strategy_of",
     "summed",
+    "summed_in_parts",
     "sums_of",
     "taken",
+    "taking",
     "updating",
     "within",
 ]

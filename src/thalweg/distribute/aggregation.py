@@ -16,13 +16,10 @@ from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.reducing import filled
-from thalweg.distribute.sharding.arranging import arrange
-from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.sharding.step import SharedStep
+from thalweg.distribute.sharding.meshes import is_on_mesh
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.formula import Slot
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.variable import titles_of
 
@@ -70,10 +67,10 @@ def summed(
         TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
             ReplicaMismatchError.
     """
-    if _is_deferred(given):
+    if is_deferred(given):
         return _in_graph(strategy, given)
     variables = [var for _, var in given]
-    found = sums_of(owner, strategy, partial(_converted, given), variables, told)
+    found = sums_of(owner, strategy, partial(converted, given), variables, told)
     return [(grad, var) for grad, var in found if grad is not None]
 
 
@@ -100,73 +97,32 @@ def taken(owner: Any) -> None:
             reducer.taken()
 
 
-def _is_deferred(given: Pairs) -> bool:
+def is_deferred(given: Pairs) -> bool:
+    """Whether a graph is being built with these pairs."""
     return not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair)
 
 
-def _converted(given: Pairs) -> Pairs:
-    """Gradients of the shapes of their variables."""
+def converted(given: Pairs) -> Pairs:
+    """The pairs with gradients as tensors or `IndexedSlices`, of the shapes of their variables.
+
+    Raises:
+        TypeError, ValueError: There is something else.
+        FailedPreconditionError: A variable is a DTensor.
+    """
     variables = [var for _, var in given]
     check_variables(variables)
     found: Pairs = []
     for (grad, var), title in zip(given, titles_of(variables), strict=True):
+        if is_on_mesh(var):
+            raise FailedPreconditionError(
+                f"'{title}' is a DTensor, whose gradients torch has summed. Take the step outside"
+                " of strategies."
+            )
         if grad is not None:
             grad = as_gradient(grad, var, title)
             check_shape(grad, var, title)
         found.append((grad, var))
     return found
-
-
-def shards_of(owner: Any) -> Shards | None:
-    """Who has what of an optimizer's slots, if they are shared out in a step taken here.
-
-    Raises:
-        FailedPreconditionError: They are shared out, and the step is not taken with those ranks.
-    """
-    shards = None
-    if has_strategy():
-        shards = get_strategy().reducer_of(owner).shards
-    parts = owner._slots.parts
-    if parts is not None and parts is not shards:
-        raise FailedPreconditionError(
-            f"The slots of {owner._name} are shared out over the ranks of a strategy that was made"
-            " with shard_slots=True. Take its steps in the function that this strategy's run calls."
-        )
-    return shards
-
-
-def shared(
-    owner: Any,
-    shards: Shards,
-    given: Pairs,
-    told: Callable[[], Sequence[str]],
-    kinds: Sequence[Slot],
-    scatters: bool,
-) -> tuple[Pairs, SharedStep]:
-    """The pairs of a step over slots that are shared out, which they are from now on.
-
-    Args:
-        owner: The optimizer.
-        shards: From `shards_of`.
-        given, told: As in `summed`.
-        kinds: The optimizer's kinds of slot, without those of shape ().
-        scatters: Whether nothing wants to see whole sums: gradients are then those of this rank,
-            and the step knows its parts of the sums.
-
-    Raises:
-        FailedPreconditionError: A graph is being built.
-        ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `summed`.
-    """
-    if _is_deferred(given):
-        raise FailedPreconditionError(
-            "Slots are shared out in eager mode alone: make the strategy without shard_slots."
-        )
-    variables = [var for _, var in given]
-    reducer = get_strategy().reducer_of(owner)
-    found, step = reducer.shared(shards, partial(_converted, given), variables, told, scatters)
-    pairs = [(grad, var) for grad, var in found if grad is not None]
-    arrange(owner, shards, pairs, kinds)
-    return pairs, step
 
 
 def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:

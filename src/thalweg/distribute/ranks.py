@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from thalweg.errors import InvalidTypeError, ReplicaLostError
+from thalweg.errors import CheckpointWriteError, InvalidTypeError, ReplicaLostError
 
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -154,6 +154,29 @@ class Ranks:
         padded[: len(data)] = data
         parts = zip(self.gathered(padded), sizes, strict=True)
         return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
+
+    def once(self, write: Callable[[], None], path: str) -> None:
+        """Have rank 0 write a file; all ranks call this, and go on when it is there.
+
+        Args:
+            write: Writes it.
+            path: The file.
+
+        Raises:
+            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
+            ReplicaLostError: A rank did not answer.
+        """
+        trouble: BaseException | None = None
+        if not self.rank:
+            try:
+                write()
+            except BaseException as error:
+                trouble = error
+        said = self.texts("" if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        if trouble is not None:
+            raise trouble
+        if said[0].strip():
+            raise CheckpointWriteError(f"Rank 0 has not written {path}. {said[0]}")
 
     def _wait(self, function: Any, *args: Any, **kwargs: Any) -> None:
         work = self._begin(function, *args, **kwargs)

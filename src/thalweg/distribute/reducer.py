@@ -75,7 +75,6 @@ class Reducer:
 
     def shared(
         self,
-        shards: Shards,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
         told: Told,
@@ -84,13 +83,13 @@ class Reducer:
         """As `summed`, for a step over slots that are shared out.
 
         Args:
-            shards: Who has what of them.
             gradients, variables, told: As in `summed`.
             scatters: Whether a rank gets its parts of the sums alone.
 
         Returns:
             The pairs, dense gradients as they were given if `scatters`, and the step.
         """
+        shards = self._shards_here()
         with self._in_a_step():
             whole, known = self._agreed(gradients, variables, told, scatters)
             shards.learn([var for grad, var in whole if grad is not None])
@@ -102,6 +101,16 @@ class Reducer:
                 if isinstance(grad, Tensor):
                     parts[id(var)], found[place] = grad, whole[place]
         return found, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
+
+    def step_of_sums(self) -> SharedStep:
+        """A step over slots that are shared out, whose gradients are sums already."""
+        self._steps += 1
+        return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
+
+    def _shards_here(self) -> Shards:
+        if self.shards is None:
+            raise RuntimeError("the strategy does not share out slots")
+        return self.shards
 
     @contextlib.contextmanager
     def _in_a_step(self) -> Iterator[None]:

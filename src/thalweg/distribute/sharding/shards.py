@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
 from thalweg.engines.measuring import LEAF
-from thalweg.errors import CheckpointWriteError, InvalidArgumentError, ReplicaLostError
+from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
 
@@ -25,6 +25,7 @@ class _Known:
     """A variable that is cut, with this rank's part of it as long as it lies where it lay."""
 
     var: Tensor  # keeping it alive keeps its id its own
+    number: int
     size: int
     pieces: list[Piece]
     is_whole: bool
@@ -75,7 +76,8 @@ class Shards:
     def _cut(self, var: Tensor, is_whole: bool) -> None:
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
-        self._known[id(var)] = _Known(var, size, pieces, is_whole)
+        number = self._known[id(var)].number if id(var) in self._known else len(self._known)
+        self._known[id(var)] = _Known(var, number, size, pieces, is_whole)
         self._views.clear()
         for rank, start, stop in pieces:
             self._loads[rank] += (stop - start) * var.element_size()
@@ -89,9 +91,13 @@ class Shards:
 
     def keep_whole(self, var: Tensor) -> None:
         """Give a variable that is cut to one rank."""
-        for rank, start, stop in self._known.pop(id(var)).pieces:
+        for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
         self._cut(var, True)
+
+    def order(self, variables: Sequence[Tensor]) -> int:
+        """A number that tells which variables these are, and in which order."""
+        return hash(tuple(self._of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
         """Its pieces in the order of their elements: at most one for each rank."""
@@ -125,7 +131,16 @@ class Shards:
         return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
 
     def rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Those of a sparse gradient that this rank has, in their order; `has_rows` is true."""
+        """Those of a sparse gradient that this rank has, in their order.
+
+        Raises:
+            InvalidArgumentError: The variable's parts are no rows of it.
+        """
+        if not self.has_rows(var):
+            raise InvalidArgumentError(
+                f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
+                " within its rows."
+            )
         first, last = self._rows(var)
         mine = (grad.indices >= first) & (grad.indices < last)
         shape = (last - first, *var.shape[1:])
@@ -153,6 +168,22 @@ class Shards:
         flat(found, var).copy_(elements)
         return found
 
+    def view(self, tensor: Tensor, var: Tensor) -> Tensor:
+        """As `cut`, of a tensor that is written to.
+
+        Raises:
+            LayoutError: Its elements lie in another order than the variable's.
+        """
+        found = self.cut(tensor, var)
+        if found.numel() and found.untyped_storage().data_ptr() != (
+            tensor.untyped_storage().data_ptr()
+        ):
+            raise LayoutError(
+                f"'{name_of(tensor)}' has strides {tensor.stride()}, and its master"
+                f" {var.stride()}: slots that are shared out need them alike."
+            )
+        return found
+
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
         """The value that each rank has its part of, in memory of its own; all ranks call this.
 
@@ -167,7 +198,7 @@ class Shards:
             ReplicaLostError: A rank did not answer.
         """
         if self._collects and self.ranks.rank:
-            with self._read():
+            with self.reading():
                 self.ranks.collect([own.detach()] * self.ranks.size)
             return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
@@ -178,7 +209,7 @@ class Shards:
         mine = found if self._of(var).is_whole else parts[self.ranks.rank]
         if own.numel():
             mine.copy_(own.detach())
-        with self._read():
+        with self.reading():
             if self._collects:
                 self.ranks.collect(parts)
             else:
@@ -194,34 +225,9 @@ class Shards:
         finally:
             self._collects = False
 
-    def once(self, write: Callable[[], None], path: str) -> None:
-        """Have rank 0 write a file; all ranks call this, and go on when it is there.
-
-        Args:
-            write: Writes it.
-            path: The file.
-
-        Raises:
-            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
-            ReplicaLostError: A rank did not answer.
-        """
-        trouble: BaseException | None = None
-        if not self.ranks.rank:
-            try:
-                write()
-            except BaseException as error:
-                trouble = error
-        with self._read():
-            told = self.ranks.texts(
-                "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
-            )
-        if trouble is not None:
-            raise trouble
-        if told[0].strip():
-            raise CheckpointWriteError(f"Rank 0 has not written {path}. {told[0]}")
-
     @contextlib.contextmanager
-    def _read(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
+        """A block between two steps in which ranks wait for each other."""
         try:
             yield
         except ReplicaLostError as error:

@@ -29,11 +29,14 @@ class SharedStep:
             of others are sums, of which it takes its part.
         number: The number of the step, from 1, under the strategy.
         size: Bytes that are sent together.
+
+    Attributes:
+        shards: The same.
     """
 
     def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:
-        self._shards, self._sums, self._number, self._size = shards, sums, number, size
-        self._has_met = False
+        self.shards, self._sums, self._number, self._size = shards, sums, number, size
+        self._has_met, self._order = False, 0
 
     def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -46,7 +49,8 @@ class SharedStep:
                 "With shard_slots, no variable can come twice in a step:"
                 f" {', '.join(asked.titles)}."
             )
-        shards, variables = self._shards, asked.variables
+        shards, variables = self.shards, asked.variables
+        self._order = shards.order(variables)
         parts: list[Any] = list(map(shards.part, variables))
         gradients: list[Any] = []
         slots = list(asked.slots)
@@ -59,14 +63,14 @@ class SharedStep:
                 own = self._sums.get(id(var))
                 gradients.append(shards.cut(grad, var) if own is None else own)
         copies = asked.copies and [
-            None if copy is None else shards.cut(copy, var)
+            None if copy is None else shards.view(copy, var)
             for copy, var in zip(asked.copies, variables, strict=True)
         ]
         return asked._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
     def measures(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
-        return Measured(self._shards, ready, asked, self._meet)
+        return Measured(self.shards, ready, asked, self._meet)
 
     def begin(self) -> None:
         """See `Sharing`; raises ReplicaMismatchError if another rank is in trouble."""
@@ -76,14 +80,15 @@ class SharedStep:
     def joining(self, asked: Request) -> After:
         """See `Sharing`."""
         rows_alone = asked.rule.update_untouched is None
-        tensors = [
-            (var, var, grad if rows_alone else None)
-            for var, grad in zip(asked.variables, asked.gradients, strict=True)
-        ]
+        tensors: list[tuple[Tensor, Tensor, Any]] = []
+        copies = asked.copies or [None] * len(asked.variables)
+        for var, grad, copy in zip(asked.variables, asked.gradients, copies, strict=True):
+            updated = [var] if copy is None else [var, copy]
+            tensors += [(var, each, grad if rows_alone else None) for each in updated]
 
         def joined() -> None:
-            with self._shards.tearing(self._number), torch.no_grad():
-                join(self._shards, tensors, self._size)
+            with self.shards.tearing(self._number), torch.no_grad():
+                join(self.shards, tensors, self._size)
 
         return After(joined, "without the parts of other ranks")
 
@@ -95,7 +100,7 @@ class SharedStep:
         except ReplicaLostError as error:
             if self._has_met:  # it says what has become of the step
                 raise
-            raise self._shards.lost(error, before(self._number)) from error
+            raise self.shards.lost(error, before(self._number)) from error
         except ReplicaMismatchError:
             raise
         except BaseException:
@@ -105,14 +110,21 @@ class SharedStep:
 
     def _meet(self, is_in_trouble: bool = False) -> None:
         """Wait for all ranks, and go on if none is in trouble."""
-        ranks = self._shards.ranks
+        ranks = self.shards.ranks
         own = ranks.rank + 1 if is_in_trouble else 0
-        found = torch.tensor(own, device=ranks.device)
+        found = torch.tensor([own, self._order, -self._order], device=ranks.device)
         ranks.maximum(found)
-        if found and not is_in_trouble:
+        troubled, highest, lowest = found.tolist()
+        if is_in_trouble:
+            return
+        if troubled:
             raise ReplicaMismatchError(
-                f"rank {int(found) - 1} raised an error in its step. Nothing has changed on any"
-                " rank."
+                f"rank {troubled - 1} raised an error in its step. Nothing has changed on any rank."
+            )
+        if highest != -lowest:
+            raise ReplicaMismatchError(
+                "The ranks have gradients of different variables, or in another order. Nothing has"
+                " changed on any rank."
             )
 
 

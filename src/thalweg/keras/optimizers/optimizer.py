@@ -10,7 +10,6 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -24,7 +23,7 @@ from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import repeat, take
-from thalweg.errors import FailedPreconditionError, InvalidTypeError, did_you_mean, warn
+from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -181,22 +180,22 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                     "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
                     " the function that thalweg.distribute.Strategy.run calls."
                 )
-            aggregates, sharing = experimental_aggregate_gradients, None
-            shards = distribute.shards_of(self)
-            if shards is not None:
-                given, sharing = self._shared(shards, as_pairs(given), aggregates)
-                aggregates = False
-            elif aggregates and self._sums_first():
-                given, aggregates = self._summed(as_pairs(given)), False
-            hooks = self._hooks(aggregates)
-            hooks.sharing = sharing
+            aggregates = experimental_aggregate_gradients
+            sums_first = aggregates and self._sums_first()
+            hooks = self._hooks(aggregates and not sums_first)
+            if not sums_first:
+                given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+            elif distribute.shards_of(self) is not None:
+                given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
+            else:
+                given = self._summed(as_pairs(given))
             how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
             kept = self._plans.now()
-            with nullcontext() if sharing is None else sharing.guarding():
+            with distribute.taking(hooks.sharing):
                 outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
                 if outcome is None:
                     if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                        return self._deferred(given, name, aggregates)
+                        return self._deferred(given, name, aggregates and not sums_first)
                     outcome = take(hooks, kept, given, how, tries=False)
             distribute.taken(self)
             raise_first(outcome.errors)
@@ -227,32 +226,21 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
         return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
 
-    def _shared(
-        self, shards: distribute.Shards, pairs: list[tuple[Any, Any]], aggregates: bool
-    ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-        """The pairs of a step over slots that are shared out over the ranks, and the step.
-
-        Raises:
-            FailedPreconditionError: Functions that are not the library's update variables, or sum
-                gradients.
-        """
-        rule = self._hooks(False).rule()
-        own = self._overridden() & {*UPDATES, *_BEFORE}
-        own = own or any(isinstance(var, Tensor) and var.is_complex() for _, var in pairs)
-        if rule is None or own or self._aggregator is not None or not aggregates:
-            raise FailedPreconditionError(
-                f"The slots of {self._name} cannot be shared out over the ranks: its gradients are"
-                " not summed, or its variables not updated, by a rule alone. Make the strategy"
-                " without shard_slots."
-            )
-        sees = self._transformers or "_transform_gradients" in self._overridden()
-        kinds, scatters = rule.element_slots, not (sees or rule.whole)
-        found, step = distribute.shared(self, shards, pairs, self._told, kinds, scatters)
-        return found or with_gradients(pairs, titles_of([var for _, var in pairs])), step
-
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
         self._plans = Plans()
+
+    def _summed_in_parts(
+        self, pairs: list[tuple[Any, Any]], hooks: KerasHooks
+    ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
+        sees = self._transformers or "_transform_gradients" in self._overridden()
+        rule = hooks.rule()
+        whole = sees or rule is None or (rule.whole and bool(self._clipping))
+        strategy = distribute.get_strategy()
+        found, step = distribute.summed_in_parts(
+            self, strategy, pairs, self._told, hooks, scatters=not whole
+        )
+        return found or with_gradients(pairs, titles_of([var for _, var in pairs])), step
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""

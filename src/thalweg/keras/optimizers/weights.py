@@ -153,6 +153,7 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
+        distribute.note(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
         self._take_slots(name, missing, made)

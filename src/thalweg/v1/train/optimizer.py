@@ -20,6 +20,7 @@ from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
+from thalweg.core.slots import SlotStore
 from thalweg.core.step import finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
@@ -297,13 +298,15 @@ class Optimizer(State, StateDict):
         global_step: Any,
         name: str,
         captured: list[Any] | None = None,
+        sharing: Any = None,
     ) -> None:
         """Apply gradients now; those that are None are left out."""
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
             given = [(grad, var) for grad, var in given if grad is not None]
-        raise_first(self._take(given, global_step, name, captured=captured).errors)
+        outcome = self._take(given, global_step, name, captured=captured, sharing=sharing)
+        raise_first(outcome.errors)
 
     def _take(
         self,
@@ -313,6 +316,7 @@ class Optimizer(State, StateDict):
         how: Processing = NOTHING,
         copies: Copies = None,
         captured: list[Any] | None = None,
+        sharing: Any = None,
     ) -> Outcome:
         """Take a step, eagerly or as a session runs.
 
@@ -324,6 +328,7 @@ class Optimizer(State, StateDict):
             copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
             captured: In a session the values of `_captured`. Without them a step inside of
                 `_taking` has those of that step.
+            sharing: How the step is shared with other ranks, if their gradients were summed for it.
 
         Returns:
             Whether the step was taken, and what was raised after the updates.
@@ -333,7 +338,11 @@ class Optimizer(State, StateDict):
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._taking(self._hooks(global_step, name, values)) as hooks:
-                return take(hooks, self._plans.now(), given, how, copies)
+                if sharing is None:
+                    given, sharing = distribute.sharing_here(self, given, hooks)
+                hooks.sharing = sharing
+                with distribute.taking(sharing):
+                    return take(hooks, self._plans.now(), given, how, copies)
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
@@ -410,6 +419,8 @@ class Optimizer(State, StateDict):
         """
         strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
+        if given and distribute.shards_of(self, strategy) is not None:
+            return self._apply_in_parts(strategy, given, global_step, name or self._name)
         if not strategy.ranks.is_alone:
             step = global_step.item() if isinstance(global_step, Tensor) else None
             told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
@@ -425,6 +436,21 @@ class Optimizer(State, StateDict):
             raise
         distribute.taken(self)
         return made
+
+    def _apply_in_parts(
+        self, strategy: distribute.Strategy, given: list[Any], global_step: Any, name: str
+    ) -> None:
+        """Apply gradients of all replicas to slots that are shared out over them."""
+        with self._turn(), self._locked():
+            hooks = self._hooks(global_step, name, None)
+            found, step = distribute.summed_in_parts(self, strategy, given, self._told, hooks)
+            if not found:
+                check_any(given)
+            self._apply(found, global_step, name, sharing=step)
+
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._plans = Plans()
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
