@@ -20,8 +20,8 @@ torch.manual_seed(0)
 model, optimizer = torch.nn.Linear(8, 1), Adam(0.05)
 variables, target = list(model.parameters()), torch.randn(8)
 manager = CheckpointManager(sys.argv[1], keep=2)
-found = manager.restore_or_initialize(optimizer=optimizer, module=model)  # on all ranks
-begin = found.step + 1 if found else 0
+manager.restore_or_initialize(optimizer=optimizer, module=model)  # on all ranks
+begin = int(optimizer.iterations)
 
 
 def loss(step: int, part: int) -> torch.Tensor:
@@ -38,5 +38,5 @@ for step in range(begin, STEPS):
         manager.save(step, optimizer=optimizer, module=model)
 
 if strategy.ranks.rank == 0:
-    total = sum(loss(STEPS, part) for part in range(4)).item()
+    total = sum(loss(STEPS, part).item() for part in range(4))
     print(f"{strategy.num_replicas_in_sync} ranks, steps {begin} to {STEPS - 1}: loss {total:.6f}")

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import thalweg
-from thalweg import CheckpointWarning, Variable, checkpoint
+from thalweg import CheckpointWarning, ThalwegError, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
 
@@ -48,6 +49,29 @@ def test_a_training_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
         assert path.exists()
     assert steps(manager) == [1]
     assert manager.restore().extra == "step 1"
+
+
+@pytest.mark.parametrize("moved", [-50.0, 0.0])
+def test_a_clock_that_goes_back_loses_nothing(moved: float, tmp_path: Path) -> None:
+    clock = Clock()
+    manager = CheckpointManager(tmp_path, keep=1, clock=clock)
+    for step in (10, 11, 3):
+        path = manager.save(step)
+        clock.now += moved
+        assert manager.latest() == path
+
+
+@pytest.mark.parametrize("place", [20, 200, -1])
+def test_nothing_starts_anew_beside_a_damaged_file(place: int, tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    path = manager.save(9000, extra=[1.0] * 10, variables={"w": torch.ones(3)})
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ThalwegError):
+            manager.restore_or_initialize(variables={"w": torch.ones(3)})
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import fresh
 import thalweg
+from many import many
 from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
@@ -70,7 +71,7 @@ def test_the_library_trains_without_the_extra() -> None:
     assert done.stdout == "0.5\n", done.stderr
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
+@many("path", OTHERS)
 def test_only_the_command_imports_its_packages(path: Path) -> None:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -93,6 +93,12 @@ def test_verify(trained: Path) -> None:
     assert "verified" in both.output
 
 
+def test_files_without_checksums_are_not_called_verified() -> None:
+    found = run("verify", Path(__file__).parent / "goldens/keras_files/adam.h5")
+    assert found.exit_code == 0
+    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(found.output.split())
+
+
 def test_diff(trained: Path, tmp_path: Path) -> None:
     same = run("diff", trained, trained)
     assert (same.exit_code, same.output) == (0, "All tensors are equal, to the bit.\n")

@@ -389,3 +389,14 @@ def test_what_only_torch_computes_is_not_clipped_in_silence() -> None:
     ours.param_groups[0]["params"][0].grad = torch.ones(2, device="meta")
     with pytest.raises(NotImplementedError, match="Adam with clip_grad_norm takes steps on"):
         ours.step()
+
+
+def test_a_constraint_follows_the_update() -> None:
+    params = params_of(torch.float32, ((5,),))
+    params[0].constraint = lambda value: value.clamp(min=0.0)
+    ours = optim.SGD(params, lr=0.1)
+    give(params, 0)
+    expected = (params[0].detach() - 0.1 * params[0].grad).clamp(min=0.0)
+    ours.step()
+    torch.testing.assert_close(params[0].detach(), expected)
+    assert (params[0] == 0).any()

@@ -156,9 +156,10 @@ FRESH: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("stride", [13, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["trained", "fresh"])
 @pytest.mark.parametrize("face", OF_VARIABLES)
-def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool) -> None:
+def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool, stride: int) -> None:
     opt, variables = MAKE[face]()
     old_values = [var.detach().clone() for var in variables]
     start = opt.state_dict()
@@ -177,7 +178,7 @@ def test_an_interruption_leaves_all_old_or_all_new(face: str, is_fresh: bool) ->
             opt.load_state_dict(start, variables)
         for var, value in zip(variables, old_values, strict=True):
             var.assign(value)
-        number += 3
+        number += stride
     assert number > 100
 
 

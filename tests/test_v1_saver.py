@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import thalweg
 import thalweg.v1 as tf
 from graph_training import EVERY, Training, bits
 from sessions import initialized
@@ -939,3 +940,21 @@ def test_waits_are_short() -> None:
         with pytest.raises(RuntimeError):
             training.saver.save(training.session, "x")
     assert time.monotonic() - started < 60
+
+
+def test_a_prefix_may_have_the_ending_of_the_file(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "model.safetensors")
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.Variable([1.0], name="w")
+        saver = train.Saver()
+        session.run(w.initializer)
+        path = saver.save(session, prefix)
+        session.run(w.assign([2.0]))
+        saver.restore(session, path)
+        assert session.run(w) == [1.0]
+    checkpoint = train.Checkpoint(w=thalweg.Variable([3.0]))
+    path = checkpoint.write(prefix)
+    assert sorted(each.name for each in tmp_path.glob("model*")) == ["model.safetensors"]
+    checkpoint.w.assign([4.0])
+    checkpoint.restore(path).assert_consumed()
+    assert checkpoint.w.item() == 3.0

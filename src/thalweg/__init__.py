@@ -52,7 +52,7 @@ from thalweg.variable import (
 )
 
 if TYPE_CHECKING:
-    from thalweg import checkpoint, keras, openseq2seq, optim, v1
+    from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
 
 __version__ = "0.1.0"

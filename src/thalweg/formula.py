@@ -78,6 +78,23 @@ class Slot:
             )
 
 
+class Then:
+    """A formula and then another, which gets the variable that the first has made.
+
+    Args:
+        first: A formula of a rule.
+        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
+            `(var, value, *, scalars) -> value` makes the value of one further slot, the last.
+    """
+
+    def __init__(self, first: Formula | Then, then: Formula) -> None:
+        self.first, self.then = first, then
+        self.__qualname__ = f"{first.__qualname__} then {then.__qualname__}"
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+
 @dataclass(frozen=True)
 class Hyper:
     """A number the user chooses for a whole step, with its default and one line about it."""

@@ -171,6 +171,8 @@ def _converts(given: Any, now: Tensor) -> bool:
 
 def _fits(given: Any, now: Any) -> bool:
     if isinstance(now, dict):
+        # "w" is "w:0", where there is no other.
+        given = {key if key in now else f"{key}:0": value for key, value in given.items()}
         left = now.keys() - given.keys()
         numbers = all(isinstance(now[key], int | float) for key in left)
         return (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.rules import RULES
 from thalweg.schedules import LearningRateSchedule
+from thalweg.storage.json_text import table
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 from thalweg.v1.train.followed import Followed
@@ -33,7 +35,7 @@ SCHEDULE = "$schedule"  # {"class_name": ..., "config": ...}
 RATE = "$rate"  # {"function": ..., "arguments": ...}
 RULE = "$rule"  # the name of a rule of the library
 OPTIMIZER = "$optimizer"  # as `described` returns it
-SCALER = "$loss_scaler"  # its arguments
+LOSS_SCALER = "$loss_scaler"  # its arguments
 VARIABLE = "$variable"  # the name of one
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
@@ -45,13 +47,15 @@ _WRAPPERS = {
     "openseq2seq:MixedPrecisionOptimizerWrapper": MixedPrecisionOptimizerWrapper,
 }
 _DECAYS = [name for name in train.__all__ if name.endswith("_decay")]
-_RATES = {f"train.{name}": getattr(train, name) for name in (*_DECAYS, "piecewise_constant")}
-_RATES |= {
-    f"lr_policies.{name}": function
-    for name, function in vars(lr_policies).items()
-    if inspect.isfunction(function)
-    and function.__module__ == lr_policies.__name__
-    and not name.startswith("_")
+_RATES: dict[str, Any] = {
+    **{f"train.{name}": getattr(train, name) for name in (*_DECAYS, "piecewise_constant")},
+    **{
+        f"lr_policies.{name}": function
+        for name, function in vars(lr_policies).items()
+        if inspect.isfunction(function)
+        and function.__module__ == lr_policies.__name__
+        and not name.startswith("_")
+    },
 }
 
 
@@ -103,12 +107,13 @@ def _different(name: str, own: Any, other: Any) -> list[str]:
     """Where two values differ, by the names of what they hold."""
     if own == other:
         return []
-    if isinstance(own, dict) and isinstance(other, dict) and own.keys() == other.keys():
+    ours, theirs = table(own), table(other)
+    if ours and ours.keys() == theirs.keys():
         return [
             each
-            for key in own
+            for key in ours
             for each in _different(
-                name if key.startswith("$") else f"{name}.{key}", own[key], other[key]
+                name if key.startswith("$") else f"{name}.{key}", ours[key], theirs[key]
             )
         ]
     return [f"{name} is {_shown(own)}, in the file {_shown(other)}"]
@@ -159,8 +164,11 @@ class _Described:
         self._writer = Writer(self)
 
     def optimizer(self, optimizer: Any) -> dict[str, Any]:
-        arguments = self._writer(optimizer._arguments(), "")
-        return {"class": _name(type(optimizer)), "arguments": arguments}
+        """Class and arguments; see `described`."""
+        return {
+            "class": _name(optimizer.__class__),
+            "arguments": self._writer(optimizer._arguments(), ""),
+        }
 
     def __call__(self, value: Any, name: str) -> Any:
         if isinstance(value, LearningRateSchedule):
@@ -171,19 +179,24 @@ class _Described:
             return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
         if isinstance(value, train.Optimizer):
             return {OPTIMIZER: self.optimizer(value)}
-        if type(value) is AutomaticLossScaler:
-            return {SCALER: self._writer(value._arguments(), name)}
+        if isinstance(value, AutomaticLossScaler):
+            return self._loss_scaler(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if isinstance(value, type):
+        if inspect.isclass(value):
             return _name(value)
         if isinstance(value, torch.dtype):
             return dtype_name(value)
         if is_function(value):
             return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
         if isinstance(value, frozenset | set):
-            return sorted(map(str, value))
+            return sorted(map(str, cast(set[Any], value)))
         return NotImplemented
+
+    def _loss_scaler(self, scaler: Any) -> Any:
+        if scaler.__class__ is not AutomaticLossScaler:
+            return {YOURS: f"your loss scaler {scaler.__class__.__name__!r}"}
+        return {LOSS_SCALER: self._writer(scaler._arguments(), "")}
 
     def _tensor(self, value: Tensor) -> Any:
         own = name_of(value, "").split(":")[0] if is_variable(value) else ""
@@ -195,14 +208,11 @@ class _Described:
         return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
 
     def _schedule(self, schedule: LearningRateSchedule) -> Any:
-        try:
+        with suppress(NotImplementedError, TypeError, ValueError):
             written = schedules.serialize(schedule)
-            known = type(schedules.deserialize(written)) is type(schedule)
-        except (NotImplementedError, TypeError, ValueError):
-            known = False
-        if not known:
-            return {YOURS: f"your schedule {type(schedule).__name__!r}"}
-        return {SCHEDULE: self._writer(written, "")}
+            if type(schedules.deserialize(written)) is type(schedule):
+                return {SCHEDULE: self._writer(written, "")}
+        return {YOURS: f"your schedule {type(schedule).__name__!r}"}
 
     def _rate(self, rate: Followed) -> Any:
         function, arguments = rate.source or (None, {})
@@ -232,7 +242,7 @@ class _Made:
             return {rule.name: rule for rule in RULES}[content]
         if mark == OPTIMIZER:
             return made(content, self._variables)
-        if mark == SCALER:
+        if mark == LOSS_SCALER:
             return AutomaticLossScaler(**reader(content))
         if mark == NUMBER:
             return to_tensor(reader(content[1]), content[0])
@@ -248,19 +258,18 @@ class _Made:
 
 def _yours(plain: Any) -> str:
     """What in a description only its owner can make; "" if nothing."""
-    if isinstance(plain, dict):
-        return plain[YOURS] if YOURS in plain else _yours(list(plain.values()))
+    own, parts = table(plain), list[Any]()
     if isinstance(plain, list):
-        return next(filter(None, map(_yours, plain)), "")
-    return ""
+        parts = cast(list[Any], plain)
+    found = [own.get(YOURS, ""), *map(_yours, [*parts, *own.values()])]
+    return next(filter(None, found), "")
 
 
 def _is_number(plain: Any) -> bool:
-    return type(plain) in (int, float) or (isinstance(plain, dict) and SCALAR in plain)
+    return type(plain) in (int, float) or SCALAR in table(plain)
 
 
 def _shown(plain: Any) -> str:
-    if isinstance(plain, dict) and len(plain) == 1:
-        ((_, content),) = plain.items()
+    for content in table(plain).values() if len(table(plain)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)

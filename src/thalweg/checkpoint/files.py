@@ -13,7 +13,7 @@ import torch
 from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
-from thalweg.storage.located import located
+from thalweg.storage.located import Kind, located
 from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
@@ -35,7 +35,7 @@ class Listing:
     path: str
     kind: str
     tensors: tuple[Listed, ...]
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict[str, Any])
     optimizers: tuple[str, ...] = ()
 
     @property
@@ -85,6 +85,11 @@ def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         }
         document["optimizer"] = {"class": only.family.cls, "arguments": plain}
     return document, tuple(found.summary().splitlines()[1:])
+
+
+def has_checksums(path: Path) -> bool:
+    """Whether a checkpoint holds checksums of its tensors: HDF5 has none."""
+    return located(path).kind != Kind.HDF5
 
 
 def verified(path: Path, progress: Progress | None = None) -> Listing:

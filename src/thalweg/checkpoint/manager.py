@@ -105,7 +105,7 @@ class CheckpointManager:
         asynchronous: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if keep is not None and (not isinstance(keep, int) or keep < 1):
+        if keep is not None and (type(keep) is not int or keep < 1):
             raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
         if keep_every is not None and not keep_every > 0:
             raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
@@ -161,10 +161,10 @@ class CheckpointManager:
         taken = snapshot(
             optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
         )
-        taken.document.update(step=number, time=self._clock())
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
         self._removes = taken.is_here()
         failure = self._ended()
+        taken.document.update(step=number, time=self._time())
         if self._asynchronous:
             self._saving = Saving(taken, path, None)
         else:
@@ -174,6 +174,11 @@ class CheckpointManager:
             failure.add_note(f"That was the save before; {path} is being written.")
             raise failure
         return path
+
+    def _time(self) -> float:
+        """Now, but later than all that is there: clocks go back, and those of machines differ."""
+        now, there = self._clock(), self.checkpoints()
+        return max(now, math.nextafter(there[-1].time, math.inf)) if there else now
 
     def wait(self) -> None:
         """Return when all files are there.
@@ -225,7 +230,7 @@ class CheckpointManager:
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
     ) -> Restored | None:
-        """Go on from the latest checkpoint, or start where there is none.
+        """Go on from the latest checkpoint that is whole, or start where there is no file.
 
         Returns:
             As `restore`; None if there is no checkpoint, and nothing has changed.
@@ -247,6 +252,8 @@ class CheckpointManager:
         """
         path = self.latest()
         if path is None:
+            for damaged in _files(self.directory, self._name).values():
+                container.verify(damaged)
             return None
         return restore(path, optimizer=optimizer, variables=variables, module=module)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ from thalweg.v1.train import Optimizer as V1Optimizer
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
 
 
-def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[str, Tensor]:
+def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
     """The tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
         InvalidTypeError: What is given is neither.
         InvalidArgumentError: Two tensors have the same name.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
             kind = type(module).__name__
@@ -50,11 +50,11 @@ def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[s
 def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
     """The module's own tensors by the names of its `state_dict`, whatever hooks make of that."""
     found: dict[str, Tensor] = {}
-    for prefix, each in module.named_modules(remove_duplicate=False):
-        persistent = each._buffers.keys() - each._non_persistent_buffers_set
-        own = {**each._parameters, **{name: each._buffers[name] for name in persistent}}
-        for name in [*each._parameters, *(name for name in each._buffers if name in persistent)]:
-            tensor = own[name]
+    parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    for prefix, part in parts:
+        left_out = part._non_persistent_buffers_set
+        buffers = {name: each for name, each in part._buffers.items() if name not in left_out}
+        for name, tensor in {**part._parameters, **buffers}.items():
             if tensor is not None:
                 found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
@@ -62,7 +62,8 @@ def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
     if isinstance(variables, Mapping):
-        return {str(name): each for name, each in variables.items()}
+        own = cast(Mapping[Any, Tensor], variables)
+        return {str(name): each for name, each in own.items()}
     tensors = distinct(flatten(variables))
     return dict(zip(keys_of(tensors), tensors, strict=True))
 

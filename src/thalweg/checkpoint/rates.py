@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,11 +35,12 @@ def loading(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
     found += [f"the random numbers of {name} are missing" for name in keepers if name not in given]
     if found and check:
         raise mismatch(found, "The learning rates")
-    calls = []
+    calls: list[Callable[[], Any]] = []
     for name in keepers.keys() & given.keys():
         twin = copy.deepcopy(keepers[name])
         twin.load_state_dict(given[name])
-        calls.append(partial(vars(keepers[name]).update, vars(twin)))
+        own: dict[str, Any] = keepers[name].__dict__
+        calls.append(partial(own.update, twin.__dict__))
     return Loading(then=calls)
 
 

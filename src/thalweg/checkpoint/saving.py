@@ -36,6 +36,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.storage import container
+from thalweg.storage.json_text import table
 from thalweg.storage.located import located
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
@@ -99,7 +100,7 @@ class Restored:
 
     optimizer: Any = None
     extra: Any = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     step: int | None = None
     left: tuple[str, ...] = ()
 
@@ -320,8 +321,8 @@ def _optimizer(
     description = document["optimizer"]
     if given is None:
         return described.made(description, tensors)
-    own, numbers = described.described(given, tensors), document["state"].get("hyperparameters")
-    loaded = {"schedule_decay", *(numbers if isinstance(numbers, dict) else ())}
+    own = described.described(given, tensors)
+    loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
     found = described.differences(description, own, loaded)
     if found and (check or description["class"] != own["class"]):
         hint = " restore(..., check_arguments=False) goes on with yours." * check
@@ -344,15 +345,15 @@ def reader_of(kind: Any) -> str:
     return known or "`thalweg inspect` shows what is in it"
 
 
-def _checked(document: Any, path: Path) -> dict[str, Any]:
-    kind = document.get("kind") if isinstance(document, dict) else None
+def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
     for name in ("variables", "optimizer", "state", "rates", "metrics"):
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
-        description = document["optimizer"]
+        description = table(document["optimizer"])
         if not isinstance(description.get("class"), str) or not isinstance(
             description.get("arguments"), dict
         ):
@@ -360,5 +361,5 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    found = {"variables": {}, "rates": {}, "extra": None, "metrics": {}, **document}
-    return {**found, "step": step if type(step) is int else None}
+    empty: dict[str, Any] = {"variables": {}, "rates": {}, "extra": None, "metrics": {}}
+    return {**empty, **document, "step": step if type(step) is int else None}

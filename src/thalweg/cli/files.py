@@ -57,14 +57,15 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
 def verify(paths: tuple[str, ...]) -> None:
     """Read each checkpoint of PATHS, and compare every tensor with its checksum.
 
-    The exit status is 1 if one is damaged.
+    Files of HDF5 (.h5) have no checksums: of those it says that they are readable. The exit status
+    is 1 if one is damaged.
 
     \b
     Examples:
       thalweg verify run7/checkpoint-12.safetensors
       thalweg verify run7/*.safetensors
     """
-    from thalweg.checkpoint.files import verified
+    from thalweg.checkpoint.files import has_checksums, verified
     from thalweg.errors import ThalwegError
 
     failed = False
@@ -78,7 +79,8 @@ def verify(paths: tuple[str, ...]) -> None:
             click.echo(f"{error}", err=True)
             failed = True
         else:
-            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, verified")
+            how = "verified" if has_checksums(path) else "readable; HDF5 holds no checksums"
+            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, {how}")
     sys.exit(int(failed))
 
 

@@ -28,6 +28,7 @@ from thalweg.distribute.strategy import (
     updating,
 )
 from thalweg.distribute.variable import aggregated, aggregates
+from thalweg.distribute.words import in_words
 
 __all__ = [
     "Locals",
@@ -47,6 +48,7 @@ __all__ = [
     "has_strategy",
     "here",
     "in_cross_replica_context",
+    "in_words",
     "is_on_mesh",
     "loss_factor",
     "note",

@@ -278,8 +278,10 @@ def _meeting() -> dict[str, Any]:
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return {}
-    store, rank, size = next(distributed.rendezvous("env://"))
-    store = distributed.PrefixStore(f"thalweg/restart_{restarts}", store)
+    met = next(distributed.rendezvous("env://"))  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, size = met
+    name = f"thalweg/restart_{restarts}"
+    store = distributed.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
     return {"store": store, "rank": rank, "world_size": size}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import fits
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.in_backward import place_of
+from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 
@@ -64,37 +66,38 @@ class DropIn(OneSweep):
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
 
-    def _take_step(self, parts: dict[Rule, Part]) -> None:
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         if any(map(_is_torchs, self.param_groups)):
             return self._step_of_torch()
-        if self._is_left_out():
-            return None
-        shares = self._shares()
+        shares = self._shares() if only is None else self._share_of(only)
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain)
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
         if not all(map(self._fits, begun)):
             return self._step_of_torch()
-        if len(shares) > 1:
-            # What fails does so before the first of them is written.
-            with not_taken(), torch.no_grad():
-                for rule, share in shares.items():
-                    hooks[rule].rehearse(share.pairs)
+        with not_taken(), torch.no_grad():
+            given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
+            if len(shares) > 1:
+                # What fails does so before the first of them is written.
+                for rule, (pairs, _) in given.items():
+                    hooks[rule].rehearse(pairs)
         seen = Seen()
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             around, unscaling = together(around, unscaling, shares.values(), seen)
-        for rule, (pairs, _) in shares.items():
+        for rule, (pairs, copies) in given.items():
             own, kept = hooks[rule], parts[rule].kept
             how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-            outcome = repeat(own, kept, pairs, how) or take(own, kept, pairs, how, tries=False)
+            outcome = repeat(own, kept, pairs, how, copies)
+            outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
             own.settle()
             raise_first(outcome.errors)
-        self._told(seen)
+        if only is None and shares:
+            self._told(seen)
         return None
 
     def _fits(self, share: _Share) -> bool:
@@ -120,18 +123,38 @@ class DropIn(OneSweep):
     def _shares(self) -> dict[Rule, _Share]:
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
-            pairs = [(grad, param) for param in group["params"] if (grad := param.grad) is not None]
+            params = group["params"]
+            given = zip(self._gradients(params), params, strict=True)
+            pairs = [(grad, param) for grad, param in given if grad is not None]
             if pairs:
-                share = found.setdefault(self._rule(group), _Share([], []))
+                share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found
+
+    def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
+        """The same of one parameter."""
+        place = place_of(self, param)
+        rule = self._around.rule(self._rule(self.param_groups[place]))
+        return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule) -> dict[str, Number]:
         """The numbers that each parameter has of its own."""
         own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
         start = 0 if self._plain else 0.0
         return {STEP: Number(start), **own} if self._counts else own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; what options keep beside torch's state has to be there, and keeps its dtype.
+
+        Raises:
+            CheckpointMismatchError: It lacks that. Nothing was loaded.
+        """
+        load = super().load_state_dict  # pyright: ignore
+        if self._around.is_lossless:
+            load(state_dict)
+        else:
+            load_as_torch(self, state_dict, load)
 
     def _step_of_torch(self) -> None:
         if self._around:

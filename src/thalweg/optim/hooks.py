@@ -17,6 +17,7 @@ from thalweg.core.section import Call
 from thalweg.engines import Selection, current
 from thalweg.engines.given import given_to
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, Column, PlainColumn
 from thalweg.optim.groups import number
 from thalweg.optim.part import Part
@@ -41,6 +42,7 @@ class GroupHooks(Hooks):
         super().__init__()
         self.selection = current()
         self._optimizer = optimizer
+        self._average = optimizer._around.ema_decay
         self._part = part
         self._params = params
         self._places = places
@@ -48,6 +50,22 @@ class GroupHooks(Hooks):
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.repeats = part.stands(optimizer.state, params)
+
+    def aim(
+        self, pairs: list[tuple[Any, Tensor]]
+    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
+        """Pairs with what a step updates in place of parameters, and what follows that."""
+        targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
+        if targets is self._params:
+            return pairs, None
+        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        given = [(grad, own[id(param)]) for grad, param in pairs]
+        self._real = {
+            id(target): param
+            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            if target is not param
+        }
+        return given, [self._real.get(id(target)) for _, target in given]
 
     def rule(self) -> Any:
         return self._part.rule
@@ -94,8 +112,7 @@ class GroupHooks(Hooks):
         for column in part.columns:
             column.read()
         differing = [column.values for column in part.columns if column.common is None]
-        if any(part.lacked) and not all(part.lacked):
-            differing.append(part.lacked)
+        differing += [flags for flags in part.lacked.values() if not all(flags)]
         if differing:
             self._keys = list(zip(places, *differing, strict=True))
         elif places and places[0] != places[-1]:
@@ -129,7 +146,13 @@ class GroupHooks(Hooks):
             column.name: next(own) if column.common is None else column.common
             for column in part.columns
         }
-        return place, {**numbers, "is_first": next(own, part.lacked[0])}
+        lacked = [name for name, flags in part.lacked.items() if all(flags) or next(own)]
+        first = [slot.name for slot in part.rule.element_slots[:1]]
+        numbers["is_first"] = bool(first) and first[0] in lacked
+        if self._average is not None:
+            is_new = EMA in lacked or not numbers.get(STEP, 1)
+            numbers[WEIGHT] = 1.0 if is_new else 1 - self._average
+        return place, numbers
 
     def settle(self) -> None:
         """The step was written."""
@@ -140,8 +163,6 @@ class GroupHooks(Hooks):
 
 class TorchHooks(GroupHooks):
     """A step with torch's numbers: scalars are made in Python's, and rounded once."""
-
-    constrains = False
 
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
@@ -175,7 +196,7 @@ class TorchHooks(GroupHooks):
             given["t"] = numbers[STEP] + 1
         made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
         made = {name: each if type(each) is float else number(each) for name, each in made.items()}
-        return {**options.numbers(), **made, STEP: given.get("t")}
+        return {**options.numbers(), **made, STEP: given.get("t"), WEIGHT: given.get(WEIGHT)}
 
     def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
         return self._made[key][column.name]

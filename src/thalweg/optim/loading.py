@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -13,8 +13,54 @@ from torch import Tensor
 
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import hypers_of
 from thalweg.variable import dtype_name
+
+
+def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[..., None]) -> None:
+    """Have torch set a state, and give back the dtypes that it casts.
+
+    Args:
+        optimizer: A `DropIn`.
+        state_dict: What it was given.
+        load: Torch's `load_state_dict`.
+
+    Raises:
+        CheckpointMismatchError: A state lacks what the optimizer's options need.
+    """
+    seen: list[Mapping[str, Any]] = []
+
+    def look(_: Any, given: Mapping[str, Any]) -> None:
+        owners = _owners(optimizer, given)
+        lacking = [
+            f"'{key}/{name}' is missing"
+            for key, own in given["state"].items()
+            for name in (optimizer._around.keys(owners[key]) if key in owners else ())
+            if own and name not in own
+        ]
+        if lacking:
+            what = f"{type(optimizer).__name__} with {optimizer._around.named()}"
+            raise mismatch(lacking, what)
+        seen.append(given)
+
+    handle = optimizer.register_load_state_dict_pre_hook(look)  # after all others
+    try:
+        load(state_dict)
+    finally:
+        handle.remove()
+    for key, param in _owners(optimizer, seen[0]).items():
+        for name, value in seen[0]["state"].get(key, {}).items():
+            own = optimizer.state[param].get(name)
+            if isinstance(own, Tensor) and own.dtype != value.dtype:
+                optimizer.state[param][name] = value.detach().to(param.device, copy=True)
+
+
+def _owners(optimizer: Any, given: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """Parameters by the keys of their saved states; by order, as torch does."""
+    keys = [key for group in given["param_groups"] for key in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return dict(zip(keys, params, strict=False))
 
 
 def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
@@ -71,7 +117,11 @@ def _setting(
     calls: list[Call] = []
     for name in chain(own, (name for name in given if name not in own)):
         what = f"'{title}/{name}'"
-        if name not in given:
+        if name == SUM:
+            begun = name in given
+            value = (given[name].detach().clone(),) if begun else (None,)
+            calls.append(partial(own.__setitem__ if begun else own.pop, name, *value))
+        elif name not in given:
             found.append(f"{what} is missing")
         elif name not in own:
             found.append(f"{what} belongs to nothing here")

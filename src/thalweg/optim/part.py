@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain
+from itertools import chain, compress
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -15,10 +15,12 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
-from thalweg.core.slots import dtype_of
 from thalweg.formula import Rule, Slot
+from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import Column, PlainColumn
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
+from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
@@ -46,18 +48,28 @@ class Part:
         rule: The rule.
         numbers: What each parameter has of its own, by name.
         plain: Whether these are numbers of Python's.
+        kinds: What parameters of 16 bits have beside them.
 
     Attributes:
         kept: The core's plans.
         columns: The numbers that each parameter has of its own.
-        lacked: For each parameter of the last step whether it had no slots before.
+        lacked: For slots that some parameters of the step had not before: which.
     """
 
-    def __init__(self, rule: Rule, numbers: Mapping[str, Number], plain: bool = False) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        numbers: Mapping[str, Number],
+        plain: bool = False,
+        kinds: Kinds = PLAIN,
+    ) -> None:
         self.rule = rule
+        self._kinds = kinds
+        self._masters = Masters()
+        self._target_of: dict[int, Tensor] = {}
         self.kept = Kept()
         self.columns: list[Column | PlainColumn] = []
-        self.lacked: list[bool] = []
+        self.lacked: dict[str, list[bool]] = {}
         self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
@@ -101,17 +113,22 @@ class Part:
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
-        self.lacked = [False] * len(params)
+        self.lacked = {}
         for slot in self.rule.slots:
             if slot.name not in self._numbers:
                 self._make_slots(slot, starts)
+        for param in params:
+            if (target := self._target_of.get(id(param), param)) is not param:
+                self._fresh[id(param)][MASTER] = target
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
         name, start = slot.name, slot.initial
-        self.lacked = [own.get(name) is None for own in self._owners]
-        lacking = [param for param, lacks in zip(self._params, self.lacked, strict=True) if lacks]
+        lacks = [own.get(name) is None for own in self._owners]
+        if any(lacks):
+            self.lacked[name] = lacks
+        lacking = list(compress(self._params, lacks))
         plain = [param for param in lacking if not param.is_complex()]
-        dtypes = [dtype_of(slot, param) for param in plain]
+        dtypes = [self._kinds.of(slot, param) for param in plain]
         made = iter(laid_out(plain, dtypes, start, slot.scalar))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
@@ -122,14 +139,17 @@ class Part:
                 tensor = next(made)
                 if own != start:
                     tensor.fill_(own)
+            if name == EMA:  # before the first step it is the parameter's value
+                tensor.copy_(self._target_of.get(id(param), param).detach())
             self._fresh[id(param)][name] = tensor
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
-            if own and name not in own:
+            if name not in own and own.keys() - {SUM}:
                 raise KeyError(name)
-            found.append(own[name] if own else starts.get(id(param), {}).get(name, kind.start))
+            start = starts.get(id(param), {}).get(name, kind.start)
+            found.append(own.get(name, start))
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
@@ -152,6 +172,23 @@ class Part:
             self._fresh[id(param)][name] = view
         self._blocks = [*self._blocks[-_SPARE:], block]
         return views, block
+
+    def targets(
+        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
+    ) -> Sequence[Tensor]:
+        """What a step updates in place of parameters: masters, where they have some.
+
+        Args:
+            state: The optimizer's.
+            params: The parameters.
+            stands: Whether these are those of the step before, with the state that it left.
+        """
+        if not self._kinds.masters:
+            return params
+        masters = self._masters
+        targets = masters.again() if stands else masters.stand_for(params, state)
+        self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
+        return targets
 
     def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
         """The options of the group at this place."""
@@ -178,10 +215,11 @@ class Part:
 
     def settle(self, state: Mapping[Tensor, Own]) -> None:
         """The step was written: this is the state from which the next one starts."""
+        self._masters.settle()
         if self._known is not None:
             return
         self._fresh = {}
-        self.lacked = [False] * len(self._params)
+        self.lacked = {}
         self._states = list(state.values())
         self._known = list(chain.from_iterable(map(dict.values, self._owners)))
 

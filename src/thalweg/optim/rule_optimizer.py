@@ -10,9 +10,9 @@ from torch import Tensor
 
 from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
-from thalweg.core.step import repeat, take
+from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
@@ -111,18 +111,19 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Make the state that parameters lack."""
         with self._own._lock, torch.inference_mode(False), torch.no_grad():
             part, params, places = self._whole()
+            part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places))
             run(part.publishing())
             part.settle(self.state)
 
     def _whole(self) -> tuple[Part, list[Tensor], list[int]]:
         """What is kept of all parameters, these, and the indices of their groups."""
-        parts = self._own.parts
-        if self.rule not in parts:
-            parts[self.rule] = Part(self.rule, self._numbers())
+        parts, rule = self._own.parts, self._around.rule(self.rule)
+        if rule not in parts:
+            parts[rule] = Part(rule, self._numbers(), kinds=self._around.kinds)
         params = [param for group in self.param_groups for param in group["params"]]
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
-        return parts[self.rule], params, places
+        return parts[rule], params, places
 
     def _numbers(self) -> dict[str, Number]:
         """The numbers that each parameter has of its own."""
@@ -148,20 +149,41 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, Part]) -> None:
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         part, params, places = self._whole()
-        given = [(param.grad, param) for param in params]
-        members = [index for index, (grad, _) in enumerate(given) if grad is not None]
-        if not members or self._is_left_out():
+        found = self._gradients(params) if only is None else [only.grad]
+        own = params if only is None else [only]
+        pairs = [(grad, param) for grad, param in zip(found, own, strict=True) if grad is not None]
+        if not pairs:
             return
-        pairs = given if len(members) == len(given) else [given[index] for index in members]
-        hooks = TensorFlowHooks(self, part, params, places, members)
-        seen, kept = Seen(), part.kept
+        if only is None:
+            members = [index for index, grad in enumerate(found) if grad is not None]
+            hooks, kept = TensorFlowHooks(self, part, params, places, members), part.kept
+        else:
+            member = next(k for k, other in enumerate(params) if other is only)
+            hooks, kept = (
+                TensorFlowHooks(self, part, params, places, [member]),
+                part.kept.alone(only),
+            )
+        seen = Seen()
         how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
-        outcome = repeat(hooks, kept, pairs, how) or take(hooks, kept, pairs, how, tries=False)
+        with not_taken(), torch.no_grad():
+            pairs, copies = hooks.aim(pairs)
+        is_last = only is None
+        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
-        self._told(seen)
+        if is_last:
+            self._told(seen)
+
+    def _end_step(self) -> None:
+        part, params, places = self._whole()
+        hooks = TensorFlowHooks(self, part, params, places, [])
+        hooks.prepare(params)
+        raise_first(finish(hooks))
+        hooks.settle()
+        super()._end_step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the state and the options of the groups: all of it, or nothing.

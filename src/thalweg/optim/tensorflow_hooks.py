@@ -45,8 +45,8 @@ class TensorFlowHooks(GroupHooks):
         self._made: dict[tuple[Dtype, Hashable], dict[str, Any]] = {}
 
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        own = [pair for pair in pairs if id(pair[1]) in self._real]
-        unreal = [(grad, self._real[id(var)]) for grad, var in own]
+        own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
+        unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
             titles = self.titles([var for _, var in unreal])
             check_complex(unreal, titles, self._part.rule, False)

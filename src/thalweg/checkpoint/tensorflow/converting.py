@@ -26,6 +26,7 @@ from thalweg.errors import (
     listed,
 )
 from thalweg.storage import container
+from thalweg.storage.json_text import table
 from thalweg.storage.located import Kind, located
 from thalweg.storage.stored import dtype_of
 from thalweg.variable import Variable
@@ -137,8 +138,8 @@ def _to_tensorflow(
     own = _zeros(path)
     restored = saving.restore(path, variables=own, progress=progress)
     opt, extra = restored.optimizer, restored.extra
-    origin = extra.get(_ORIGIN) if isinstance(extra, dict) else None
-    steps = origin.get(GLOBAL_STEP) if isinstance(origin, dict) else None
+    origin = table(extra).get(_ORIGIN)
+    steps = table(origin).get(GLOBAL_STEP)
     step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
         step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
@@ -161,6 +162,7 @@ def _zeros(path: Path) -> dict[str, Any]:
         for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))
-    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
+    own = table(given)
+    if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
         raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
-    return {name: Variable(value, name) for name, value in given.items()}
+    return {name: Variable(value, name) for name, value in own.items()}

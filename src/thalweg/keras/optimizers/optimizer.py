@@ -244,8 +244,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
-        numbers = [f"{name}: {number!r}" for name, number in self._hyper.numbers().items()]
-        return [f"optimizer: {type(self).__name__}", *numbers, f"step: {int(self.iterations)}"]
+        arguments = distribute.in_words(self._arguments())
+        return [f"optimizer: {type(self).__name__}", *arguments, f"step: {int(self.iterations)}"]
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)

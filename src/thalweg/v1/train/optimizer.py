@@ -454,7 +454,9 @@ class Optimizer(State, StateDict):
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
-        return [f"optimizer: {type(self).__name__}"]
+        counters = {name: var for (name, graph), var in self._non_slots.items() if graph is None}
+        told = distribute.in_words({**self._arguments(), **counters})
+        return [f"optimizer: {type(self).__name__}", *told]
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]

@@ -64,7 +64,8 @@ def loading_training(
             key = keys[id(placed.target(name))]
             given[f"{key}/master"] = with_axes(master.tensor(), placed.places[name].axes)
     given |= {f"loss_scale/{name}": value.tensor() for name, value in mixed.scale.items()}
-    if not isinstance(opt, MixedPrecisionOptimizerWrapper):
+    is_step = not isinstance(opt, MixedPrecisionOptimizerWrapper)
+    if is_step:
         given |= _counts(opt, placed)
         given |= _sums(opt, variables, keys)
     return opt._loading(given, variables)

@@ -33,10 +33,12 @@ class _Averages(ExponentialMovingAverage):
 
     def __init__(self, opt: Any, decay: Any, num_updates: Any) -> None:
         super().__init__(decay, num_updates)
-        self._opt = opt
+        # Not an attribute of its own: what a failed step makes averages of is undone with their
+        # parts, and the optimizer is none.
+        self._beside = (opt,)
 
     def _locked(self) -> Guard:
-        return self._opt._locked()
+        return self._beside[0]._locked()
 
     def _loaded(self) -> None:
         self._lock.loaded()

@@ -17,6 +17,7 @@ from thalweg.graph import GraphVariable, executing_eagerly, get_default_graph
 from thalweg.graph.nodes import session_for
 from thalweg.locks import Lock
 from thalweg.storage.bundle import ObjectGraph
+from thalweg.storage.located import ENDING
 from thalweg.tracing import untraced
 from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
@@ -168,7 +169,7 @@ class Checkpoint(Trackable):
         Everything is of one moment: no step of an optimizer comes between, in whatever thread.
 
         Args:
-            file_prefix: The path without ".safetensors".
+            file_prefix: The path, with ".safetensors" or without.
             session: As in `save`.
             options: Accepted for compatibility.
 
@@ -181,7 +182,7 @@ class Checkpoint(Trackable):
             FailedPreconditionError: A variable of the graph is not initialized.
             CheckpointWriteError: It could not be written; what was there is intact.
         """
-        path = os.fspath(file_prefix)
+        path = os.fspath(file_prefix).removesuffix(ENDING)
         files.write(path, *self._contents(session))
         return path
 

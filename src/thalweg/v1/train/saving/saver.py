@@ -203,6 +203,7 @@ class Saver:
             return None
         values, step = values_of(session, list(variables.values()), global_step)
         prefix = path if step is None else f"{path}-{self._written(step)}"
+        prefix = prefix.removesuffix(SUFFIX)
         if os.path.basename(prefix) in (latest, latest.removesuffix(SUFFIX)):
             raise InvalidArgumentError(
                 f"'latest_filename' collides with 'save_path': '{latest}' and '{prefix}'"
