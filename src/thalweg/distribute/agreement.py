@@ -85,7 +85,7 @@ class Agreement:
                 " changed on any rank."
             )
         if highest != -lowest or is_due:
-            self._compare(variables, told())
+            self._compare(variables, told)
         self._steps += 1
         return Agreed(bool(is_doubted), most == -least)
 
@@ -107,9 +107,15 @@ class Agreement:
             self._known = list(variables), digest
         return digest
 
-    def _compare(self, variables: Sequence[Tensor], told: Sequence[str]) -> None:
-        own = "\n".join([*told, *_lines(variables, self._values)])
+    def _compare(self, variables: Sequence[Tensor], told: Callable[[], Sequence[str]]) -> None:
+        trouble: Exception | None = None
+        try:
+            own = "\n".join([*told(), *_lines(variables, self._values)])
+        except Exception as error:  # the others wait for what this one says
+            own, trouble = f"optimizer: one that raised {type(error).__name__}: {error}", error
         first, *others = self._ranks.texts(own)
+        if trouble is not None:
+            raise trouble
         for rank, other in enumerate(others, 1):
             if other != first:
                 raise ReplicaMismatchError(_difference(first, rank, other))

@@ -359,7 +359,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _arguments(self) -> dict[str, Any]:
         """What the constructor was given that numbers depend on, by name."""
         try:
-            found = dict(self.get_config())
+            with self._hyper.uncalled():
+                found = dict(self.get_config())
         except NotImplementedError:  # a subclass without one
             found = {}
         found.pop("name", None)
