@@ -63,6 +63,15 @@ def test_readme_converts_a_checkpoint(tmp_path: Path) -> None:
     assert (found.optimizer._lr, found.optimizer._beta1) == (0.01, 0.8)
 
 
+@pytest.mark.slow
+def test_readme_trains_on_two_ranks() -> None:
+    pytest.importorskip("torch.distributed.run")
+    ((command, said),) = re.findall(r"```sh\n(torchrun .*)\n# (.*)\n```", README)
+    command = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run --standalone")
+    done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [said], done.stderr
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_docs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.name in ("keras3.md", "tensorflow.md"):
