@@ -459,21 +459,73 @@ def gradients_that_somebody_changes(s: Strategy) -> Any:
 
 
 @case
-def gradients_that_become_rows(s: Strategy) -> Any:
-    table, other, opt = Variable([[1.0], [2.0]], name="table"), variable("other"), SGD(0.5)
-    rank = s.ranks.rank
+def gradients_that_change_their_kind(s: Strategy) -> Any:
+    """Step after step what was expected to be sent while others are computed is not what comes."""
+    found = {}
+
+    class Adding(SGD):
+        def _get_gradients(self, tape, loss, var_list, grad_loss):
+            pairs = super()._get_gradients(tape, loss, var_list, grad_loss)
+            return [(ones(s) if grad is None else grad, var) for grad, var in pairs]
+
+    w, table, opt = variable(), Variable([[0.0], [0.0], [0.0]], name="table"), SGD(0.5)
 
     def loss(number: int) -> Tensor:
-        if number == 2:
-            return thalweg.embedding_lookup(table, torch.tensor([rank % 2])).sum() * (rank + 1)
-        return (table * (rank + 1.0)).sum()
+        rows = thalweg.embedding_lookup(table, torch.tensor([s.ranks.rank, 2])).sum()
+        return (w * ones(s)).sum() + (rows if number % 2 else table.sum())
 
     for number in range(4):
-        s.run(lambda: opt.minimize(lambda: loss(number), [table]))
+        s.run(lambda number=number: opt.minimize(lambda: loss(number), [w, table]))
+    found["sparse"] = [w.tolist(), table.flatten().tolist()]
+
+    one, other, adding = variable("one"), variable("other"), Adding(0.5)
+    for number in range(3):
+        used = one if number == 1 else one + other
+        s.run(lambda used=used: adding.minimize(lambda: (used * ones(s)).sum(), [one, other]))
+    found["added"] = [one.tolist(), other.tolist()]
+
+    twice, again = variable(), SGD(0.5)
+    for _ in range(3):
+        s.run(lambda: again.minimize(lambda: (twice * ones(s)).sum(), [twice, twice]))
+    found["twice"] = twice.tolist()
+
     # One rank alone computes gradients of a variable that is not the optimizer's.
-    for _ in range(2):
-        s.run(lambda: opt.minimize(lambda: loss(0) + (other.sum() if rank == 0 else 0.0), [table]))
-    return table.flatten().tolist()
+    mine, foreign, opt = variable(), variable("foreign"), SGD(0.5)
+    for number in range(5):
+        more = foreign.sum() if number > 2 and s.ranks.rank == 0 else 0.0
+        s.run(lambda more=more: opt.minimize(lambda: (mine * ones(s)).sum() + more, [mine]))
+    found["foreign"] = mine.tolist()
+    return found
+
+
+@case
+def memory_of_buckets(s: Strategy) -> Any:
+    found, kept = {}, []
+
+    class Keeping(SGD):
+        def _transform_gradients(self, grads_and_vars):
+            pairs = list(grads_and_vars)
+            places.append(pairs[0][0].untyped_storage().data_ptr())
+            if keeps:
+                kept.append(pairs[1][0][1:] if len(kept) % 2 else pairs[1][0])
+            return pairs
+
+    for name in ("minimize", "apply_gradients"):
+        for keeps in (False, True):
+            places: list[int] = []
+            a, b, opt = variable("a"), variable("b"), Keeping(0.5)
+            kept.clear()
+            for number in range(8):
+                grad = ones(s) * (number + 1)
+                if name == "minimize":
+                    s.run(opt.minimize, (lambda grad=grad: ((a + b) * grad).sum(), [a, b]))
+                else:
+                    with torch.inference_mode(number == 0):
+                        s.run(opt.apply_gradients, ([(grad, a), (grad, b)],))
+            # A message that has just arrived may still be held by the thread that sent it.
+            found[name, keeps] = [len(set(places[2:])) <= 2, a.tolist(), b.tolist()]
+            found[name, keeps] += [float(grad[0]) for grad in kept]
+    return [[*key, *value] for key, value in found.items()]
 
 
 @case

@@ -233,12 +233,24 @@ def test_gradients_that_somebody_changes_are_sent_again(
     assert agreed(told, "gradients_that_somebody_changes") == moved(2 * 3 * SUM[count])
 
 
-def test_gradients_may_become_rows(told: list[dict[str, Any]], count: int) -> None:
-    rows = {2: (1.0, 2.0), 3: (4.0, 2.0)}[count]  # of rank + 1, each in row rank % 2
-    expected = [
-        value - 0.5 * (5 * SUM[count] + own) for value, own in zip((1.0, 2.0), rows, strict=True)
-    ]
-    assert agreed(told, "gradients_that_become_rows") == expected
+def test_gradients_that_change_their_kind(told: list[dict[str, Any]], count: int) -> None:
+    found, total = agreed(told, "gradients_that_change_their_kind"), SUM[count]
+    rows = [-0.5 * 2 * count - 0.5 * 2 * (row < count) for row in range(2)]
+    last = -0.5 * 2 * count - 0.5 * 2 * (count + (count == 3))
+    assert found["sparse"] == [moved(4 * total), [*rows, last]]
+    assert found["added"] == [moved(3 * total)] * 2
+    assert found["twice"] == moved(2 * 3 * total)
+    assert found["foreign"] == moved(5 * total)
+
+
+def test_buckets_stay_and_sums_that_somebody_keeps_do_too(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    total = SUM[count]
+    for name, keeps, is_one_place, a, b, *kept in agreed(told, "memory_of_buckets"):
+        assert a == b == moved(36 * total), name
+        assert is_one_place is not keeps, name
+        assert kept == ([total * number for number in range(1, 9)] if keeps else []), name
 
 
 def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], count: int) -> None:

@@ -38,7 +38,8 @@ class Bucket:
     def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
         self.places = list(places)
         plain = [_real(each) for each in like]
-        self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
+        with torch.inference_mode(False):  # it may be filled again outside of it
+            self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
         parts = self._flat.split([each.numel() for each in plain])
         views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
         self.parts = [
@@ -55,9 +56,22 @@ class Bucket:
             self._sent = ranks.begin_adding(self._flat)
 
     def wait(self) -> None:
-        """Return when the sums are there."""
+        """Return when nothing of it is under way any more."""
         if self._sent is not None:
             self._sent.wait()
+            self._sent = None
+
+    def sums(self) -> dict[int, Tensor]:
+        """The sums, which lie in it, by their numbers; waits for them."""
+        self.wait()
+        # Each time new tensors: `holders` sees those that somebody keeps.
+        pairs = zip(self.places, self.parts, strict=True)
+        return {place: part.detach() for place, part in pairs}
+
+    def holders(self) -> int:
+        """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
+        storage = self._flat.untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
 
 
 def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:

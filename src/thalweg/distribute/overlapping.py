@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from thalweg.distribute.agreement import Meeting
-from thalweg.distribute.buckets import Sending, planned
-from thalweg.distribute.ranks import Ranks
-from thalweg.indexed_slices import Gradient
+from thalweg.distribute.sender import Sender
+from thalweg.indexed_slices import Gradient, IndexedSlices
 
 
 class Underway:
@@ -22,8 +21,7 @@ class Underway:
     Args:
         variables: All of the pass.
         dense: The numbers of those that had a dense gradient before, the same on all ranks.
-        ranks: The ranks.
-        sending: How.
+        sender: What sends them.
         meeting: Whether all ranks send; nothing is sent before that is known. None if they do.
     """
 
@@ -31,14 +29,11 @@ class Underway:
         self,
         variables: Sequence[Tensor],
         dense: Sequence[int],
-        ranks: Ranks,
-        sending: Sending,
+        sender: Sender,
         meeting: Meeting | None,
     ) -> None:
-        self._variables, self._ranks, self._sending = list(variables), ranks, sending
-        self._meeting = meeting
-        like = [(place, variables[place].detach()) for place in sorted(dense, reverse=True)]
-        self._buckets = planned(like, sending.bucket_size)
+        self._variables, self._sender, self._meeting = list(variables), sender, meeting
+        self._buckets = sender.buckets([(place, variables[place].detach()) for place in dense])
         self._homes = {
             place: (bucket, part)
             for bucket in self._buckets
@@ -76,25 +71,29 @@ class Underway:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Whether these are the gradients that it was given, and others than it sends."""
+        """Whether what is sent is these gradients, as far as they are dense and were expected."""
         return len(variables) == len(self._variables) and all(
-            var is own and (place not in self._homes or grad is self._arrived.get(place))
+            var is own and self._has_sent(place, grad)
             for place, (var, own, grad) in enumerate(
                 zip(variables, self._variables, gradients, strict=True)
             )
         )
 
+    def _has_sent(self, place: int, grad: Gradient) -> bool:
+        if place not in self._homes:
+            return True
+        is_zeros = grad is None or isinstance(grad, IndexedSlices)
+        return grad is self._arrived[place] if place in self._arrived else is_zeros
+
     def sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of their variables; waits for them."""
-        for bucket in self._buckets:
-            bucket.wait()
-        return {place: part for place, (_, part) in self._homes.items()}
+        return {place: part for bucket in self._buckets for place, part in bucket.sums().items()}
 
     def _is_agreed(self) -> bool:
         return self._meeting is None or self._meeting.is_agreed()
 
     def _send(self) -> None:
-        self._buckets[self._sent].send(self._ranks, self._sending.ordered)
+        self._sender.send(self._buckets[self._sent])
         self._sent += 1
 
 

@@ -16,6 +16,7 @@ from thalweg.distribute.kinds import signature
 from thalweg.distribute.overlapping import Underway
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducing import MaybePair, filled, sums_of
+from thalweg.distribute.sender import Sender
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 Told = Callable[[], Sequence[str]]
@@ -34,7 +35,7 @@ class Reducer:
     """
 
     def __init__(self, ranks: Ranks, sending: Sending) -> None:
-        self._ranks, self._sending = ranks, sending
+        self._ranks, self._sender = ranks, Sender(ranks, sending)
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
@@ -97,8 +98,9 @@ class Reducer:
         whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
-        known = {} if underway is None else underway.sums()
-        return sums_of(whole, self._ranks, self._sending, known)
+        sums = {} if underway is None else underway.sums()
+        known = {place: sums[place] for place in self._dense if place in sums}
+        return sums_of(whole, self._sender, known)
 
     @contextlib.contextmanager
     def guarding(self, told: Told) -> Iterator[None]:
@@ -139,5 +141,5 @@ class Reducer:
         meeting = None if trusted else self._agreement.meet(self._variables, declines)
         if declines and meeting is not None:
             return None
-        self._underway = Underway(self._variables, self._dense, self._ranks, self._sending, meeting)
+        self._underway = Underway(self._variables, self._dense, self._sender, meeting)
         return None if declines else self._underway.arrived

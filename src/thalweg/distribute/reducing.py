@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.distribute.buckets import Sending, planned
+from thalweg.distribute.buckets import Sending
 from thalweg.distribute.kinds import Kind
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
+from thalweg.distribute.sender import Sender
 from thalweg.indexed_slices import Gradient, IndexedSlices
 from thalweg.variable import titles_of
 
@@ -68,20 +69,19 @@ def summed(
         ReplicaLostError: A rank did not answer.
     """
     whole = filled(pairs, ranks)
-    return whole if ranks.is_alone else sums_of(whole, ranks, sending or Sending(), {})
+    return whole if ranks.is_alone else sums_of(whole, Sender(ranks, sending or Sending()), {})
 
 
 @torch.no_grad()
 def sums_of(
-    pairs: Sequence[MaybePair], ranks: Ranks, how: Sending, known: Mapping[int, Tensor]
+    pairs: Sequence[MaybePair], sender: Sender, known: Mapping[int, Tensor]
 ) -> list[MaybePair]:
     """The sums of gradients that are of one kind on all ranks.
 
     Args:
         pairs: As in `summed`.
-        ranks: The ranks.
-        how: How they are sent.
-        known: Sums that are there already, by their numbers.
+        sender: What sends them.
+        known: Sums of dense gradients that are there already, by their numbers.
     """
     found: list[Any] = [grad for grad, _ in pairs]
     dense = [
@@ -89,19 +89,16 @@ def sums_of(
         for place, grad in enumerate(found)
         if isinstance(grad, Tensor) and place not in known
     ]
-    buckets = planned(dense, how.bucket_size)
+    buckets = sender.buckets(dense) if dense else []
     for bucket in buckets:
         given = [found[place] for place in bucket.places]
         torch._foreach_copy_(bucket.parts, given)  # pyright: ignore[reportPrivateImportUsage]
-        bucket.send(ranks, how.ordered)
+        sender.send(bucket)
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
-    rows = gathered([found[place] for place in sparse], ranks)
+    rows = gathered([found[place] for place in sparse], sender.ranks)
     for place, slices in zip(sparse, rows, strict=True):
         found[place] = slices
-    for bucket in buckets:
-        bucket.wait()
-        for place, part in zip(bucket.places, bucket.parts, strict=True):
+    for sums in (known, *(bucket.sums() for bucket in buckets)):
+        for place, part in sums.items():
             found[place] = part
-    for place, part in known.items():
-        found[place] = part if found[place] is not None else None
     return [(grad, var) for grad, (_, var) in zip(found, pairs, strict=True)]
