@@ -29,6 +29,7 @@ from thalweg.distribute import (
     scale_loss_for_estimator,
 )
 from thalweg.distribute.buckets import Bucket
+from thalweg.distribute.ranks import Ranks
 from thalweg.graph import Graph, Session
 from thalweg.keras.optimizers import SGD, Adam
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -358,6 +359,11 @@ def ranks_that_differ(s: Strategy) -> Any:
         started.iterations.fill_(7)
     found["step"] = apply([(ones(s), one)], started)
     found["values"] = apply([(ones(s), Variable(ones(s), name="w"))])
+    found["compression"] = refused(
+        lambda: Strategy(compression="float16" if rank else None).run(
+            sgd().apply_gradients, ([(ones(s), one)],)
+        )
+    )
     found["kinds"] = apply(
         [(IndexedSlices([[1.0]], [0]) if rank else ones(s, 1)[None], Variable([[1.0]], name="w"))]
     )
@@ -526,6 +532,103 @@ def memory_of_buckets(s: Strategy) -> Any:
             found[name, keeps] = [len(set(places[2:])) <= 2, a.tolist(), b.tolist()]
             found[name, keeps] += [float(grad[0]) for grad in kept]
     return [[*key, *value] for key, value in found.items()]
+
+
+def compressing(dtype: Any) -> Strategy:
+    return Strategy(compression=dtype)
+
+
+@case
+def compressed_sums(s: Strategy) -> Any:
+    """Numbers that 16 bits cannot hold, with and without what is fed back.
+
+    Rank 0 alone has a gradient, for the sum is rounded as well.
+    """
+    found = {}
+    grad = torch.tensor([1e-8, 1 + 2**-12]) * (s.ranks.rank == 0)
+    for dtype in ("float16", "bfloat16"):
+        for feeds_back in (True, False):
+            w, opt, small = Variable([0.0, 0.0], name="w"), SGD(-1.0), compressing(dtype)
+            for _ in range(64):
+                small = small if feeds_back else compressing(dtype)
+                small.run(opt.apply_gradients, ([(grad, w)],))
+            alike = all(torch.equal(w, each) for each in s.ranks.gathered(w.detach()))
+            found[f"{dtype} {feeds_back}"] = [alike, w.tolist()]
+    return found
+
+
+@case
+def bytes_that_are_compressed(s: Strategy) -> Any:
+    sent: list[int] = []
+    real = Ranks.begin_adding
+
+    def counting(self: Any, tensor: Tensor) -> Any:
+        sent.append(tensor.numel() * tensor.element_size())
+        return real(self, tensor)
+
+    found = []
+    Ranks.begin_adding = counting  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        for dtype in (None, "float16", "bfloat16"):
+            sent.clear()
+            strategy, opt = compressing(dtype), SGD(1.0)
+            made = {"float32": 100, "float64": 10, "float16": 7, "complex64": 3}
+            variables = [Variable(torch.zeros(n), dtype=kind) for kind, n in made.items()]
+            table = Variable([[0.0], [0.0], [0.0]], name="table")
+            for _ in range(2):
+                rows = IndexedSlices([[1 + 2**-20]], torch.tensor([s.ranks.rank]))
+                pairs = [(torch.full_like(var, s.ranks.size), var) for var in variables]
+                strategy.run(opt.apply_gradients, ([*pairs, (rows, table)],))
+            found.append([sum(sent) // 2, table.flatten().tolist()])
+            found[-1].append([complex(var[0]).real for var in variables])
+    finally:
+        Ranks.begin_adding = real
+    return found
+
+
+@case
+def steps_that_fail_leave_what_was_left_out(s: Strategy) -> Any:
+    """The same trainings, one of them with steps in between that are not taken."""
+    ends = []
+    for fails in (False, True):
+        generator = torch.Generator().manual_seed(s.ranks.rank)
+        w, small, broken = Variable(torch.zeros(50), name="w"), compressing("bfloat16"), False
+
+        def fail(given: Any = 0.1) -> Any:
+            if broken:
+                raise KeyError("a transformer, or a learning rate")
+            return given
+
+        keras = SGD(0.1, gradient_transformers=[fail])
+        v1_opt, other = train.GradientDescentOptimizer(fail), Variable(torch.zeros(50), name="v")
+        told = []
+        for _ in range(5):
+            grad = torch.randn(50, generator=generator)
+            for broken in (True, False) if fails else (False,):
+                told.append(
+                    refused(
+                        lambda grad=grad: small.run(keras.minimize, (lambda: (w * grad).sum(), [w]))
+                    )[:5]
+                )
+                told.append(
+                    refused(
+                        lambda grad=grad: small.run(v1_opt.apply_gradients, ([(grad, other)],))
+                    )[:5]
+                )
+                if broken:  # a rank that has no gradients; those of others may be under way
+                    trouble = "no" if s.ranks.rank else grad
+                    refused(lambda t=trouble: small.run(keras.apply_gradients, ([(t, w)],)))
+        ends.append([w.tolist(), other.tolist(), sorted(set(told))])
+    return [ends[0][:2] == ends[1][:2], ends[0][2], ends[1][2], ends[0][0][:1] != [0.0]]
+
+
+@case
+def numbers_too_large_for_16_bits(s: Strategy) -> Any:
+    w, opt, small, seen = variable(), SGD(1.0), compressing("float16"), []
+    opt.gradient_transformers = [lambda pairs: seen.append(pairs[0][0].tolist()) or pairs]
+    for value in (1e6, float("inf"), float("nan"), 2.0):
+        small.run(opt.apply_gradients, ([(torch.tensor([value, 3.0]), w)],))
+    return [str(each) for each in seen]
 
 
 @case

@@ -177,6 +177,7 @@ DIFFERENCES = {
     "rate": "learning_rate: 1.5 vs 0.5.",
     "class": "optimizer: Adam vs SGD.",
     "step": "step: 7 vs 0.",
+    "compression": "compression of the strategy: torch.float16 vs None.",
     "values": "the bits of the values of 'w:0': a sum of ",
 }
 
@@ -253,6 +254,49 @@ def test_buckets_stay_and_sums_that_somebody_keeps_do_too(
         assert kept == ([total * number for number in range(1, 9)] if keeps else []), name
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_16_bits_leave_out_is_sent_later(
+    told: list[dict[str, Any]], count: int, dtype: str
+) -> None:
+    found = agreed(told, "compressed_sums")
+    (alike, fed), (also, lost) = found[f"{dtype} True"], found[f"{dtype} False"]
+    assert alike
+    assert also
+    # No more than half a spacing is left, of a number that was divided by the ranks.
+    spacing = {"float16": (2**-24, 2**-11), "bfloat16": (2**-34, 2**-8)}[dtype]
+    assert fed[0] == pytest.approx(64e-8, abs=count * spacing[0] / 2)
+    assert fed[1] == pytest.approx(64 * (1 + 2**-12), abs=count * spacing[1] / 2)
+    assert abs(lost[1] - 64 * (1 + 2**-12)) > 64 * 2**-14
+    assert lost[0] == 0 or dtype == "bfloat16"
+
+
+def test_compression_saves_bytes_of_wide_dense_gradients(
+    told: list[dict[str, Any]], count: int
+) -> None:
+    plain, *narrow = agreed(told, "bytes_that_are_compressed")
+    assert plain[0] == 400 + 80 + 14 + 24
+    for size, rows, values in narrow:
+        assert size == 200 + 20 + 14 + 24
+        assert rows == plain[1]
+        assert values == plain[2] == [-2.0 * count * count] * 4
+
+
+def test_steps_that_fail_leave_what_was_left_out(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        same, nothing, words, moved = each["steps_that_fail_leave_what_was_left_out"]
+        assert same
+        assert nothing == ["nothi"]
+        assert words == ["KeyEr", "nothi"]
+        assert moved
+
+
+def test_numbers_too_large_for_16_bits_are_seen(told: list[dict[str, Any]], count: int) -> None:
+    rest = str(3.0 * count)
+    assert agreed(told, "numbers_too_large_for_16_bits") == [
+        f"[inf, {rest}]", f"[inf, {rest}]", f"[nan, {rest}]", f"[{2.0 * count}, {rest}]",
+    ]  # fmt: skip
+
+
 def test_ordered_sums_have_the_bits_of_one_rank(told: list[dict[str, Any]], count: int) -> None:
     found = agreed(told, "ordered_sums")
     if count == 3:
@@ -291,5 +335,10 @@ def test_bad_arguments_are_refused() -> None:
         Strategy(timeout=-1)
     with pytest.raises(thalweg.InvalidArgumentError, match="bucket_size must be above 0, not 0"):
         Strategy(bucket_size=0)
+    with pytest.raises(thalweg.InvalidArgumentError, match="compression must be 'float16'"):
+        Strategy(compression="int8")  # pyright: ignore[reportArgumentType]
+    words = "reduction='ordered' and compression='float16' exclude one another"
+    with pytest.raises(thalweg.InvalidArgumentError, match=words):
+        Strategy(reduction="ordered", compression="float16")
     with pytest.raises(thalweg.InvalidArgumentError, match="reduction must be 'sum' or 'ordered'"):
         Strategy(reduction="mean")  # pyright: ignore[reportArgumentType]

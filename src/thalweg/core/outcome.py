@@ -77,13 +77,18 @@ def says_not_taken(error: BaseException) -> bool:
     return _NOT_TAKEN in _notes(error)
 
 
+def says_taken(error: BaseException) -> bool:
+    """Whether an exception says that it came after the step."""
+    return any(note.startswith(_TAKEN) for note in _notes(error))
+
+
 def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
 def add_taken(error: BaseException, missing: str = "") -> None:
     """Say of an exception that it came after the step, unless it says so."""
-    if not any(note.startswith(_TAKEN) for note in _notes(error)):
+    if not says_taken(error):
         error.add_note(f"{_TAKEN}, but {missing}." if missing else f"{_TAKEN}.")
 
 

@@ -1,6 +1,6 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
-from thalweg.distribute.aggregation import guarding, here, strategy_of, summed
+from thalweg.distribute.aggregation import guarding, here, strategy_of, summed, taken
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
@@ -31,5 +31,6 @@ __all__ = [
     "scale_loss_for_estimator",
     "strategy_of",
     "summed",
+    "taken",
     "within",
 ]

@@ -13,6 +13,7 @@ from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
+from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.reducing import filled
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.graph import executing_eagerly, is_symbolic
@@ -21,6 +22,7 @@ from thalweg.variable import titles_of
 Pairs = list[tuple[Any, Any]]
 
 _of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
+_summed_last: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()  # for whom that matters
 
 
 def strategy_of(given: Any) -> Strategy:
@@ -73,8 +75,19 @@ def summed(
             for (grad, var), title in zip(given, titles, strict=True)
         ]
 
-    found = strategy.reducer_of(owner).summed(converted, variables, told)
+    reducer = strategy.reducer_of(owner)
+    found = reducer.summed(converted, variables, told)
+    if strategy.sending.compression is not None:
+        _summed_last[owner] = reducer
     return [(grad, var) for grad, var in found if grad is not None]
+
+
+def taken(owner: Any) -> None:
+    """Say that an optimizer has applied the sums that it was given last, if there were any."""
+    if _summed_last:
+        reducer = _summed_last.pop(owner, None)
+        if reducer is not None:
+            reducer.taken()
 
 
 def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -21,10 +21,17 @@ class Sending:
     Attributes:
         bucket_size: Bytes that are sent together.
         ordered: Whether they are added in the order of a tree over the ranks.
+        compression: What optimizers send in place of 32 and 64 bits; None for those.
     """
 
     bucket_size: int = SIZE
     ordered: bool = False
+    compression: torch.dtype | None = None
+
+    def told(self) -> list[str]:
+        """It in words, one thing a line."""
+        names = [each.name for each in fields(self)]
+        return [f"{name} of the strategy: {getattr(self, name)}" for name in names]
 
 
 class Bucket:
@@ -46,20 +53,50 @@ class Bucket:
             torch.view_as_complex(view) if each.is_complex() else view
             for view, each in zip(views, like, strict=True)
         ]
+        self.dtype = like[0].dtype
+        self._narrow: Tensor | None = None  # what is sent in place of it,
+        self._divisor = 1  # divided by that
         self._sent: Pending | None = None
+
+    def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
+        """Have numbers of 16 bits sent in place of those in it.
+
+        They are divided by the number of ranks, so that their sum is no larger than the largest.
+        What is not finite, or too large, is infinite or NaN in the sum, too.
+
+        Args:
+            dtype: The dtype of 16 bits.
+            count: The number of ranks.
+
+        Returns:
+            For each tensor what that leaves out; 0 where it is not finite.
+        """
+        if self._narrow is None:
+            with torch.inference_mode(False):
+                self._narrow = torch.empty_like(self._flat, dtype=dtype)
+        self._divisor = count
+        self._narrow.copy_(self._flat / count)
+        left = torch.add(self._flat, self._narrow, alpha=-count)
+        left.nan_to_num_(0.0, 0.0, 0.0)
+        sizes = [part.numel() for part in self.parts]
+        shapes = [part.shape for part in self.parts]
+        return [each.view(shape) for each, shape in zip(left.split(sizes), shapes, strict=True)]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """Begin to add up what all ranks have in it."""
         if ordered:
             self._flat.copy_(tree.over_ranks(self._flat, ranks))
         else:
-            self._sent = ranks.begin_adding(self._flat)
+            sent = self._flat if self._narrow is None else self._narrow
+            self._sent = ranks.begin_adding(sent)
 
     def wait(self) -> None:
         """Return when nothing of it is under way any more."""
         if self._sent is not None:
             self._sent.wait()
             self._sent = None
+            if self._narrow is not None:
+                self._flat.copy_(self._narrow).mul_(self._divisor)
 
     def sums(self) -> dict[int, Tensor]:
         """The sums, which lie in it, by their numbers; waits for them."""

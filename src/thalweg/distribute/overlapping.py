@@ -93,7 +93,7 @@ class Underway:
         return self._meeting is None or self._meeting.is_agreed()
 
     def _send(self) -> None:
-        self._sender.send(self._buckets[self._sent])
+        self._sender.send(self._buckets[self._sent], self._variables)
         self._sent += 1
 
 

@@ -35,7 +35,8 @@ class Reducer:
     """
 
     def __init__(self, ranks: Ranks, sending: Sending) -> None:
-        self._ranks, self._sender = ranks, Sender(ranks, sending)
+        self._ranks, self._sending = ranks, sending
+        self._sender = Sender(ranks, sending, compresses=True)
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
@@ -90,22 +91,32 @@ class Reducer:
         own = [] if trouble is not None else variables
         given = [grad for grad, _ in pairs]
         is_other = underway is None or not underway.carries(own, given)
-        agreed = self._agreement.check(own, told, trouble, is_other, signature(given))
+        alike = lambda: [*told(), *self._sending.told()]  # noqa: E731
+        agreed = self._agreement.check(own, alike, trouble, is_other, signature(given))
         self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
+        if underway is None:
+            self._sender.begin()
         whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.sums()
         known = {place: sums[place] for place in self._dense if place in sums}
-        return sums_of(whole, self._sender, known)
+        found = sums_of(whole, self._sender, known)
+        self._sender.sent(variables[place] for place in self._dense)
+        return found
+
+    def taken(self) -> None:
+        """Say that the last sums were applied: an error before that leaves all as it was."""
+        self._sender.taken()
 
     @contextlib.contextmanager
     def guarding(self, told: Told) -> Iterator[None]:
         """A block that computes gradients for `summed`, which the other ranks wait for."""
         self._underway, self._has_begun = None, False
+        self._sender.begin()
         with self._in_a_step():
             yield from self._guarded(told)
 

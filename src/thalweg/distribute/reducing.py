@@ -84,6 +84,7 @@ def sums_of(
         known: Sums of dense gradients that are there already, by their numbers.
     """
     found: list[Any] = [grad for grad, _ in pairs]
+    variables = [var for _, var in pairs]
     dense = [
         (place, grad)
         for place, grad in enumerate(found)
@@ -93,7 +94,7 @@ def sums_of(
     for bucket in buckets:
         given = [found[place] for place in bucket.places]
         torch._foreach_copy_(bucket.parts, given)  # pyright: ignore[reportPrivateImportUsage]
-        sender.send(bucket)
+        sender.send(bucket, variables)
     sparse = [place for place, grad in enumerate(found) if isinstance(grad, IndexedSlices)]
     rows = gathered([found[place] for place in sparse], sender.ranks)
     for place, slices in zip(sparse, rows, strict=True):
@@ -101,4 +102,4 @@ def sums_of(
     for sums in (known, *(bucket.sums() for bucket in buckets)):
         for place, part in sums.items():
             found[place] = part
-    return [(grad, var) for grad, (_, var) in zip(found, pairs, strict=True)]
+    return list(zip(found, variables, strict=True))

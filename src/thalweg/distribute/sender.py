@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.distribute.buckets import Bucket, Sending, planned
+from thalweg.distribute.compression import Compression
 from thalweg.distribute.ranks import Ranks
 
 
@@ -20,10 +21,13 @@ class Sender:
     Args:
         ranks: The ranks.
         how: How gradients are sent.
+        compresses: Whether they are sent in 16 bits, if `how` says so.
     """
 
-    def __init__(self, ranks: Ranks, how: Sending) -> None:
+    def __init__(self, ranks: Ranks, how: Sending, compresses: bool = False) -> None:
         self.ranks, self._how = ranks, how
+        dtype = how.compression if compresses else None
+        self._compression = None if dtype is None else Compression(dtype, ranks.size)
         self._buckets: list[Bucket] = []
         self._holders: list[int] = []
         self._layout: list[Any] | None = None
@@ -45,6 +49,23 @@ class Sender:
             self._layout = layout
         return self._buckets
 
-    def send(self, bucket: Bucket) -> None:
-        """Begin to add up what all ranks have in a bucket."""
+    def send(self, bucket: Bucket, variables: Sequence[Any]) -> None:
+        """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
+        if self._compression is not None:
+            self._compression.compress(bucket, variables)
         bucket.send(self.ranks, self._how.ordered)
+
+    def begin(self) -> None:
+        """Begin a step; what was sent for another one was in vain."""
+        if self._compression is not None:
+            self._compression.begin()
+
+    def sent(self, variables: Iterable[Tensor]) -> None:
+        """Say of which variables dense sums were wanted."""
+        if self._compression is not None:
+            self._compression.sent(variables)
+
+    def taken(self) -> None:
+        """Say that the sums were applied."""
+        if self._compression is not None:
+            self._compression.taken()

@@ -13,6 +13,7 @@ from thalweg.autodiff import Gradient, GradientTape
 from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute import tree
 from thalweg.distribute.buckets import SIZE, Sending
+from thalweg.distribute.compression import DTYPES
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
 from thalweg.distribute.nested import over_axis, reduced
@@ -37,14 +38,17 @@ class Strategy:
         bucket_size: Bytes of gradients that are sent together.
         reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
             number of ranks that is a power of 2, see `gradients`.
+        compression: Optional. "float16" or "bfloat16": dense gradients of 32 and 64 bits that an
+            optimizer sums in eager mode are sent in 16. What rounding leaves out is kept by the
+            rank, and added to the variable's next gradient. Not with `reduction="ordered"`.
 
     Attributes:
         ranks: The ranks.
 
     Raises:
         InvalidTypeError: `group` is no process group.
-        InvalidArgumentError: A number is not above 0, `reduction` is neither, or an ordered one has
-            another number of ranks.
+        InvalidArgumentError: A number is not above 0, `reduction` or `compression` is none of
+            these, an ordered reduction has another number of ranks, or is compressed.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
@@ -65,18 +69,29 @@ class Strategy:
         timeout: float | None = None,
         bucket_size: int = SIZE,
         reduction: Literal["sum", "ordered"] = "sum",
+        compression: Literal["float16", "bfloat16"] | None = None,
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
             if number is not None and not number > 0:
                 raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
         if reduction not in ("sum", "ordered"):
             raise InvalidArgumentError(f"reduction must be 'sum' or 'ordered', not {reduction!r}.")
+        if compression is not None and compression not in DTYPES:
+            raise InvalidArgumentError(
+                f"compression must be 'float16', 'bfloat16' or None, not {compression!r}."
+            )
+        if compression is not None and reduction == "ordered":
+            raise InvalidArgumentError(
+                f"reduction='ordered' and compression={compression!r} exclude one another: 16 bits"
+                " would round away what the order keeps."
+            )
         ranks = Ranks(group, timeout)
         if reduction == "ordered" and ranks.size & (ranks.size - 1):
             raise InvalidArgumentError(
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
-        self._set(ranks, Sending(bucket_size, reduction == "ordered"))
+        narrow = None if compression is None else DTYPES[compression]
+        self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow))
 
     def _set(self, ranks: Ranks, sending: Sending) -> None:
         self.ranks, self.sending = ranks, sending

@@ -15,7 +15,7 @@ from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import Outcome, raise_first
+from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
@@ -406,7 +406,14 @@ class Optimizer(State, StateDict):
             if given and not found:
                 check_any(given)
             given = found
-        return self._applied(given, global_step, name)
+        try:
+            made = self._applied(given, global_step, name)
+        except BaseException as error:
+            if says_taken(error):
+                distribute.taken(self)
+            raise
+        distribute.taken(self)
+        return made
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
