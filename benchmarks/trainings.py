@@ -9,7 +9,6 @@ CRC32C of what it read, which `restore` verifies, too.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,17 +21,14 @@ from typing import Any
 
 import torch
 from figure import Figure, table
+from peers import Work, load_plainly, rounds, save_plainly, throughput
 from rich.console import Console
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import thalweg
 from thalweg import checkpoint
-from thalweg.bench.timing import busy_elsewhere, no_collection
 from thalweg.keras.optimizers import SGD, Adam
-from thalweg.storage.checksum import crc32c
 
-ROUNDS = 5
 MEGABYTES = 256
 OPTIMIZERS: dict[str, tuple[Callable[[], Any], int]] = {  # with how many slots
     "adam": (lambda: Adam(0.001), 2),
@@ -40,8 +36,6 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], int]] = {  # with how many slots
 }
 _EACH = 1 << 20  # elements of a tensor
 _MEMORY = ("save", "restore")
-
-Work = Callable[[], object]
 
 
 class _Training:
@@ -95,86 +89,30 @@ def _alone(tensor: Tensor) -> Tensor:
     return torch.from_dlpack(tensor.numpy())
 
 
-def save_plainly(path: Path, tensors: dict[str, Tensor]) -> None:
-    """What `checkpoint.save` does, without checksums and without a rename."""
-    save_file(tensors, path)
-    file = os.open(path, os.O_RDONLY)
-    os.fsync(file)
-    os.close(file)
-
-
-def load_plainly(path: Path) -> None:
-    """Read, and look at what was read once, as a checksum needs."""
-    for each in load_file(path).values():
-        crc32c(each.numpy().data)
-
-
 def trainings(megabytes: int = MEGABYTES, optimizer: str = "adam") -> list[Figure]:
     """All figures of one size."""
     with tempfile.TemporaryDirectory() as folder:
         made = _Training(Path(folder), megabytes, optimizer)
         tensors = made.tensors()
         pairs: list[tuple[str, Work, Work, float]] = [
-            ("save", made.save, lambda: save_plainly(made.plain, tensors), 0.8),
-            ("restore", made.restore, lambda: load_plainly(made.plain), 0.5),
+            ("training_save", made.save, lambda: save_plainly(made.plain, tensors), 0.8),
+            ("training_restore", made.restore, lambda: load_plainly(made.plain), 0.5),
         ]
-        figures = [_throughput(*each, made.bytes) for each in pairs]
+        figures = [throughput(*each, made.bytes) for each in pairs]
         figures.append(_pause(made))
     return figures + [_held(which, megabytes, optimizer) for which in _MEMORY]
 
 
-def _throughput(name: str, own: Work, plain: Work, target: float, size: int) -> Figure:
-    rounds, others = _rounds(lambda: _seconds(own), lambda: _seconds(plain))
-    one, other = median(each for each, _ in rounds), median(each for _, each in rounds)
-    return Figure(
-        f"training_{name}",
-        median(plain / own for own, plain in rounds),
-        target,
-        ">=",
-        note=f"thalweg {size / 1e9 / one:.2f} GB/s, safetensors {size / 1e9 / other:.2f} GB/s",
-        disturbance=others,
-    )
-
-
 def _pause(made: _Training) -> Figure:
-    rounds, others = _rounds(made.pause, made.copy)
-    own, copy = median(each for each, _ in rounds), median(each for _, each in rounds)
+    found, others = rounds(made.pause, made.copy)
+    own, copy = median(each for each, _ in found), median(each for _, each in found)
     return Figure(
         "training_pause",
-        median(pause / copied for pause, copied in rounds),
+        median(pause / copied for pause, copied in found),
         1.0,
         note=f"`save_async` returns after {1e3 * own:.0f} ms, a copy takes {1e3 * copy:.0f} ms",
         disturbance=others,
     )
-
-
-def _seconds(work: Work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def _rounds(
-    own: Callable[[], float], other: Callable[[], float]
-) -> tuple[list[tuple[float, float]], float]:
-    """Seconds of both, interleaved, and how many cores other processes used at most."""
-    found: list[tuple[float, float]] = []
-    before = _others()
-    with no_collection():
-        for number in range(ROUNDS + 1):
-            seconds: dict[Callable[[], float], float] = {}
-            for each in (own, other) if number % 2 else (other, own):
-                os.sync()  # what was written before is not this one's
-                seconds[each] = each()
-            found.append((seconds[own], seconds[other]))
-    return found[1:], max(before, _others())
-
-
-def _others() -> float:
-    os.sync()
-    began, busy = time.perf_counter(), busy_elsewhere()
-    time.sleep(1.0)
-    return max(busy_elsewhere() - busy, 0) / (time.perf_counter() - began)
 
 
 def _held(which: str, megabytes: int, optimizer: str) -> Figure:

@@ -14,6 +14,8 @@ import kernel_cache
 
 kernel_cache.keep_apart()
 os.environ.setdefault("KERAS_BACKEND", "torch")
+# Threads that wait leave the processors to the other workers of the tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")

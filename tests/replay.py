@@ -60,7 +60,9 @@ def variables(case: dict[str, Any]) -> dict[str, thalweg.Variable]:
     for name in case["order"]:
         bounds = case.get("constraint", {}).get(name)
         constraint = None if bounds is None else lambda x, b=bounds: torch.clamp(x, *b)
-        made[name] = thalweg.Variable(array(case, "var", name)[0], name, constraint=constraint)
+        # In torch's own memory: that of others is looked up before each plan is made.
+        start = torch.tensor(array(case, "var", name)[0])
+        made[name] = thalweg.Variable(start, name, constraint=constraint)
     return made
 
 
@@ -69,7 +71,7 @@ def gradient(case: dict[str, Any], name: str, step: int) -> Any:
     if step in case.get("none_steps", {}).get(name, ()):
         return None
     if case["vars"][name]["grad"] == "dense":
-        return torch.from_numpy(np.array(array(case, "grad", name)[step - 1]))
+        return torch.tensor(array(case, "grad", name)[step - 1])
     split = array(case, "gsplit", name)
     part = slice(split[step - 1], split[step])
     values, indices = array(case, "gval", name)[part], array(case, "gidx", name)[part]
@@ -162,13 +164,11 @@ def minimized(case: dict[str, Any], engine: str) -> Iterator[Value]:
     opt = optimizer(case, {"step": 0})
     opt.engine = engine
     w, emb, u = (thalweg.Variable(array(case, "var", name)[0], name) for name in case["order"])
-    matrix, target, weight = (
-        torch.from_numpy(array(case, "const", name)) for name in ("A", "y", "c")
-    )
+    matrix, target, weight = (torch.tensor(array(case, "const", name)) for name in ("A", "y", "c"))
     rows = torch.from_numpy(array(case, "const", "ix").astype(np.int64))
     grad_loss = None
     if case["grad_loss"]:
-        grad_loss = torch.from_numpy(array(case, "const", "grad_loss"))
+        grad_loss = torch.tensor(array(case, "const", "grad_loss"))
 
     def loss() -> torch.Tensor:
         square = (matrix @ w - target) ** 2

@@ -186,6 +186,8 @@ def label(value: Any) -> str:
     """A part of a case's name."""
     if isinstance(value, Case):
         return f"{value.rule.name}-{value.config}"
+    if isinstance(value, tuple):
+        return "+".join(map(label, value))
     return str(value).removeprefix("torch.")
 
 
@@ -204,6 +206,15 @@ by_rule_and_dtype = pytest.mark.parametrize(
     ],
     ids=label,
 )
+
+
+def by_rule_and_dtypes(cases: Sequence[Case] = tuple(FIRST)) -> pytest.MarkDecorator:
+    """Parametrise a test over cases, as `case`, and the dtypes that it mixes, as `dtypes`."""
+    some = DTYPES[:2]
+    rows = [slow_unless(each.rule.name in KINDS, each, DTYPES) for each in cases]
+    rows += [pytest.param(each, some) for each in cases if each.rule.name not in KINDS]
+    return pytest.mark.parametrize(("case", "dtypes"), rows, ids=label)
+
 
 # Values
 

@@ -261,5 +261,8 @@ def test_what_is_no_table_is_missing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("ckpt", "folder", "none"):
         assert not bundle.is_bundle(tmp_path / name)
-        with pytest.raises(MissingFileError, match=rf"{name}\.index: No such file"):
+        is_file = name == "ckpt"
+        error = DataLossError if is_file else MissingFileError
+        said = "ckpt: It is no checkpoint of TensorFlow" if is_file else rf"{name}\.index: No such"
+        with pytest.raises(error, match=said):
             bundle.read(tmp_path / name)

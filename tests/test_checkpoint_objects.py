@@ -220,7 +220,7 @@ def test_in_graphs_a_session_is_given_the_values(graph: Any, tmp_path: Path) -> 
         session.run(tf.global_variables_initializer())
     one.run(w.assign([5.0, 6.0]).op)
     checkpoint = Checkpoint(w=w)
-    with pytest.raises(InvalidArgumentError, match="no default session"):
+    with pytest.raises(InvalidArgumentError, match="No default session"):
         checkpoint.save(tmp_path / "ckpt")
     assert int(checkpoint.save_counter) == 0
     path = checkpoint.save(tmp_path / "ckpt", session=one)

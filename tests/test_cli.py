@@ -554,6 +554,12 @@ def test_show_prints_the_formula() -> None:
     assert "def update(" in shown["formula"]
 
 
+def test_show_prints_rules_of_torch() -> None:
+    assert "root_correction" in invoke("show", "optim:adam").stdout
+    assert invoke("show", "TorchAdam").stdout == invoke("show", "optim:Adam").stdout
+    assert "optim:RAdam" in invoke("rules").stdout
+
+
 def test_show_takes_a_rule_of_the_user() -> None:
     assert "sign(grad)" in invoke("show", "sign.py:SIGN").stdout
 

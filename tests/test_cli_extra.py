@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import fresh
 import thalweg
+from many import many
 from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
@@ -29,10 +30,7 @@ RUN = {
 
 def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
     hidden = dict.fromkeys(missing.split())
-    hide = f"import sys; sys.argv[1:] = ['rules']; sys.modules.update({hidden})"
-    return subprocess.run(
-        [sys.executable, "-c", f"{hide}\n{code}"], capture_output=True, text=True, timeout=120
-    )
+    return fresh.run(f"import sys; sys.modules.update({hidden})\n{code}", "rules")
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)
@@ -73,7 +71,7 @@ def test_the_library_trains_without_the_extra() -> None:
     assert done.stdout == "0.5\n", done.stderr
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
+@many("path", OTHERS)
 def test_only_the_command_imports_its_packages(path: Path) -> None:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

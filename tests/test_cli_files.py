@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
+from thalweg.cli import files
 from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam
 from thalweg.storage import bundle
@@ -127,6 +130,50 @@ def test_differences_of_dtypes(
     for name, value in (("a", one), ("b", other)):
         checkpoint.save(tmp_path / name, variables={"w": value})
     assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+
+
+SAVER = Path(__file__).parent / "goldens" / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
+KERAS = Path(__file__).parent / "goldens" / "keras_files" / "adam.keras"
+WATCHED = [
+    *[("verify", "ours"), ("verify", "tensorflow"), ("verify", "keras"), ("inspect", "keras")],
+    *[("diff", "ours"), ("diff", "tensorflow"), ("diff", "keras")],
+    *[("convert", "tensorflow"), ("convert", "keras"), ("convert --to tf", "ours")],
+]
+
+
+@pytest.mark.parametrize(("command", "kind"), WATCHED)
+@pytest.mark.parametrize("large", [True, False])
+def test_large_files_have_a_bar(
+    command: str, kind: str, large: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.progress import Progress
+
+    seen: list[tuple[int, int]] = []
+
+    def update(self: Progress, task: Any, *, completed: int, total: int) -> None:
+        seen.append((completed, total))
+
+    monkeypatch.setattr(Progress, "update", update)
+    monkeypatch.setattr(files, "LARGE", 100 if large else 1 << 30)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the terminal for one
+    path = {"ours": trained, "tensorflow": SAVER, "keras": KERAS}[kind]
+    name, *options = command.split()
+    given = {"diff": [path, path], "convert": [*options, path, trained.parent / "out"]}
+    if kind == "tensorflow":
+        given["convert"] += ["--set", "learning_rate=0.1"]
+    told = run(name, *given.get(name, [path]))
+    assert told.exit_code == 0, told.output
+    assert bool(seen) == large
+    if large:
+        assert f"{path.name} " in told.stderr
+        assert seen[-1][0] == seen[-1][1]
+        falls = sum(one[0] > other[0] for one, other in pairwise(seen))
+        assert falls <= (name == "diff")  # the second file may begin at 0
+
+
+def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGE", 1)
+    assert run("verify", trained).stderr == ""
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from torch import distributed
 
 import lost_cases
+from fresh import Fresh
 from lost_cases import AT, TIMEOUT
 from thalweg import Variable
 from thalweg.keras.optimizers import Adam
@@ -40,21 +39,11 @@ def after(steps: int) -> dict[str, Any]:
     "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL]
 )
 def test_survivors_raise_in_time_at_a_whole_step(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, lost_cases.__file__]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), "2", case],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        found = json.loads(ranks[0].communicate(timeout=120)[0].splitlines()[-1])
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    script, given = Path(lost_cases.__file__), (str(tmp_path / "store"), "2", case)
+    with Fresh(script, "0", *given) as first, Fresh(script, "1", *given):
+        done = first.done()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     steps = AT if case.endswith("after") else AT - 1
     assert found["steps"] == steps
     assert found["alike"]

@@ -10,12 +10,14 @@ import pkgutil
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 import thalweg
+from many import many
 from thalweg import checkpoint
 from thalweg.storage import container
 
@@ -27,6 +29,7 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(thalweg.__path__, "thalweg.")
     if not re.search(r"\.(intrinsics|cli|race|bench)\b", module.name)
 )
+NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -81,10 +84,10 @@ def test_docs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("name", MODULES)
+@many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    if re.search(r"\.keras3|\.tf\.keras\.(models|lookup)", name):
-        pytest.importorskip("keras", reason="Keras 3 is not installed")
+    if NEEDS_KERAS.search(name) and find_spec("keras") is None:
+        return
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rulebook
+from many import many
 from rulebook import (
     CASES,
     DTYPES,
@@ -27,6 +28,7 @@ from rulebook import (
     by_dtype,
     by_rule,
     by_rule_and_dtype,
+    by_rule_and_dtypes,
     label,
     plain_rule,
     reference,
@@ -43,24 +45,27 @@ SHAPES = st.one_of(
     st.integers(0, 300),
     st.sampled_from([(), (0, 3), (3, 0, 2), (5, 7), (2, 3, 4), (1, 1), (13, 1)]),
 )
-TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1, max_size=8)
+
+
+def tensors_of(dtypes):
+    return st.lists(st.tuples(SHAPES, st.sampled_from(dtypes)), min_size=1, max_size=8)
+
+
 MIXED = [(130, torch.float32), ((), torch.float64), ((3, 5), torch.bfloat16), (17, torch.float16),
          ((0, 2), torch.float32), (1000, torch.float32), (64, torch.float64)]  # fmt: skip
 
 
-def mixed(case, seed=0, special=0.05):
-    shapes, dtypes = zip(*MIXED, strict=True)
+def mixed(case, dtypes=DTYPES, seed=0, special=0.05):
+    shapes, dtypes = zip(*[each for each in MIXED if each[1] in dtypes], strict=True)
     return Problem.make(case.row, shapes, dtypes, seed, special)
 
 
-@pytest.mark.parametrize(
-    "budget", [40, pytest.param(2000, marks=pytest.mark.slow)], ids=["quick", "long"]
-)
-@by_rule()
-def test_fused_equals_reference(case, budget):
+def equal_reference(case, dtypes, budget):
     # As many for each rule, whatever the number of its configurations.
     @settings(max_examples=budget // sum(other.row is case.row for other in CASES))
-    @given(TENSORS, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.booleans())
+    @given(
+        tensors_of(dtypes), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.booleans()
+    )
     def check(tensors, seed, special, flush):
         shapes, dtypes = zip(*tensors, strict=True)
         problem = Problem.make(case.row, shapes, dtypes, seed, special)
@@ -72,10 +77,21 @@ def test_fused_equals_reference(case, budget):
     check()
 
 
+@by_rule_and_dtypes(CASES)
+def test_fused_equals_reference(case, dtypes):
+    equal_reference(case, dtypes, 20)
+
+
+@pytest.mark.slow
+@by_rule()
+def test_fused_equals_reference_in_many_examples(case):
+    equal_reference(case, DTYPES, 2000)
+
+
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        slow_unless(dtype == torch.float32 or case.rule.name in KINDS, case, dtype)
+        slow_unless(case.rule.name in KINDS, case, dtype)
         for case in FIRST
         for dtype in (torch.float32, torch.bfloat16)
     ],
@@ -104,30 +120,31 @@ def test_memory_of_any_strides_is_updated_in_its_own_order(case):
 # The cut of the work
 
 
-@by_rule(FIRST)
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_chunks_do_not_change_bits(case, chunk, monkeypatch):
-    problem = mixed(case)
+@by_rule_and_dtypes()
+@many("chunk", [1, 7, 64, 1000])
+def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
+    problem = mixed(case, dtypes)
+    monkeypatch.undo()
     wanted = take(case, problem.copy())
     monkeypatch.setattr(plan, "chunk_of", lambda elements: chunk)
     assert_same(take(case, problem).written(), wanted.written())
 
 
-@by_rule(FIRST)
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_threads_do_not_change_bits(case, count, threads, monkeypatch):
-    problem = mixed(case)
+@by_rule_and_dtypes()
+@many("count", [1, 2, 3])
+def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
+    problem = mixed(case, dtypes)
     wanted = reference(case, problem, FLUSH)
     monkeypatch.setattr(plan, "chunk_of", lambda elements: 16)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
 
 
-@by_rule(FIRST)
-def test_order_of_variables_does_not_matter(case):
-    problem = mixed(case)
+@by_rule_and_dtypes()
+def test_order_of_variables_does_not_matter(case, dtypes):
+    problem = mixed(case, dtypes)
     wanted = take(case, problem.copy())
-    order = np.random.default_rng(3).permutation(len(MIXED)).tolist()
+    order = np.random.default_rng(3).permutation(len(problem.variables)).tolist()
     got = take(case, problem.permuted(order))
     assert_same(got.written(), wanted.permuted(order).written())
 
@@ -251,7 +268,7 @@ def test_halves_are_rounded_once_to_nearest_even(dtype):
 
 
 @by_rule_and_dtype
-@pytest.mark.parametrize("name", ["cpu", "reference"])
+@many("name", ["cpu", "reference"])
 def test_gradients_are_untouched(case, dtype, name):
     problem = Problem.make(case.row, [100, (3, 4)], [dtype] * 2, 4, 0.1)
     before = [grad.clone() for grad in problem.gradients]
@@ -270,8 +287,8 @@ ALIASES = {
 
 
 @by_rule(FIRST)
-@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
-@pytest.mark.parametrize("name", ["cpu", "reference"])
+@many("alias", ALIASES)
+@many("name", ["cpu", "reference"])
 def test_gradients_may_lie_in_written_memory(case, alias, name):
     memory = rulebook.values(90, torch.float32, _rng())
 
@@ -279,7 +296,7 @@ def test_gradients_may_lie_in_written_memory(case, alias, name):
         whole = memory.clone()
         a, b = whole[:40], whole[45:85]
         slots = [rulebook.slots_for(case.row, var, _rng()) for var in (a, b)]
-        return Problem([a, b], slots, alias(a, b, memory[50:].clone()))
+        return Problem([a, b], slots, ALIASES[alias](a, b, memory[50:].clone()))
 
     apart = problem()
     apart.gradients = [grad.clone() for grad in apart.gradients]
@@ -299,10 +316,10 @@ def test_a_gradient_in_a_slot_is_read_before_it_is_written(case):
     assert_same(take(case, problem).written(), wanted.written())
 
 
-@by_rule(FIRST)
-@pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_versions_of_written_tensors_advance(case, name):
-    problem = mixed(case)
+@by_rule_and_dtypes()
+@many("name", ["cpu", "reference"])
+def test_versions_of_written_tensors_advance(case, dtypes, name):
+    problem = mixed(case, dtypes)
     before = [tensor._version for tensor in problem.written()]
     take(case, problem, KEEP._replace(name=name), steps=2)
     after = [tensor._version for tensor in problem.written()]

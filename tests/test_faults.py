@@ -11,6 +11,7 @@ import torch
 
 import rulebook
 from bad_numbers import BAD, LONG, PLACES
+from many import many
 from rulebook import (
     FIRST,
     FLUSH,
@@ -42,10 +43,10 @@ def _neighbours(problem, clean, place):
 
 
 @by_rule_and_dtype
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_a_bad_gradient_harms_its_own_element_only(case, dtype, bad):
+@many("kind", BAD)
+def test_a_bad_gradient_harms_its_own_element_only(case, dtype, kind):
     clean = Problem.make(case.row, [LONG], [dtype], 1)
-    untouched, value = clean.copy(), bad(torch.finfo(dtype))
+    untouched, value = clean.copy(), BAD[kind](torch.finfo(dtype))
     take(case, clean, FLUSH)
     for place in PLACES.values():
         problem = untouched.copy()
@@ -58,15 +59,15 @@ def test_a_bad_gradient_harms_its_own_element_only(case, dtype, bad):
 
 
 @by_rule(FIRST)
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_bad_sparse_row_harms_itself_only(case, bad, place):
+@many("kind", BAD)
+@many("place", [0, 2, 4])
+def test_a_bad_sparse_row_harms_itself_only(case, kind, place):
     clean = Problem.make(case.row, [(9, 5)], [torch.float32], 1)
     values, rows = rulebook.values((5, 5), torch.float32, np.random.default_rng(2)), [3, 1, 3, 8, 0]
     problem, var = clean.copy(), clean.variables[0]
     clean.gradients = [sparse(values, rows, var)]
     spoiled = values.clone()
-    spoiled[place, 3] = bad(torch.finfo(torch.float32))
+    spoiled[place, 3] = BAD[kind](torch.finfo(torch.float32))
     problem.gradients = [sparse(spoiled, rows, var)]
     wanted = reference(case, problem, FLUSH)
     take(case, clean, FLUSH)
@@ -114,7 +115,8 @@ def _small(case, role, dtype=torch.float32):
 
 
 ROLES = ["variable", "gradient", "slot", "product"]
-both = pytest.mark.parametrize("selection", [FLUSH, KEEP], ids=["flush", "keep"])
+SELECTIONS = [FLUSH, KEEP]
+both = pytest.mark.parametrize("selection", SELECTIONS, ids=["flush", "keep"])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ both = pytest.mark.parametrize("selection", [FLUSH, KEEP], ids=["flush", "keep"]
     ],
     ids=label,
 )
-@both
-@pytest.mark.parametrize("role", ROLES)
+@many("selection", SELECTIONS)
+@many("role", ROLES)
 def test_engines_agree_on_denormals(case, selection, role, dtype):
     problem = _small(case, role, dtype)
     wanted = reference(case, problem, selection, steps=2)
@@ -135,8 +137,8 @@ def test_engines_agree_on_denormals(case, selection, role, dtype):
 
 
 @by_rule(FIRST)
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("name", ["cpu", "reference"])
+@many("role", ROLES)
+@many("name", ["cpu", "reference"])
 def test_flush_leaves_no_denormal(case, role, name):
     problem = take(case, _small(case, role), FLUSH._replace(name=name))
     for tensor in problem.written():
@@ -164,7 +166,7 @@ def test_flush_is_what_tensorflow_does(name):
 
 
 @by_rule(FIRST)
-@both
+@many("selection", SELECTIONS)
 def test_engines_agree_on_a_denormal_learning_rate(case, selection):
     small = case.with_hypers(learning_rate=1e-40)
     problem = Problem.make(case.row, [67], [torch.float32], 3)

@@ -254,7 +254,7 @@ def test_session_goes_on_after_an_error() -> None:
 def test_default_sessions() -> None:
     x = tf.constant(2.0)
     w = tf.Variable(1.0)
-    with pytest.raises(ValueError, match="Cannot evaluate tensor 'Const:0': no default session"):
+    with pytest.raises(ValueError, match="Cannot evaluate tensor 'Const:0': No default session"):
         x.eval()
     with pytest.raises(ValueError, match="Cannot run operation 'Variable/Assign'"):
         w.initializer.run()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import fresh
 import thalweg
 from forks import Stop, told
 from thalweg.errors import (
@@ -560,20 +559,13 @@ def test_state_that_does_not_fit_is_refused(store: dict[str, Any], message: str)
     assert int(optimizer.iterations.value) == 0
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = {**os.environ, **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
-    )
-
-
 def test_importing_thalweg_imports_no_keras() -> None:
-    done = run_python("import sys, thalweg; sys.exit('keras' in sys.modules)")
+    done = fresh.run("import sys, thalweg; sys.exit('keras' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
 def test_other_backend_is_refused() -> None:
-    done = run_python("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
+    done = fresh.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
     assert "FailedPreconditionError" in done.stderr
     assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in done.stderr
 
@@ -584,7 +576,7 @@ def test_missing_keras_is_said() -> None:
         "def fail(name, path=None, target=None):\n"
         " if name == 'keras': raise ModuleNotFoundError('no keras', name='keras')\n"
     )
-    done = run_python(f"{fail}{hide}\nimport thalweg.integrations.keras3")
+    done = fresh.run(f"{fail}{hide}\nimport thalweg.integrations.keras3")
     assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in done.stderr
 
 

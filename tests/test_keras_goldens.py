@@ -10,6 +10,7 @@ import pytest
 
 import golden_files
 import replay
+from rulebook import slow_unless
 
 CASES = list(replay.cases())
 TRAJECTORIES = [id for id in CASES if replay.cases()[id]["kind"] == "trajectory"]
@@ -36,10 +37,19 @@ SQUARES = ("/v ", "/accum_var ")
 HALF = 1e-2  # TensorFlow rounds every operation in half precision, the library each stored value
 GRADIENTS = 1e-6  # of `minimize` come from torch, whose sums have their own order
 
-engines = pytest.mark.parametrize("engine", ["reference", "cpu"])
-
-
 bound_of = partial(golden_files.bound_of, BOUNDS)
+
+
+def by_engine(cases: list[str]) -> pytest.MarkDecorator:
+    """Parametrise a test over cases and engines."""
+    return pytest.mark.parametrize(
+        ("case_id", "engine"),
+        [
+            slow_unless(golden_files.is_quick(id, engine), id, engine)
+            for id in cases
+            for engine in ("reference", "cpu")
+        ],
+    )
 
 
 def scale_of(value: replay.Value) -> Any:
@@ -61,18 +71,14 @@ def check(case: dict[str, Any], value: replay.Value, tolerance: Any) -> None:
         pytest.fail(replay.report(case, value, bad), pytrace=False)
 
 
-@engines
-@pytest.mark.parametrize(
-    "case_id", [id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id]
-)
+@by_engine([id for id in TRAJECTORIES if bound_of(id) is None and "/half/" not in id])
 def test_trajectory_has_tensorflows_bits(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
         check(case, value, None)
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
+@by_engine([id for id in TRAJECTORIES if bound_of(id) is not None])
 def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
     case, bound = replay.cases()[case_id], bound_of(case_id)
     assert bound is not None
@@ -83,16 +89,14 @@ def test_each_step_is_within_its_bound(case_id: str, engine: str) -> None:
         check(case, value, ulp and factor * bound * ulp)
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if bound_of(id) is not None])
+@by_engine([id for id in TRAJECTORIES if bound_of(id) is not None])
 def test_bounded_trajectory_does_not_drift(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
         check(case, value, 1e-5 * scale_of(value))
 
 
-@engines
-@pytest.mark.parametrize("case_id", [id for id in TRAJECTORIES if "/half/" in id])
+@by_engine([id for id in TRAJECTORIES if "/half/" in id])
 def test_half_precision_is_near(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.replay(case, engine):
@@ -101,8 +105,7 @@ def test_half_precision_is_near(case_id: str, engine: str) -> None:
         check(case, value, tolerance * scale_of(value))
 
 
-@engines
-@pytest.mark.parametrize("case_id", MINIMIZED)
+@by_engine(MINIMIZED)
 def test_minimize_with_torchs_gradients(case_id: str, engine: str) -> None:
     case = replay.cases()[case_id]
     for value in replay.minimized(case, engine):

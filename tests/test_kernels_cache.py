@@ -6,14 +6,14 @@ import ctypes
 import importlib
 import os
 import stat
-import subprocess
 import sys
-from pathlib import Path
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 
+import fresh
 from kernels import TEXT, forget, made
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
@@ -105,17 +105,12 @@ def test_a_new_process_sees_the_edit(tmp_path):
     found = []
     for constant in (0.25, 0.75):
         script.write_text(HEADER + formula(f"var - grad * {constant}") + rest)
-        found.append(run_python(str(script)))
+        found.append(run_python(script))
     assert found == ["0.5", "-0.5"]
 
 
-def run_python(*arguments, **environment):
-    # As the tests were started: the library may be on the path rather than installed.
-    paths = os.pathsep.join([str(Path(__file__).parents[1] / "src"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
-    )  # fmt: skip
+def run_python(program, **environment):
+    done = fresh.run(program, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -432,11 +427,11 @@ WITHOUT = "\nsys.exit('numba' in sys.modules)"
     ],
 )
 def test_a_second_process_takes_the_same_step_without_numba(folder, script):
-    first = run_python("-c", script)
+    first = run_python(script)
     assert first
     files = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert files
-    assert run_python("-c", script + WITHOUT) == first
+    assert run_python(script + WITHOUT) == first
     after = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert after == files
 
@@ -454,18 +449,18 @@ SETTINGS = {
     [pytest.param(*each, id=each[0], marks=pytest.mark.slow) for each in SETTINGS.items()],
 )
 def test_settings_of_numba_make_other_machine_code_that_is_kept(folder, name, value):
-    plain = run_python("-c", DENSE)
+    plain = run_python(DENSE)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert run_python("-c", DENSE, **{name: value}) == plain
+    assert run_python(DENSE, **{name: value}) == plain
     (other,) = {path.name for path in folder.iterdir()} - set(before)
     if "+avx" in machine_code.target():  # elsewhere it may be the same code
         assert (folder / other).read_bytes() not in before.values()
-    assert run_python("-c", DENSE + WITHOUT, **{name: value}) == plain
+    assert run_python(DENSE + WITHOUT, **{name: value}) == plain
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_loaded_machine_code_runs_in_a_forked_child(folder):
-    run_python("-c", DENSE)
+    run_python(DENSE)
     fork = (
         "\nimport os\nchild = os.fork()\nv = thalweg.Variable([1.0] * 3)\n"
         "thalweg.keras.optimizers.SGD(0.5).apply_gradients([([2.0] * 3, v)])\n"
@@ -473,20 +468,16 @@ def test_loaded_machine_code_runs_in_a_forked_child(folder):
         "os._exit(v.tolist() != [0.0] * 3) if not child else None\n"
         "sys.exit(os.waitpid(child, 0)[1])"
     )
-    run_python("-c", DENSE + fork)
+    run_python(DENSE + fork)
 
 
 @pytest.mark.slow
 def test_processes_may_compile_one_kernel_at_once(folder):
-    paths = os.pathsep.join([str(Path(__file__).parents[1] / "src"), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    started = [
-        subprocess.Popen([sys.executable, "-c", DENSE], stdout=subprocess.PIPE, env=environment)
-        for _ in range(4)
-    ]
-    outputs = {process.communicate()[0] for process in started}
+    with ExitStack() as stack:
+        started = [stack.enter_context(fresh.Fresh(DENSE)) for _ in range(4)]
+        outputs = {each.done().stdout for each in started}
     assert len(outputs) == 1
-    assert outputs != {b""}
+    assert outputs != {""}
 
 
 # Loops
@@ -547,14 +538,11 @@ def test_a_loop_refuses_what_has_no_address(values):
 
 
 def test_importing_thalweg_does_not_import_numba():
-    run_python(
-        "-c", "import thalweg, thalweg.keras.optimizers, sys; sys.exit('numba' in sys.modules)"
-    )
+    run_python("import thalweg, thalweg.keras.optimizers, sys; sys.exit('numba' in sys.modules)")
 
 
 def test_the_reference_engine_does_not_import_numba():
     run_python(
-        "-c",
         "import thalweg, sys; from thalweg.keras.optimizers import Adam\n"
         "with thalweg.engine('reference'):\n"
         "    Adam().apply_gradients([([2.0], thalweg.Variable([1.0]))])\n"

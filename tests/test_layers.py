@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import thalweg
+from many import many
 
 SOURCE = Path(thalweg.__file__).parent
 
@@ -31,7 +32,7 @@ LAYERS = (
     ("schedules", "core"),
     ("graph",),
     ("distribute",),
-    ("keras", "v1"),
+    ("keras", "v1", "optim"),
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
@@ -65,7 +66,7 @@ def test_every_room_has_a_layer() -> None:
     assert rooms <= set(LEVEL)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+@many("path", MODULES)
 def test_nothing_imports_upwards(path: Path) -> None:
     room = _room(path)
     if room == "__init__":
@@ -136,7 +137,7 @@ def test_circles_are_found(first: str) -> None:
     assert _circles({**sources, "p.c": ""}) == []
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "engines").rglob("*.py")), ids=lambda p: p.stem)
+@many("path", (SOURCE / "engines").rglob("*.py"))
 def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 
@@ -148,13 +149,13 @@ FACES = [
 ]
 
 
-@pytest.mark.parametrize("path", FACES, ids=lambda path: str(path.relative_to(SOURCE)))
+@many("path", FACES)
 def test_faces_leave_memory_to_the_step(path: Path) -> None:
     inner = re.findall(r"from thalweg\.engines\.(\w+) import", path.read_text())
     assert set(inner) <= {"selection"}
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "rules").glob("*.py")), ids=lambda p: p.stem)
+@many("path", (SOURCE / "rules").glob("*.py"))
 def test_rules_are_mathematics_only(path: Path) -> None:
     assert _imports(path) <= {"formula", "rules"}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fresh
 import resumed
 from resumed import FACES, STEPS, everything, saved
 from rulebook import slow_unless
@@ -51,9 +49,8 @@ def test_every_stop_is_gone_on_from_in_another_process(face: str, tmp_path: Path
             assert differing(before, ends[name]), "to load nothing would do"
             stops[name].append(saved(training))
     torch.save(stops, tmp_path / resumed.SAVED)
-    folders = [str(Path(__file__).parent), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    subprocess.run([sys.executable, resumed.__file__, tmp_path], env=environment, check=True)
+    done = fresh.run(Path(resumed.__file__), str(tmp_path))
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / resumed.ENDED, weights_only=True)
     wrong = {
         (name, number): differing(each, ends[name])

@@ -14,14 +14,15 @@ from torch import Tensor
 import rulebook
 import thalweg
 from bad_numbers import BAD, LONG, PLACES
-from rulebook import DTYPES, LENGTHS, assert_same, values
+from many import many
+from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
 from thalweg import IndexedSlices, Variable
 from thalweg.catalogue import applied, by_rule
 from thalweg.engines.selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))
-TENSORS = st.lists(st.tuples(LENGTH, st.sampled_from(DTYPES)), min_size=1, max_size=8)
+QUICK = [name for name, own in by_rule().items() if own.rule.name in KINDS]
 
 
 def tensors_of(state: Any) -> list[Tensor]:
@@ -48,13 +49,16 @@ def trained(name: str, start: list[Tensor], steps: list[list[Any]], engine: Any)
 
 
 @pytest.mark.parametrize(
-    "budget", [10, pytest.param(200, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "budget", [6, pytest.param(200, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 @each_rule
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:
+    dtypes = DTYPES if budget > 6 or name in QUICK else DTYPES[:2]
+    tensors = st.lists(st.tuples(LENGTH, st.sampled_from(dtypes)), min_size=1, max_size=8)
+
     @settings(max_examples=budget)
     @given(
-        TENSORS, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(DENORMALS)
+        tensors, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(DENORMALS)
     )
     def check(tensors: Any, seed: int, special: float, denormals: Any) -> None:
         rng = np.random.default_rng(seed)
@@ -113,15 +117,19 @@ def harmed(got: list[Tensor], wanted: list[Tensor]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "dtypes",
+    ("name", "dtypes"),
     [
-        (torch.float32, torch.bfloat16),
-        pytest.param((torch.float16, torch.float64), marks=pytest.mark.slow),
+        slow_unless(dtypes == (torch.float32,) or (both and name in QUICK), name, dtypes)
+        for name in by_rule()
+        for both, dtypes in (
+            (False, (torch.float32,)),
+            (True, (torch.float32, torch.bfloat16)),
+            (False, (torch.float16, torch.float64)),
+        )
     ],
-    ids=["quick", "others"],
+    ids=label,
 )
-@pytest.mark.parametrize("bad", BAD)
-@each_rule
+@many("bad", BAD)
 def test_a_bad_gradient_harms_its_own_element_only(name: str, bad: str, dtypes: Any) -> None:
     rule = by_rule()[name].rule
     start, gradients = clean(dtypes)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from many import many
 from rulebook import CASES, FIRST, ROWS, by_rule
 from thalweg import IndexedSlices, InvalidArgumentError, InvalidTypeError, Variable
 from thalweg.keras.optimizers import Nadam, RuleOptimizer
@@ -56,12 +57,13 @@ def slices(indices, dtype=torch.int64, width=(3,)):
 
 
 OUTSIDE = [-1, 4, 9, 10**9, 2**31, 2**62, -(2**31) - 1, -(2**63)]
-engines = pytest.mark.parametrize("engine", ["cpu", "reference"])
+ENGINES = ["cpu", "reference"]
+engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 @by_rule(FIRST)
-@engines
-@pytest.mark.parametrize("index", OUTSIDE)
+@many("engine", ENGINES)
+@many("index", OUTSIDE)
 def test_an_index_out_of_range_is_named(case, engine, index):
     table, opt = Table(), optimizer(case, engine)
     with pytest.raises(InvalidArgumentError) as caught:
@@ -73,7 +75,7 @@ def test_an_index_out_of_range_is_named(case, engine, index):
 
 
 @by_rule(FIRST)
-@pytest.mark.parametrize("index", [-1, 4, 2**31 - 1, -(2**31)])
+@many("index", [-1, 4, 2**31 - 1, -(2**31)])
 def test_an_int32_index_out_of_range_is_named(case, index):
     table, opt = Table(), optimizer(case, "cpu")
     with pytest.raises(InvalidArgumentError) as caught:
@@ -99,9 +101,9 @@ def test_a_bad_index_after_a_good_step_changes_nothing(case, engine):
 
 
 @by_rule()
-@engines
-@pytest.mark.parametrize("indices", [[], [3, 0, 2], [2, 2, 0, 2], [0, 3]], ids=str)
-@pytest.mark.parametrize("width", [(3,), ()], ids=["rows", "single"])
+@many("engine", ENGINES)
+@many("indices", [[], [3, 0, 2], [2, 2, 0, 2], [0, 3]])
+@many("width", [(3,), ()])
 def test_good_indices_leave_the_neighbours_alone(case, engine, indices, width):
     table = Table(width)
     optimizer(case, engine).apply_gradients([(slices(indices, width=width), table.var)])

@@ -281,8 +281,8 @@ FORGED: dict[str, tuple[Change, type[ThalwegError], str]] = {
     "more metadata": (metadata(more="x"), DataLossError, "The metadata have no manifest"),
     "version 2": (metadata(version="2"), UnsupportedCheckpointError, "The file is of version 2"),
     "version 999999999": (metadata(version="9" * 9), UnsupportedCheckpointError, "of version 9999"),
-    "no version": (metadata(version="1.5"), DataLossError, "no checkpoint of Thalweg"),
-    "another format": (metadata(format="pt"), DataLossError, "no checkpoint of Thalweg"),
+    "no version": (metadata(version="1.5"), DataLossError, "its header is damaged"),
+    "another format": (metadata(format="pt"), DataLossError, "It is no file of thalweg"),
     "more data": (lambda found, manifest: bytes(12), DataLossError, "its header tells of"),
     "less data": (lambda found, manifest: bytes(10), DataLossError, "its header tells of"),
 }  # fmt: skip
@@ -359,8 +359,8 @@ TEXTS: dict[str, tuple[Callable[[str], str | bytes], type[ThalwegError], str]] =
         lambda text: text.rstrip()[:-1] + ',"c":' + "[" * 300_000 + "]" * 300_000 + "}",
         DataLossError, "More than 100 levels",
     ),
-    "spaces before it": (lambda text: " " + text, DataLossError, "no checkpoint of Thalweg"),
-    "nothing": (lambda text: "", DataLossError, "no checkpoint of Thalweg"),
+    "spaces before it": (lambda text: " " + text, DataLossError, "It is no file of thalweg"),
+    "nothing": (lambda text: "", DataLossError, "It is no file of thalweg"),
 }  # fmt: skip
 
 
@@ -415,6 +415,9 @@ def test_a_file_of_another_program(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"x": storage_files.stored("F32", (2,)).array()}, tmp_path / "a")
-    with pytest.raises(DataLossError, match="This is no checkpoint of Thalweg"):
+    with pytest.raises(
+        DataLossError,
+        match="no file of thalweg: it is a file of safetensors that another library wrote",
+    ):
         container.read(tmp_path / "a")
     assert header.LIMIT == 100_000_000

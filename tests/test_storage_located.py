@@ -81,11 +81,17 @@ REFUSED = {
     "a folder": (MissingFileError, r"is a folder: give .* such as .*/model\.ckpt-5\."),
     "a folder with a list": (MissingFileError, r"is a folder: .*/model\.ckpt-5, the newest\."),
     "a list": (MissingFileError, r"checkpoint lists the checkpoints .*/model\.ckpt-5, the newest"),
-    "empty": (DataLossError, r"it is empty"),
-    "text": (DataLossError, r"it is no checkpoint of thalweg, TensorFlow or Keras.*b'hello'"),
-    "a pickle": (UnsafeCheckpointError, r"it is a pickle.*torch\.load\(weights_only=True\)"),
-    "of torch": (UnsafeCheckpointError, r"it is a pickle.*torch\.load\(weights_only=True\)"),
-    "of others": (DataLossError, r"it is no checkpoint.*safetensors\.torch\.load_file"),
+    "empty": (DataLossError, r"it: It is no checkpoint of .*: it is empty"),
+    "text": (DataLossError, r"it: It is no checkpoint of thalweg, TensorFlow or Keras.*b'hello'"),
+    "a pickle": (
+        UnsafeCheckpointError,
+        r"it: It is no checkpoint.*a pickle.*torch\.load\(weights_only=True\)",
+    ),
+    "of torch": (
+        UnsafeCheckpointError,
+        r"it: It is no checkpoint.*a pickle.*torch\.load\(weights_only=True\)",
+    ),
+    "of others": (DataLossError, r"it: It is no checkpoint.*safetensors\.torch\.load_file"),
 }
 
 
@@ -119,5 +125,5 @@ def test_files_of_keras_are_named_to_savers() -> None:
 
 
 def test_a_file_of_tensorflow_is_not_turned_into_one(tmp_path: Path) -> None:
-    with pytest.raises(ThalwegError, match=r"is a checkpoint of tensorflow, and only one of thal"):
+    with pytest.raises(ThalwegError, match=r"is a checkpoint of TensorFlow, and only one of thal"):
         tensorflow.convert(SAVER, tmp_path / "out", to="tf")

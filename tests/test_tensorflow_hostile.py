@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +83,26 @@ def _tried(file: tensorflow.TensorFlowCheckpoint) -> None:
             assert all(not var.detach().any() for var in own.values())
 
 
-@settings(max_examples=50)
-@given(tensors(paths))
-def test_any_names_of_a_saver(found: dict[str, Stored]) -> None:
-    try:
-        file = sorted_names("m", found)
-    except ThalwegError:
-        return
-    _tried(file)
+# As many cases as a day has time for; THALWEG_CASES=20000 with `-m slow` is for a night.
+MANY = int(os.environ.get("THALWEG_CASES", "2000"))
+counted = pytest.mark.parametrize(
+    "count",
+    [50, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    ids=["few", "many"],
+)
+
+
+def cases(count: int, of: Any) -> Callable[[Callable[[Any], None]], None]:
+    """Call a function with so many draws."""
+    return lambda tried: settings(max_examples=count)(given(of)(tried))()
+
+
+@counted
+def test_any_names_of_a_saver(count: int) -> None:
+    @cases(count, tensors(paths))
+    def _(found: dict[str, Stored]) -> None:
+        with contextlib.suppress(ThalwegError):
+            _tried(sorted_names("m", found))
 
 
 @st.composite
@@ -109,14 +124,12 @@ def graphs(draw: Any) -> tuple[dict[str, Stored], ObjectGraph]:
     return found, ObjectGraph(tuple(nodes))
 
 
-@settings(max_examples=50)
-@given(graphs())
-def test_any_object_graph(given_: tuple[dict[str, Stored], ObjectGraph]) -> None:
-    try:
-        file = sorted_objects("m", *given_)
-    except ThalwegError:
-        return
-    _tried(file)
+@counted
+def test_any_object_graph(count: int) -> None:
+    @cases(count, graphs())
+    def _(drawn: tuple[dict[str, Stored], ObjectGraph]) -> None:
+        with contextlib.suppress(ThalwegError):
+            _tried(sorted_objects("m", *drawn))
 
 
 values = st.one_of(
@@ -133,22 +146,22 @@ values = st.one_of(
 configs = st.dictionaries(st.sampled_from(OPTIONS), values, max_size=5)
 
 
-@settings(max_examples=50)
-@given(
+CLASSES = [None, "Adam", "SGD", "RMSprop", "Nadam", "LossScaleOptimizer", "os.system"]
+files_of_keras = st.tuples(
     st.sampled_from(["keras", "weights.h5", "h5"]),
-    st.sampled_from([None, "Adam", "SGD", "RMSprop", "Nadam", "LossScaleOptimizer", "os.system"]),
+    st.sampled_from(CLASSES),
     st.none() | configs,
     tensors(st.sampled_from([f"optimizer/vars/{index}" for index in range(9)])),
     tensors(st.sampled_from(["a/kernel", "a/bias", "b_1/kernel", "b/kernel"])),
 )
-def test_any_file_of_keras(
-    kind: str, name: str | None, config: Any, arrays: Any, variables: Any
-) -> None:
-    try:
-        file = sorted_file("m", KerasFile(kind, name, config, arrays, variables))
-    except ThalwegError:
-        return
-    _tried(file)
+
+
+@counted
+def test_any_file_of_keras(count: int) -> None:
+    @cases(count, files_of_keras)
+    def _(parts: Any) -> None:
+        with contextlib.suppress(ThalwegError):
+            _tried(sorted_file("m", KerasFile(*parts)))
 
 
 def test_names_without_end_take_no_time() -> None:
@@ -222,7 +235,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedCheckpointError, match=reader):
             tensorflow.load(tmp_path / "ours")
     (tmp_path / "text").write_text("no checkpoint")
-    with pytest.raises(DataLossError, match="text is no checkpoint of thalweg, TensorFlow or"):
+    with pytest.raises(DataLossError, match="text: It is no checkpoint of thalweg, TensorFlow or"):
         tensorflow.load(tmp_path / "text")
 
 

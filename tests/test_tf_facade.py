@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import fresh
 import thalweg
 import thalweg.tf as tf
 from thalweg import tf as facade
@@ -539,7 +538,7 @@ def test_importing_the_facade_imports_no_keras() -> None:
     code = (
         "import sys, thalweg.tf as tf; tf.keras.optimizers.Adam; sys.exit('keras' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    done = fresh.run(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -516,12 +516,66 @@ def test_wrapped_optimizers(saved: Any, tmp_path: Path) -> None:
     w, opt = Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
     status = Checkpoint(w=w, opt=opt).read(path)
     assert opt.get_slot(w, "momentum").tolist() == [1.5, 1.5]
+    status.assert_consumed()
     step(opt, w)
     assert torch.equal(w, end)
-    status.assert_consumed()
+    with pytest.raises(AssertionError, match=r"no values for '.*/opt/averages/average'"):
+        status.assert_existing_objects_matched()
     Checkpoint(w=w, opt=opt._opt).read(Checkpoint(w=w, opt=opt).write(tmp_path / "inside"))
     with pytest.raises(InvalidTypeError, match="float32 masters"):
         Checkpoint(opt=MixedPrecisionOptimizerWrapper(FACES["v1"]())).write(tmp_path / "mixed")
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_averages_beside_an_optimizer_go_on(asks: bool, tmp_path: Path) -> None:
+    def training() -> tuple[Variable, MovingAverageOptimizer]:
+        return Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
+
+    w, opt = training()
+    step(opt, w)
+    path = Checkpoint(w=w, opt=opt).write(tmp_path / "run")
+    step(opt, w)
+    again, other = training()
+    status = Checkpoint(w=again, opt=other).read(path)
+    if asks:
+        assert other.average(again).tolist() == [-0.5, -0.5]
+    step(other, again)
+    status.assert_consumed()
+    assert torch.equal(other.average(again), opt.average(w))
+    wrong, late = Variable(two(0.0), name="w"), MovingAverageOptimizer(FACES["v1"](), 0.5)
+    Checkpoint(w=wrong, opt=late).read(path)
+    wrong.data = torch.zeros(3)
+    with pytest.raises(CheckpointMismatchError):
+        late.apply_gradients([(torch.ones(3), wrong)])
+    assert not wrong.any()
+
+
+def test_averages_alone_and_in_a_graph_go_on(tmp_path: Path) -> None:
+    w, averages = Variable(two(0.0), name="w"), train.ExponentialMovingAverage(0.5)
+    averages.apply([w])
+    averages.apply([w.assign(two(1.0))])
+    path = Checkpoint(w=w, averages=averages).write(tmp_path / "alone")
+    again, other = Variable(two(7.0), name="w"), train.ExponentialMovingAverage(0.5)
+    Checkpoint(w=again, averages=other).read(path).assert_existing_objects_matched()
+    assert other.average(again).tolist() == [0.5, 0.5]
+
+    def built() -> tuple[Any, Any, Any]:
+        x = tf.Variable(two(0.0), name="w")
+        opt = MovingAverageOptimizer(FACES["v1"](), 0.5)
+        return x, opt, opt.apply_gradients([(two(), x)])
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, opt, op = built()
+        session.run(tf.global_variables_initializer())
+        session.run(op)
+        path = Checkpoint(x=x, opt=opt).write(tmp_path / "graph")
+        session.run(op)
+        wanted = session.run(opt.average(x))
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, opt, op = built()
+        Checkpoint(x=x, opt=opt).read(path).initialize_or_restore(session)
+        session.run(op)
+        assert np.array_equal(session.run(opt.average(x)), wanted)
 
 
 def test_objects_of_ones_own(tmp_path: Path) -> None:

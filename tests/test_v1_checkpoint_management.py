@@ -216,7 +216,7 @@ def test_checkpoints_that_are_not_there(tmp_path: Path) -> None:
         with pytest.raises(kind, match=r"Failed to find any matching files for .*/none"):
             train.list_variables(tmp_path / "none")
     (tmp_path / "other").write_bytes(b"")
-    with pytest.raises(DataLossError, match=r"/other is empty: it was never written"):
+    with pytest.raises(DataLossError, match=r"/other: It is no checkpoint of .*: it is empty"):
         train.load_variable(tmp_path / "other", "w")
 
 

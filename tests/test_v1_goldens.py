@@ -15,6 +15,7 @@ import pytest
 import golden_files
 import replay
 import v1_replay
+from rulebook import slow_unless
 
 CASES = v1_replay.cases()
 TRAJECTORIES = [id for id in CASES if CASES[id]["kind"] == "trajectory"]
@@ -84,7 +85,8 @@ def every_run_of(cases: list[str]) -> Any:
         if face == "eager" or not v1_replay.calls(CASES[case_id])
     ]
     return pytest.mark.parametrize(
-        ("case_id", "face", "engine"), runs, ids=["-".join(run) for run in runs]
+        ("case_id", "face", "engine"),
+        [slow_unless(golden_files.is_quick(run[0], run[2]), *run) for run in runs],
     )
 
 

@@ -521,7 +521,7 @@ def test_paths_that_are_refused(graph: tf.Graph, tmp_path: Path) -> None:
             saver.restore(session, path)
     (tmp_path / "old.ckpt").write_bytes(b"of something else")
     with pytest.raises(
-        DataLossError, match=r"/old\.ckpt is no checkpoint of thalweg, TensorFlow or"
+        DataLossError, match=r"/old\.ckpt: It is no checkpoint of thalweg, TensorFlow or"
     ):
         saver.restore(session, tmp_path / "old.ckpt")
     with pytest.raises(ValueError, match=r"^Parent directory of .*/no/x doesn't exist, can't save"):

@@ -159,7 +159,9 @@ def initial(opt: Any, var: Variable, slots: list[str]) -> list[torch.Tensor]:
     return [opt.get_slot(var, name).detach().clone() for name in slots]
 
 
-@each_dtype
+@pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)], ids=["f32", "f64"]
+)
 @pytest.mark.parametrize("shape", [(6, 3), (6,)], ids=["rows", "single"])
 @each_sparse
 def test_sparse_kernels_are_their_optimizers(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rulebook
+from many import many
 from rulebook import (
     CASES,
     DTYPES,
@@ -66,7 +67,7 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
 
 def is_quick(engine: str, case: Case, dtype: Any, kind: str) -> bool:
     if engine == "reference":
-        return dtype in (torch.float32, torch.bfloat16) or case.rule.name in KINDS
+        return dtype == torch.float32 or case.rule.name in KINDS
     return case.rule.name in KINDS and dtype == torch.float32 and kind != "single"
 
 
@@ -161,8 +162,10 @@ def trained(cls: Any, args: tuple[Any, ...], dtype: Any, listed: bool) -> list[t
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("listed", [False, True], ids=["all", "listed"])
+@pytest.mark.parametrize(
+    "dtype", [DTYPES[0], pytest.param(DTYPES[1], marks=pytest.mark.slow)], ids=str
+)
+@many("listed", [False, True])
 def test_an_optimizer_whose_hook_is_called_takes_the_same_steps(
     name: str, dtype: Any, listed: bool
 ) -> None:

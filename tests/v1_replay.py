@@ -21,7 +21,7 @@ array = partial(array_of, "v1")
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.array(values))
+    return torch.tensor(values)
 
 
 def gradient(case: Case, name: str, step: int) -> Any:
@@ -47,10 +47,12 @@ class Eager:
     def __init__(self, case: Case, engine: str) -> None:
         self.case = case
         self.step = 0
-        start = case.get("global_step", {}).get("initial", 0)
-        self.global_step = self._variable(np.int64(start), "global_step", trainable=False)
+        start = torch.tensor(case.get("global_step", {}).get("initial", 0))
+        self.global_step = self._variable(start, "global_step", trainable=False)
         self.variables = {
-            name: self._variable(array(case, "var", name)[0], name, constraint=self._bounds(name))
+            name: self._variable(
+                _tensor(array(case, "var", name)[0]), name, constraint=self._bounds(name)
+            )
             for name in case["order"]
         }
         self.optimizer = self._optimizer()

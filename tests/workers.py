@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from fresh import Fresh
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -29,20 +30,14 @@ def together(*works: Callable[[], Any]) -> None:
     assert not failed
 
 
-def told_by_ranks(script: str | Path, folder: Path, count: int = 2) -> list[Any]:
+def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
     """What a script prints last, as JSON, on each rank.
 
-    It is given its rank, a file to meet, and the number of ranks.
+    It is given its rank, a file to meet, the number of ranks, and names.
     """
-    command = [sys.executable, *(["-c", script] if isinstance(script, str) else [str(script)])]
-    given = [str(folder / "store"), str(count)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, text=True)
-        for rank in range(count)
-    ]
-    try:
-        return [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
-    finally:
-        for rank in ranks:  # one may wait for another that is no more
-            rank.kill()
-            rank.wait()
+    given = [str(folder / "store"), str(count), *names]
+    with ExitStack() as stack:  # at its end one may wait for another that is no more
+        ranks = [stack.enter_context(Fresh(script, str(rank), *given)) for rank in range(count)]
+        ended = [rank.done(250) for rank in ranks]
+    assert not any(each.returncode for each in ended), [each.stderr for each in ended]
+    return [json.loads(each.stdout.splitlines()[-1]) for each in ended]

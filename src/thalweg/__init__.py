@@ -52,13 +52,13 @@ from thalweg.variable import (
 )
 
 if TYPE_CHECKING:
-    from thalweg import checkpoint, keras, openseq2seq, v1
+    from thalweg import checkpoint, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
 
 __version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
-_FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "tf", "v1")
+_FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
 _ENGINES = ("check_rule", "engine")
 
 __all__ = [
@@ -104,6 +104,7 @@ __all__ = [
     "name_of",
     "named_variables",
     "openseq2seq",
+    "optim",
     "power",
     "sign",
     "sqrt",

@@ -1,7 +1,8 @@
 """Every optimizer by name: by the rule that it runs, or by its class.
 
 Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
-`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`.
+`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is the
+rule of torch's Adam.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from thalweg.variable import Variable
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 V1 = "v1:"
+OPTIM = "optim:"
 # What a constructor wants besides the learning rate, as TensorFlow's users give it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "v1:AdamWOptimizer": {"weight_decay": 1e-4},
@@ -116,6 +118,13 @@ def by_rule() -> dict[str, Named]:
     ]
     runs = {each.rule.name: each for each in reversed([*known.values(), *variants])}
     return {rule.name: runs[rule.name] for rule in RULES}
+
+
+def torch_rules() -> dict[str, Rule]:
+    """The rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its classes."""
+    from thalweg.rules.torch import TORCH_RULES
+
+    return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in TORCH_RULES}
 
 
 def names() -> list[str]:

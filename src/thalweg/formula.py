@@ -59,7 +59,8 @@ class Slot:
         initial: What it is filled with.
         dtype: Its dtype; the variable's if None. A `scalar` has the one of the arithmetic.
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
-            read and written by `per_variable` of the rule.
+            read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
+            numbers of their own for each parameter, by `prepare`, too.
     """
 
     name: str
@@ -75,6 +76,23 @@ class Slot:
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
                 f" {self.dtype!r}."
             )
+
+
+class Then:
+    """A formula and then another, which gets the variable that the first has made.
+
+    Args:
+        first: A formula of a rule.
+        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
+            `(var, value, *, scalars) -> value` makes the value of one further slot, the last.
+    """
+
+    def __init__(self, first: Formula | Then, then: Formula) -> None:
+        self.first, self.then = first, then
+        self.__qualname__ = f"{first.__qualname__} then {then.__qualname__}"
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,8 @@ class Rule:
                 f"measures of rule {self.name!r} must be a dict of functions, not"
                 f" {self.measures!r}."
             )
-        if self.per_variable is None and (self.measures or self.scalar_slots):
+        unread = self.measures or (self.scalar_slots and self.prepare is None)
+        if self.per_variable is None and unread:
             raise RuleError(
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."

@@ -17,6 +17,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 
 REDUCED = (torch.float16, torch.bfloat16)  # what is computed in float32
+TRAINED = (torch.float32, torch.float64, *REDUCED)  # the dtypes of variables that rules update
 
 _UNTYPED = (int, float, list, tuple, range)
 

@@ -18,6 +18,7 @@ ATTACKS = (
     "kills",
     "bundles",
     "keras_files",
+    "restores",
 )
 
 

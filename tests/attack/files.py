@@ -25,6 +25,7 @@ from thalweg.errors import (
     CheckpointMismatchError,
     DataLossError,
     InvalidConfigError,
+    UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
 from thalweg.storage import checksum, container
@@ -35,7 +36,8 @@ CASES = {False: 2000, True: 20_000}
 GOOD = ("refused", "taken", "same")
 BATCH = 50
 DOCUMENTED = (
-    CheckpointMismatchError, DataLossError, InvalidConfigError, UnsupportedCheckpointError,
+    CheckpointMismatchError, DataLossError, InvalidConfigError, UnsafeCheckpointError,
+    UnsupportedCheckpointError,
 )  # fmt: skip
 
 Dice = random.Random

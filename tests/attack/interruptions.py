@@ -10,6 +10,7 @@ stderr with it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import random
@@ -193,12 +194,13 @@ WRONG = ("torn", "false note")
 
 
 def told(
-    name: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
+    names: str, kinds: str, count: int, seed: int, timeout: float, planted: str = ""
 ) -> tuple[dict[str, int], str]:
     """What became of so many interrupted steps, in a process of their own, and all that it says.
 
     Args:
-        name, kinds, count, seed: As in `interrupt`; kinds have commas between them.
+        names, kinds: Of `TRAININGS` and as in `interrupt`, with commas between them.
+        count, seed: As in `interrupt`, for each of the trainings.
         timeout: Seconds after which the process has hung.
         planted: A defect of `attack.planted` that the library is to have.
 
@@ -209,7 +211,7 @@ def told(
         sys.executable,
         "-m",
         "attack.interruptions",
-        name,
+        names,
         kinds,
         str(count),
         str(seed),
@@ -347,14 +349,14 @@ def _judged(
     return "without a constraint" if without and not says_not else "torn"
 
 
-def main(name: str, how: str, count: str, seed: str = "0", planted: str = "") -> None:
+def main(names: str, how: str, count: str, seed: str = "0", planted: str = "") -> None:
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     torch.set_num_threads(2)
     found = Counter[str]()
-    for kind in how.split(","):
+    for name, kind in itertools.product(names.split(","), how.split(",")):
         try:
             found.update(interrupt(name, kind, int(count), int(seed)))
         except BaseException:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from thalweg.storage.stored import ITEM_BYTES, dtype_of
+from thalweg.variable import TRAINED
+
 Shape = tuple[int, ...]
 
-_SAFE_DTYPES = {
-    "F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16,
-}  # fmt: skip
-DTYPES = frozenset(_SAFE_DTYPES.values())
+DTYPES = frozenset(TRAINED)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
         with safe_open(path, framework="pt") as file:
             slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
             return [
-                (tuple(each.get_shape()), _SAFE_DTYPES.get(each.get_dtype(), torch.uint8))
+                (tuple(each.get_shape()), dtype_of(each.get_dtype()))
                 for each in slices
+                if each.get_dtype() in ITEM_BYTES
             ]
     except SafetensorError as error:
         raise ValueError(f"'{path}' is not a safetensors file: {error}.") from None

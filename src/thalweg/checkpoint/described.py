@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from thalweg import schedules
@@ -14,14 +16,15 @@ from thalweg.checkpoint.plain import SCALAR, Reader, Writer
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.keras.optimizers import Nadam, RuleOptimizer
-from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.rules import RULES
 from thalweg.schedules import LearningRateSchedule
+from thalweg.storage.json_text import table
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 from thalweg.v1.train.followed import Followed
@@ -32,25 +35,27 @@ SCHEDULE = "$schedule"  # {"class_name": ..., "config": ...}
 RATE = "$rate"  # {"function": ..., "arguments": ...}
 RULE = "$rule"  # the name of a rule of the library
 OPTIMIZER = "$optimizer"  # as `described` returns it
+LOSS_SCALER = "$loss_scaler"  # its arguments
 VARIABLE = "$variable"  # the name of one
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
 
 STEP = "openseq2seq:optimize_loss"
-_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # no number depends on them
 _WRAPPERS = {
     "v1:MovingAverageOptimizer": opt.MovingAverageOptimizer,
     "v1:VariableClippingOptimizer": opt.VariableClippingOptimizer,
     "openseq2seq:MixedPrecisionOptimizerWrapper": MixedPrecisionOptimizerWrapper,
 }
 _DECAYS = [name for name in train.__all__ if name.endswith("_decay")]
-_RATES = {f"train.{name}": getattr(train, name) for name in (*_DECAYS, "piecewise_constant")}
-_RATES |= {
-    f"lr_policies.{name}": function
-    for name, function in vars(lr_policies).items()
-    if inspect.isfunction(function)
-    and function.__module__ == lr_policies.__name__
-    and not name.startswith("_")
+_RATES: dict[str, Any] = {
+    **{f"train.{name}": getattr(train, name) for name in (*_DECAYS, "piecewise_constant")},
+    **{
+        f"lr_policies.{name}": function
+        for name, function in vars(lr_policies).items()
+        if inspect.isfunction(function)
+        and function.__module__ == lr_policies.__name__
+        and not name.startswith("_")
+    },
 }
 
 
@@ -59,24 +64,25 @@ def _classes() -> dict[str, type[Any]]:
     return {**known, **_WRAPPERS, "RuleOptimizer": RuleOptimizer, STEP: TrainingStep}
 
 
-def described(optimizer: Any) -> dict[str, Any]:
+def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's class and arguments, as JSON.
+
+    Args:
+        optimizer: The optimizer.
+        variables: Variables by the names of a file.
 
     Returns:
         "class": its name in the catalogue, "mine:" and its own for one that is not there;
-        "arguments": by name, but for those that no number depends on.
+        "arguments": by name, those that numbers depend on.
     """
     if isinstance(optimizer, MicroBatchStep):
         optimizer = optimizer.step
-    writer = Writer(_written)
-    given = _arguments(optimizer)
-    plain = {key: writer(value, key) for key, value in given.items() if key not in _ASIDE}
-    return {"class": _name(optimizer), "arguments": plain}
+    return _Described({id(each): name for name, each in variables.items()}).optimizer(optimizer)
 
 
-def _name(optimizer: Any) -> str:
-    known = {cls: name for name, cls in _classes().items()}
-    return known.get(type(optimizer), f"mine:{type(optimizer).__name__}")
+def _name(cls: type[Any]) -> str:
+    known = {each: name for name, each in _classes().items()}
+    return known.get(cls, f"mine:{cls.__name__}")
 
 
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any) -> list[str]:
@@ -101,12 +107,13 @@ def _different(name: str, own: Any, other: Any) -> list[str]:
     """Where two values differ, by the names of what they hold."""
     if own == other:
         return []
-    if isinstance(own, dict) and isinstance(other, dict) and own.keys() == other.keys():
+    ours, theirs = table(own), table(other)
+    if ours and ours.keys() == theirs.keys():
         return [
             each
-            for key in own
+            for key in ours
             for each in _different(
-                name if key.startswith("$") else f"{name}.{key}", own[key], other[key]
+                name if key.startswith("$") else f"{name}.{key}", ours[key], theirs[key]
             )
         ]
     return [f"{name} is {_shown(own)}, in the file {_shown(other)}"]
@@ -145,108 +152,78 @@ def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
         raise InvalidConfigError(f"{plain['class']} cannot be made: {error}") from error
 
 
-def _arguments(optimizer: Any) -> dict[str, Any]:
-    if isinstance(optimizer, KerasOptimizer):
-        return _of_keras(optimizer)
-    if isinstance(optimizer, TrainingStep):
-        return _of_training(optimizer)
-    own, kinds = vars(optimizer), getattr(type(optimizer), "HYPERS", {})
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(optimizer)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        attribute = kinds.get(name, f"_{name}")
-        if attribute in own:
-            found[name] = own[attribute]
-    return found
+class _Described:
+    """Writes what `Writer` does not know.
 
+    Args:
+        names: Of variables, by their identity.
+    """
 
-def _of_training(step: TrainingStep) -> dict[str, Any]:
-    """What `optimize_loss` was told; the optimizer's rate is the policy's."""
-    moving = {id(tensor) for tensor in step._rate.tensors}
-    inner = {
-        name: value for name, value in _arguments(step._inner).items() if id(value) not in moving
-    }
-    post, scaler = step._how.post, step.loss_scaler
-    mixed = step._mixed
-    scale = None if mixed is None or scaler is not None else mixed.loss_scale
-    return {
-        "loss": step._loss,
-        "optimizer": _name(step._inner),
-        "optimizer_params": {key: each for key, each in inner.items() if key not in _ASIDE},
-        "learning_rate": step._rate.source,
-        "mixed": mixed is not None,
-        "clip_gradients": post.clip_gradients,
-        "larc": None if post.larc is None else post.larc._asdict(),
-        "loss_scaling": scale if scaler is None else type(scaler.scaler).__name__,
-        "loss_scaling_params": {} if scaler is None else scaler.scaler._params,
-        "iter_size": step._how.iter_size,
-    }
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._writer = Writer(self)
 
+    def optimizer(self, optimizer: Any) -> dict[str, Any]:
+        """Class and arguments; see `described`."""
+        return {
+            "class": _name(optimizer.__class__),
+            "arguments": self._writer(optimizer._arguments(), ""),
+        }
 
-def _of_keras(optimizer: KerasOptimizer) -> dict[str, Any]:
-    hyper = optimizer._hyper
-    try:
-        found = dict(optimizer.get_config())
-    except NotImplementedError:  # a subclass without one
-        found = {}
-    numbers = hyper.numbers()
-    found |= {name: numbers.get(name, hyper.raw(name)) for name in hyper}
-    if isinstance(optimizer, Nadam):  # what its constructor calls the decay
-        found["schedule_decay"] = found.pop("decay")
-    if isinstance(optimizer, RuleOptimizer) and type(optimizer) is RuleOptimizer:
-        found["rule"] = optimizer.rule
-    if optimizer.gradient_transformers:
-        found["gradient_transformers"] = optimizer.gradient_transformers
-    if optimizer.gradient_aggregator is not None:
-        found["gradient_aggregator"] = optimizer.gradient_aggregator
-    return found
+    def __call__(self, value: Any, name: str) -> Any:
+        if isinstance(value, LearningRateSchedule):
+            return self._schedule(value)
+        if isinstance(value, Followed) and value.source is not None:
+            return self._rate(value)
+        if isinstance(value, Rule):
+            return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
+        if isinstance(value, train.Optimizer):
+            return {OPTIMIZER: self.optimizer(value)}
+        if isinstance(value, AutomaticLossScaler):
+            return self._loss_scaler(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if inspect.isclass(value):
+            return _name(value)
+        if isinstance(value, torch.dtype):
+            return dtype_name(value)
+        if is_function(value):
+            return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
+        if isinstance(value, frozenset | set):
+            return sorted(map(str, cast(set[Any], value)))
+        return NotImplemented
 
+    def _loss_scaler(self, scaler: Any) -> Any:
+        if scaler.__class__ is not AutomaticLossScaler:
+            return {YOURS: f"your loss scaler {scaler.__class__.__name__!r}"}
+        return {LOSS_SCALER: self._writer(scaler._arguments(), "")}
 
-def _written(value: Any, name: str) -> Any:
-    """What `Writer` does not know."""
-    if isinstance(value, LearningRateSchedule):
-        return _schedule(value)
-    if isinstance(value, Followed) and value.source is not None:
-        return _rate(value)
-    if isinstance(value, Rule):
-        return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
-    if isinstance(value, train.Optimizer):
-        return {OPTIMIZER: described(value)}
-    if isinstance(value, Tensor):
-        if is_variable(value) and name_of(value, ""):
-            return {VARIABLE: name_of(value).split(":")[0]}
+    def _tensor(self, value: Tensor) -> Any:
+        own = name_of(value, "").split(":")[0] if is_variable(value) else ""
+        name = self._names.get(id(value), own)
+        if name:
+            return {VARIABLE: name}
         if value.dim():
             return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
-        return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), name)]}
-    if is_function(value):
-        return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
-    if isinstance(value, frozenset | set):
-        return sorted(map(str, value))
-    return NotImplemented
+        return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
 
-
-def _schedule(schedule: LearningRateSchedule) -> Any:
-    try:
-        written = schedules.serialize(schedule)
-        known = type(schedules.deserialize(written)) is type(schedule)
-    except (NotImplementedError, TypeError, ValueError):
-        known = False
-    if not known:
+    def _schedule(self, schedule: LearningRateSchedule) -> Any:
+        with suppress(NotImplementedError, TypeError, ValueError):
+            written = schedules.serialize(schedule)
+            if type(schedules.deserialize(written)) is type(schedule):
+                return {SCHEDULE: self._writer(written, "")}
         return {YOURS: f"your schedule {type(schedule).__name__!r}"}
-    return {SCHEDULE: Writer(_written)(written, "")}
 
-
-def _rate(rate: Followed) -> Any:
-    function, arguments = rate.source or (None, {})
-    for name, known in _RATES.items():
-        if known is function:
-            return {RATE: {"function": name, "arguments": Writer(_written)(arguments, "")}}
-    return {YOURS: f"the learning rate {rate.__name__!r}"}
+    def _rate(self, rate: Followed) -> Any:
+        function, arguments = rate.source or (None, {})
+        for name, known in _RATES.items():
+            if known is function:
+                return {RATE: {"function": name, "arguments": self._writer(arguments, "")}}
+        return {YOURS: f"the learning rate {rate.__name__!r}"}
 
 
 class _Made:
-    """Makes what `_written` has described.
+    """Makes what `_Described` has written.
 
     Args:
         variables: Variables by name.
@@ -265,6 +242,8 @@ class _Made:
             return {rule.name: rule for rule in RULES}[content]
         if mark == OPTIMIZER:
             return made(content, self._variables)
+        if mark == LOSS_SCALER:
+            return AutomaticLossScaler(**reader(content))
         if mark == NUMBER:
             return to_tensor(reader(content[1]), content[0])
         if mark == VARIABLE:
@@ -279,19 +258,18 @@ class _Made:
 
 def _yours(plain: Any) -> str:
     """What in a description only its owner can make; "" if nothing."""
-    if isinstance(plain, dict):
-        return plain[YOURS] if YOURS in plain else _yours(list(plain.values()))
+    own, parts = table(plain), list[Any]()
     if isinstance(plain, list):
-        return next(filter(None, map(_yours, plain)), "")
-    return ""
+        parts = cast(list[Any], plain)
+    found = [own.get(YOURS, ""), *map(_yours, [*parts, *own.values()])]
+    return next(filter(None, found), "")
 
 
 def _is_number(plain: Any) -> bool:
-    return type(plain) in (int, float) or (isinstance(plain, dict) and SCALAR in plain)
+    return type(plain) in (int, float) or SCALAR in table(plain)
 
 
 def _shown(plain: Any) -> str:
-    if isinstance(plain, dict) and len(plain) == 1:
-        ((_, content),) = plain.items()
+    for content in table(plain).values() if len(table(plain)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)

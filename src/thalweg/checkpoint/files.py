@@ -14,27 +14,10 @@ from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.located import located
-from thalweg.storage.stored import Stored
+from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A tensor of a file.
-
-    Attributes:
-        name: Its name.
-        dtype: As safetensors calls it, "F32"; another name of what is read as no tensor.
-        shape: Its shape.
-        bytes: How many bytes it has.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,7 @@ class Listing:
     path: str
     kind: str
     tensors: tuple[Listed, ...]
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict[str, Any])
     optimizers: tuple[str, ...] = ()
 
     @property
@@ -61,8 +44,12 @@ class Listing:
         return sum(each.bytes for each in self.tensors)
 
 
-def listing(path: Path) -> Listing:
+def listing(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds; of ours and of TensorFlow's no tensor is read.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes that are read of one of Keras' and those there are.
 
     Raises:
         MissingFileError: There is no such file.
@@ -77,11 +64,9 @@ def listing(path: Path) -> Listing:
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
         return Listing(title, kind, tuple(tensors), found.document)
-    if kind == "tensorflow":
-        entries = bundle.describe(title)
-        tensors = [Listed(each.name, each.dtype, each.shape, each.bytes) for each in entries]
-    else:
-        tensors = _listed(_of_keras(title))
+    tensors = (
+        bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title, progress))
+    )
     return Listing(title, kind, tuple(tensors), *_told(title))
 
 
@@ -105,6 +90,10 @@ def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 def verified(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds, after all of it was read and compared with its checksums.
 
+    Args:
+        path: The file.
+        progress: Called with the bytes that are read and those there are.
+
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
@@ -113,7 +102,7 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
         container.verify(place.path, progress)
     elif place.writer == "tensorflow":
         bundle.read(place.path, progress=progress)
-    return listing(place.path)
+    return listing(place.path, progress)
 
 
 def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:

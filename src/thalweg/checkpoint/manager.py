@@ -105,7 +105,7 @@ class CheckpointManager:
         asynchronous: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if keep is not None and (not isinstance(keep, int) or keep < 1):
+        if keep is not None and (type(keep) is not int or keep < 1):
             raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
         if keep_every is not None and not keep_every > 0:
             raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
@@ -305,6 +305,8 @@ def _kept(directory: Path, name: str) -> list[Kept]:
             told = Reader({})(document.get("metrics", {}))
             metrics = {key: float(each) for key, each in told.items()}
             found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
+        except MissingFileError:
+            continue  # another process has removed it
         except (ThalwegError, TypeError, ValueError, AttributeError) as error:
             warn(f"{path} is left alone: {error}", CheckpointWarning)
     return sorted(found, key=lambda each: (each.time, each.step))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,19 +17,18 @@ from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.v1.train import Optimizer as V1Optimizer
-from thalweg.variable import name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
 
 
-def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[str, Tensor]:
+def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
     """The tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
         InvalidTypeError: What is given is neither.
         InvalidArgumentError: Two tensors have the same name.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
             kind = type(module).__name__
@@ -49,11 +48,11 @@ def named(variables: Variables | None, module: torch.nn.Module | None) -> dict[s
 def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
     """The module's own tensors by the names of its `state_dict`, whatever hooks make of that."""
     found: dict[str, Tensor] = {}
-    for prefix, each in module.named_modules(remove_duplicate=False):
-        persistent = each._buffers.keys() - each._non_persistent_buffers_set
-        own = {**each._parameters, **{name: each._buffers[name] for name in persistent}}
-        for name in [*each._parameters, *(name for name in each._buffers if name in persistent)]:
-            tensor = own[name]
+    parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    for prefix, part in parts:
+        left_out = part._non_persistent_buffers_set
+        buffers = {name: each for name, each in part._buffers.items() if name not in left_out}
+        for name, tensor in {**part._parameters, **buffers}.items():
             if tensor is not None:
                 found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
@@ -61,14 +60,10 @@ def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
     if isinstance(variables, Mapping):
-        return {str(name): each for name, each in variables.items()}
+        own = cast(Mapping[Any, Tensor], variables)
+        return {str(name): each for name, each in own.items()}
     tensors = distinct(flatten(variables))
     return dict(zip(keys_of(tensors), tensors, strict=True))
-
-
-def guard_of(optimizer: Any) -> Any:
-    """The lock that holds the optimizer's steps back."""
-    return optimizer._locked() if hasattr(optimizer, "_locked") else optimizer._lock
 
 
 def check_kind(optimizer: Any) -> None:
@@ -90,46 +85,18 @@ def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: It remembers something of others, which no fresh one could take.
     """
-    if isinstance(optimizer, KerasOptimizer):
-        state = optimizer.state_dict()
-        titles = _titles(optimizer._slots.owners())
-        _check_all_given(titles, tensors)
-        known = _renaming(titles, tensors)
-        slots = _renamed(state["slots"], lambda title: known.get(title, title))
-        return {**state, "slots": slots}
-    variables = _owners(optimizer)
-    with_variables = isinstance(optimizer, V1Optimizer)
-    state = optimizer.state_dict(variables) if with_variables else optimizer.state_dict()
-    titles = dict(zip(keys_of(variables), variables, strict=True))
-    _check_all_given(titles, tensors)
-    return _flat_renamed(state, _renaming(titles, tensors))
+    return optimizer._saved(_Names(tensors, all_of_them=bool(tensors)))
 
 
-@contextmanager
 def loading(
     optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Generator[Loading]:
+) -> AbstractContextManager[Loading]:
     """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
     if not tensors:
-        with optimizer._loading(state) as found:
-            yield found
-        return
-    if isinstance(optimizer, KerasOptimizer):
-        variables = [tensors[name] for name in state["slots"] if name in tensors]
-        known = _titles(distinct([*optimizer._slots.owners(), *variables]))
-        names = {name: title for title, name in _renaming(known, tensors).items()}
-        slots = _renamed(state["slots"], lambda name: names.get(name, name))
-        with optimizer._loading({**state, "slots": slots}, variables) as found:
-            yield found
-        return
-    owners = {name.rpartition("/")[0] for name in state}
+        return optimizer._loading(state)
+    owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     variables = [each for name, each in tensors.items() if name in owners]
-    if not isinstance(optimizer, V1Optimizer):
-        variables = _owners(optimizer)
-    known = dict(zip(keys_of(variables), variables, strict=True))
-    names = {name: title for title, name in _renaming(known, tensors).items()}
-    with optimizer._loading(_flat_renamed(state, names), variables or None) as found:
-        yield found
+    return optimizer._loading(state, variables or None, _Names(tensors))
 
 
 def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
@@ -142,54 +109,26 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     return fitting(entries, given, "The variables")
 
 
-def _owners(optimizer: Any) -> list[Tensor]:
-    if isinstance(optimizer, V1Optimizer):
-        return optimizer._owners()
-    return optimizer._known()
+class _Names:
+    """Calls variables by the names of a file, and others by their own.
 
+    Args:
+        tensors: Variables by name.
+        all_of_them: Whether to refuse others.
+    """
 
-def _titles(variables: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The variables by what Keras' state calls them."""
-    names = distinct_names([name_of(var) for var in variables])
-    return dict(zip(names, variables, strict=True))
+    def __init__(self, tensors: Mapping[str, Tensor], all_of_them: bool = False) -> None:
+        self._known = {id(each): name for name, each in reversed(list(tensors.items()))}
+        self._all_of_them = all_of_them
 
-
-def _check_all_given(titles: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    given = set(map(id, tensors.values()))
-    lacking = [title for title, var in titles.items() if id(var) not in given]
-    if tensors and lacking:
-        raise InvalidArgumentError(
-            "The optimizer has slots of variables that are neither in module nor"
-            f" in variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"
-            " of; no new optimizer could go on from the file otherwise."
-        )
-
-
-def _renaming(known: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The optimizer's names of variables, and the given ones."""
-    names = {id(each): name for name, each in reversed(list(tensors.items()))}
-    return {title: names[id(var)] for title, var in known.items() if id(var) in names}
-
-
-def _flat_renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A state by "variable/slot", with other names of variables."""
-
-    def renamed(name: str) -> str:
-        owner, slash, slot = name.rpartition("/")
-        return f"{names.get(owner, owner)}{slash}{slot}"
-
-    return _renamed(state, renamed)
-
-
-def _renamed(state: Mapping[str, Any], name_of_key: Callable[[str], str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in state.items():
-        name = name_of_key(key)
-        if name in found:
+    def __call__(self, variables: Sequence[Tensor]) -> list[str]:
+        keys = keys_of(variables)
+        given = [self._known.get(id(var)) for var in variables]
+        lacking = [key for key, name in zip(keys, given, strict=True) if name is None]
+        if self._all_of_them and lacking:
             raise InvalidArgumentError(
-                f"{name!r} would be the name of two things in the optimizer's state: a variable is"
-                " given by a name that another one has, which is not given. Give all variables"
-                " that the optimizer has slots of."
+                "The optimizer has slots of variables that are neither in module nor in"
+                f" variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"
+                " of; no new optimizer could go on from the file otherwise."
             )
-        found[name] = value
-    return found
+        return distinct_names([name or key for key, name in zip(keys, given, strict=True)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.state import flaw, kept
 from thalweg.errors import InvalidConfigError, InvalidTypeError, NotFoundError
+from thalweg.storage.json_text import table
 
 # What is no JSON is a dict of one such key.
 TENSOR = "$tensor"  # the name of a tensor
@@ -20,8 +21,10 @@ FLOAT = "$float"  # "nan", "inf" or "-inf"
 TUPLE = "$tuple"
 DICT = "$dict"  # [[key, value], ...]: where a key is no string, or begins with "$"
 
-_SCALARS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_SCALARS += ("float16", "float32", "float64")
+_SCALARS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+    "float32", "float64",
+)  # fmt: skip
 
 Special = Callable[[Any, str], Any]
 
@@ -53,23 +56,25 @@ class Writer:
         found = NotImplemented if self._special is None else self._special(value, name)
         if found is not NotImplemented:
             return found
+        given: type[Any] = value.__class__
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {FLOAT: repr(value)}
-        if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
-            return {SCALAR: [value.dtype.name, self(value.item(), name)]}
-        if isinstance(value, Tensor) or (
-            isinstance(value, np.ndarray) and value.dtype.name in _SCALARS
-        ):
+        is_numpy = isinstance(value, np.generic | np.ndarray)
+        dtype = cast("np.ndarray[Any, Any]", value).dtype.name if is_numpy else ""
+        if isinstance(value, np.generic) and dtype in _SCALARS:
+            return {SCALAR: [dtype, self(value.item(), name)]}
+        if isinstance(value, Tensor) or dtype in _SCALARS:
             return {TENSOR: self._add(value, name)}
         if isinstance(value, Mapping):
-            return self._mapping(value, name)
+            return self._mapping(cast(Mapping[Any, Any], value), name)
         if isinstance(value, list | tuple):
-            items = [self(each, f"{name}/{index}") for index, each in enumerate(value)]
+            own = enumerate(cast(Sequence[Any], value))
+            items = [self(each, f"{name}/{index}") for index, each in own]
             return {TUPLE: items} if isinstance(value, tuple) else items
         raise InvalidTypeError(
-            f"{name!r} is a {type(value).__name__}, which no file holds: numbers, text, None,"
+            f"{name!r} is a {given.__name__}, which no file holds: numbers, text, None,"
             " tensors, arrays, and lists, tuples and dicts of those can be saved."
         )
 
@@ -80,7 +85,7 @@ class Writer:
         return {DICT: [[self(key, name), each] for key, each in items.items()]}
 
     def _add(self, value: Any, name: str) -> str:
-        tensor = torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
         problem = flaw(tensor)
         if problem is not None:
             raise InvalidTypeError(f"{name!r} is {problem}, which cannot be saved.")
@@ -117,14 +122,15 @@ class Reader:
             NotFoundError: A tensor is not there.
         """
         if isinstance(plain, list):
-            return [self(each) for each in plain]
+            return [self(each) for each in cast(list[Any], plain)]
         if not isinstance(plain, dict):
             return plain
-        mark = next(iter(plain), "")
+        own = table(plain)
+        mark = next(iter(own), "")
         if not mark.startswith("$"):
-            return {key: self(each) for key, each in plain.items()}
+            return {key: self(each) for key, each in own.items()}
         try:
-            return self._marked(mark, plain[mark])
+            return self._marked(mark, own[mark])
         except (
             TypeError,
             ValueError,
@@ -135,7 +141,7 @@ class Reader:
         ) as error:
             if isinstance(error, InvalidConfigError | NotFoundError):
                 raise
-            raise InvalidConfigError(f"{mark} of {str(plain[mark])[:80]} is nothing.") from error
+            raise InvalidConfigError(f"{mark} of {str(own[mark])[:80]} is nothing.") from error
 
     def _marked(self, mark: str, content: Any) -> Any:
         found = NotImplemented if self._special is None else self._special(mark, content)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint import described
+from thalweg.checkpoint import described, rates
 from thalweg.checkpoint.named import (
     Variables,
     check_kind,
-    guard_of,
     loading,
     named,
     state_of,
@@ -31,6 +30,8 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.storage import container
+from thalweg.storage.json_text import table
+from thalweg.storage.located import located
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
 
@@ -71,7 +72,7 @@ class Restored:
 
     optimizer: Any = None
     extra: Any = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     step: int | None = None
     left: tuple[str, ...] = ()
 
@@ -99,7 +100,7 @@ def _held(optimizer: Any) -> AbstractContextManager[Any]:
     if optimizer is None:
         return nullcontext()
     check_kind(optimizer)
-    return guard_of(optimizer)
+    return optimizer._locked()
 
 
 def _taken(
@@ -112,8 +113,9 @@ def _taken(
     own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
     if optimizer is not None:
-        document["optimizer"] = described.described(optimizer)
         document["state"] = own(state_of(optimizer, tensors), "optimizer")
+        document["optimizer"] = described.described(optimizer, tensors)
+        document["rates"] = own(rates.states_of(optimizer), "rates")
     document["variables"] = given(tensors, "variables")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
@@ -134,7 +136,9 @@ def save(
     """Write a training to a file, from which `restore` goes on with the same bits.
 
     The file is there whole or not at all: it is written beside its place, synced, and renamed. It
-    is a safetensors file, with a checksum of every tensor, and nothing in it is executed.
+    is a safetensors file, with a checksum of every tensor, and nothing in it is executed. Tensors
+    on the CPU are written from where they are, with 16 MiB of memory beside them; with `progress`,
+    which may take a step, the state is copied first.
 
     Args:
         path: The file. What is there is replaced once the new one is complete.
@@ -183,7 +187,7 @@ def restore(
     """Set a training to what `save` wrote; all of it or nothing.
 
     Args:
-        path: The file.
+        path: The file; ".safetensors" may be left off.
         optimizer: Optional. The optimizer that is to go on; without one, and with one in the file,
             a new one is made as the file describes it. False leaves it in the file, as where a
             model is used and not trained.
@@ -203,7 +207,9 @@ def restore(
 
     Raises:
         MissingFileError: There is no such file.
-        DataLossError: The file is damaged; names the tensor.
+        DataLossError: The file is damaged, or is something else; names the tensor, or what it is.
+        UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras; says what reads it.
+        UnsafeCheckpointError: It is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
         NotFoundError: No optimizer is given, and the one that was saved has arguments that only
             you can make again; names them.
@@ -216,6 +222,7 @@ def restore(
     tensors = named(variables or None, module)
     if optimizer is not None and optimizer is not False:
         check_kind(optimizer)
+    path = located(path).ours()
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
@@ -226,8 +233,13 @@ def restore(
         if optimizer is False:
             given = None
         elif "optimizer" in document:
-            given = _optimizer(document["optimizer"], optimizer, tensors, check_arguments)
-            loadings.append(_entered(held, path, given, reader(document["state"]), tensors))
+            given = _optimizer(document, optimizer, tensors, check_arguments)
+            with _telling(path):
+                loadings.append(
+                    held.enter_context(loading(given, reader(document["state"]), tensors))
+                )
+                found = rates.loading(given, reader(document["rates"]), check_arguments)
+                loadings.append(found)
         elif optimizer is not None:
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
         else:
@@ -250,12 +262,11 @@ def restore(
     return restored
 
 
-def _entered(
-    held: ExitStack, path: Path, optimizer: Any, given: Any, tensors: Mapping[str, Tensor]
-) -> state.Loading:
-    """What sets the optimizer; its lock is held as long as `held` is."""
+@contextmanager
+def _telling(path: Path) -> Generator[None]:
+    """Say of a state that is none in which file it is."""
     try:
-        return held.enter_context(loading(optimizer, given, tensors))
+        yield
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         if isinstance(error, ThalwegError):
             raise
@@ -263,12 +274,13 @@ def _entered(
 
 
 def _optimizer(
-    description: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+    document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
 ) -> Any:
+    description = document["optimizer"]
     if given is None:
         return described.made(description, tensors)
-    own = described.described(given)
-    loaded = {*getattr(given, "_hyper", ()), "schedule_decay"}
+    own = described.described(given, tensors)
+    loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
     found = described.differences(description, own, loaded)
     if found and (check or description["class"] != own["class"]):
         hint = " restore(..., check_arguments=False) goes on with yours." * check
@@ -291,16 +303,15 @@ def reader_of(kind: Any) -> str:
     return known or "`thalweg inspect` shows what is in it"
 
 
-def _checked(document: Any, path: Path) -> dict[str, Any]:
-    kind = document.get("kind") if isinstance(document, dict) else None
+def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
-    wanted = {"variables": dict, "optimizer": dict, "state": dict, "metrics": dict}
-    for name, kind in wanted.items():
-        if not isinstance(document.get(name, {}), kind):
-            raise InvalidConfigError(f"{path}: {name!r} is no {kind.__name__}.")
+    for name in ("variables", "optimizer", "state", "rates", "metrics"):
+        if not isinstance(document.get(name, {}), dict):
+            raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
-        description = document["optimizer"]
+        description = table(document["optimizer"])
         if not isinstance(description.get("class"), str) or not isinstance(
             description.get("arguments"), dict
         ):
@@ -308,5 +319,5 @@ def _checked(document: Any, path: Path) -> dict[str, Any]:
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    found = {"variables": {}, "extra": None, "metrics": {}, **document}
-    return {**found, "step": step if type(step) is int else None}
+    empty: dict[str, Any] = {"variables": {}, "rates": {}, "extra": None, "metrics": {}}
+    return {**empty, **document, "step": step if type(step) is int else None}

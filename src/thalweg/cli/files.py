@@ -39,7 +39,8 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     """
     from thalweg.checkpoint.files import listing
 
-    found = listing(path)
+    with _watched(path) as progress:
+        found = listing(path, progress)
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
@@ -216,7 +217,7 @@ def _watched(path: str) -> Iterator[Progress | None]:
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
     )  # fmt: skip
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(path, total=None)
+        task = bar.add_task(os.path.basename(path), total=None)  # all of it may leave no room
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -27,7 +27,7 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
-    from thalweg.catalogue import by_class
+    from thalweg.catalogue import by_class, torch_rules
     from thalweg.rules import RULES
 
     if as_json:
@@ -52,6 +52,10 @@ def rules(as_json: bool) -> None:
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(
+        f"Rules of torch.optim, for thalweg.optim: {', '.join(torch_rules())}.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+    console.print(
         "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
         style="dim", highlight=False,
     )  # fmt: skip
@@ -63,14 +67,15 @@ def rules(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
 
-    NAME may also be an optimizer of TensorFlow 1, whose rule is printed. `thalweg rules` lists all
-    names.
+    NAME may also be an optimizer of TensorFlow 1, whose rule is printed, or a rule of torch.optim
+    with optim: before it. `thalweg rules` lists all names.
 
     \b
     Examples:
       thalweg show Adam
       thalweg show ftrl
       thalweg show v1:LARSOptimizer
+      thalweg show optim:Adam
       thalweg show mine.py:MyRule
     """
     rule = _find(name)
@@ -123,9 +128,12 @@ def _described(rule: Rule) -> dict[str, Any]:
 
 
 def _find(name: str) -> Rule:
+    from thalweg.catalogue import torch_rules
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
+    for title, rule in torch_rules().items():
+        known |= {title.lower(): rule, rule.name.lower(): rule}
     if name.lower() in known:
         return known[name.lower()]
     if own.is_own(name):

@@ -80,6 +80,8 @@ class Processing:
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
         overflow: Whether a sum of squares beyond float32 is infinite; see `norms.norms`.
         whole_is_nan: Whether an infinite common norm makes NaN of everything.
+        factor: Makes of the common norm and its limit what gradients are multiplied by, all of one
+            dtype. TensorFlow's if None.
         trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
             shape (n,), as float32. Sparse gradients are made dense for it.
         decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
@@ -98,6 +100,7 @@ class Processing:
     global_clipnorm: float | None = None
     overflow: bool = True
     whole_is_nan: bool = True
+    factor: Callable[[Any, Any], Any] | None = None
     trust: Callable[[Float64, Float64], Array] | None = None
     decide: Callable[[bool, float], Decision] | None = None
     exact: bool = False
@@ -245,6 +248,8 @@ class Known:
             return dtype(1)
         with np.errstate(all="ignore"):
             norm, bound = dtype(self.global_norm), dtype(limit)
+            if self._how.factor is not None:
+                return self._how.factor(norm, bound)
         return norms.clip_factor(norm, bound, self._how.whole_is_nan)
 
     @lazy

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thalweg.core.blocks import laid_out
 from thalweg.core.checks import check_memories
-from thalweg.engines.cpu.pages import block
-from thalweg.engines.layout import dense
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, StateVariable, Variable, over
-
-ALIGNMENT = 64  # bytes; a slot inside a block starts at a multiple of it
 
 
 class SlotStore:
@@ -129,37 +127,20 @@ class SlotStore:
         """
         made: list[Variable] = []
         is_scalar = kind is not None and kind.scalar
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for index, var in enumerate(variables):
-            if not isinstance(var, SymbolicVariable):
-                kinds.setdefault((_dtype(var, kind), var.device), []).append(index)
-        views: dict[int, Tensor] = {}
-        for (dtype, device), members in kinds.items():
-            step = ALIGNMENT // dtype.itemsize
-            counts = [1 if is_scalar else variables[index].numel() for index in members]
-            sizes = [-(-count // step) * step for count in counts]
-            memory = block(sum(sizes), initial, dtype, device)
-            start = 0
-            for index, count, size in zip(members, counts, sizes, strict=True):
-                var = variables[index]
-                piece = memory[start : start + count]
-                if is_scalar:
-                    views[index] = piece.view(())
-                elif dense(var):
-                    views[index] = piece.as_strided(var.shape, var.stride())
-                else:
-                    views[index] = piece.view(var.shape)
-                start += size
+        here = [not isinstance(var, SymbolicVariable) for var in variables]
+        own = list(compress(variables, here))
+        dtypes = [dtype_of(kind, var) for var in own]
+        tensors = iter(laid_out(own, dtypes, initial, is_scalar))
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
-                own = _dtype(var, kind)
+                dtype = dtype_of(kind, var)
                 if is_scalar:
-                    filled = partial(torch.tensor, initial, dtype=own)
+                    filled = partial(torch.tensor, initial, dtype=dtype)
                 else:
-                    filled = _filled(var, initial, own)
-                slot = var.beside(filled, titles[index], own, () if is_scalar else None)
+                    filled = _filled(var, initial, dtype)
+                slot = var.beside(filled, titles[index], dtype, () if is_scalar else None)
             else:
-                slot = over(views[index], titles[index], self._moves)
+                slot = over(next(tensors), titles[index], self._moves)
             made.append(self.put(var, name, slot))
         return made
 
@@ -193,7 +174,8 @@ def _is_here(slot: Any) -> bool:
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 
-def _dtype(var: Tensor, kind: Slot | None) -> torch.dtype:
+def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
+    """The dtype of a variable's slot of this kind."""
     if kind is not None and kind.dtype is not None:
         return kind.dtype
     if kind is None or not kind.scalar:

@@ -75,11 +75,23 @@ def summed(
             for (grad, var), title in zip(given, titles, strict=True)
         ]
 
+    found = sums_of(owner, strategy, converted, variables, told)
+    return [(grad, var) for grad, var in found if grad is not None]
+
+
+def sums_of(
+    owner: Any,
+    strategy: Strategy,
+    given: Callable[[], Pairs],
+    variables: Sequence[Any],
+    told: Callable[[], Sequence[str]],
+) -> Pairs:
+    """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
     reducer = strategy.reducer_of(owner)
-    found = reducer.summed(converted, variables, told)
+    found = reducer.summed(given, variables, told)
     if strategy.sending.compression is not None:
         _summed_last[owner] = reducer
-    return [(grad, var) for grad, var in found if grad is not None]
+    return found
 
 
 def taken(owner: Any) -> None:

@@ -75,9 +75,9 @@ class Bucket:
             with torch.inference_mode(False):
                 self._narrow = torch.empty_like(self._flat, dtype=dtype)
         self._divisor = count
-        self._narrow.copy_(self._flat / count)
-        left = torch.add(self._flat, self._narrow, alpha=-count)
-        left.nan_to_num_(0.0, 0.0, 0.0)
+        left = self._flat / count
+        left.copy_(self._narrow.copy_(left))
+        torch.sub(self._flat, left, alpha=count, out=left).nan_to_num_(0.0, 0.0, 0.0)
         sizes = [part.numel() for part in self.parts]
         shapes = [part.shape for part in self.parts]
         return [each.view(shape) for each, shape in zip(left.split(sizes), shapes, strict=True)]

@@ -10,18 +10,9 @@ import torch
 from thalweg.errors import ReplicaMismatchError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import dtype_name
+from thalweg.variable import TRAINED, dtype_name
 
-_DTYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.int32,
-    torch.int64,
-)
+_DTYPES = (*TRAINED, torch.complex64, torch.complex128, torch.int32, torch.int64)
 
 
 class Kind(NamedTuple):

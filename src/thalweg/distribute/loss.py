@@ -33,8 +33,9 @@ def record_loss_reduction(reduce_op: Any) -> None:
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """A block in which `compute_gradients` of `thalweg.v1` divides a mean loss by the replicas.
+    """A block in which `compute_gradients` of `thalweg.v1` divides losses by the replicas.
 
+    One of which `record_loss_reduction` was told that it is a sum is left as it is.
     TensorFlow does so for Estimators alone; elsewhere a script divides by the global batch size.
     """
     before, _record.scales = _record.scales, True
@@ -46,7 +47,7 @@ def scale_loss_for_estimator() -> Iterator[None]:
 
 def factor() -> float | None:
     """What a loss is multiplied by before it is differentiated; None for nothing."""
-    if not _record.scales or _record.last is not ReduceOp.MEAN:
+    if not _record.scales or _record.last is ReduceOp.SUM:
         return None
     count = get_strategy().num_replicas_in_sync
     return 1.0 / count if count > 1 else None

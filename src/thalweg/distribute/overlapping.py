@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.distribute.agreement import Meeting
 from thalweg.distribute.sender import Sender
-from thalweg.indexed_slices import Gradient, IndexedSlices
+from thalweg.indexed_slices import Gradient
 
 
 class Underway:
@@ -41,7 +41,7 @@ class Underway:
         }
         self._numbers = {id(var): place for place, var in enumerate(variables)}
         self._left = {id(bucket): len(bucket.places) for bucket in self._buckets}
-        self._arrived: dict[int, Tensor] = {}
+        self._arrived: dict[int, tuple[Tensor, int]] = {}  # with their versions as they were sent
         self._sent = 0
 
     def arrived(self, var: Tensor) -> None:
@@ -52,7 +52,7 @@ class Underway:
             return
         bucket, part = home
         part.copy_(grad)
-        self._arrived[place] = grad
+        self._arrived[place] = grad, grad._version
         self._left[id(bucket)] -= 1
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
             if not self._is_agreed():
@@ -82,8 +82,10 @@ class Underway:
     def _has_sent(self, place: int, grad: Gradient) -> bool:
         if place not in self._homes:
             return True
-        is_zeros = grad is None or isinstance(grad, IndexedSlices)
-        return grad is self._arrived[place] if place in self._arrived else is_zeros
+        if place not in self._arrived:
+            return not isinstance(grad, Tensor)  # zeros were sent
+        sent, version = self._arrived[place]
+        return grad is sent and sent._version == version
 
     def sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of their variables; waits for them."""

@@ -13,6 +13,10 @@ from torch import Tensor, distributed
 
 from thalweg.errors import InvalidTypeError, ReplicaLostError
 
+# torch 2.13 renamed it.
+_joins = getattr(distributed, "all_gather_single", None) or getattr(
+    distributed, "all_gather_into_tensor", None
+)
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -99,7 +103,7 @@ class Ranks:
     def joined(self, tensor: Tensor) -> Tensor:
         """The vectors of all ranks, one after the other."""
         found = tensor.new_empty(self.size * tensor.numel())
-        self._wait(distributed.all_gather_into_tensor, found, tensor)
+        self._wait(_joins, found, tensor)
         return found
 
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
@@ -191,7 +195,24 @@ def _join(timeout: timedelta | None) -> None:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, timeout=timeout)
+        distributed.init_process_group(backend, timeout=timeout, **_meeting())
+
+
+def _meeting() -> dict[str, Any]:
+    """Where ranks meet, if not where torch has them meet.
+
+    `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it
+    (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know how many
+    restarts there were; those of several may not.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    met = next(distributed.rendezvous("env://"))  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, size = met
+    name = f"thalweg/restart_{restarts}"
+    store = distributed.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def _first_line(error: BaseException) -> str:

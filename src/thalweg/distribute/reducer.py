@@ -43,6 +43,7 @@ class Reducer:
         self._underway: Underway | None = None
         self._has_begun = False
         self._is_trusted = False  # whether all ranks sent while their backward pass ran
+        self._is_awaited = False
         self._steps = 0
 
     def summed(
@@ -58,6 +59,7 @@ class Reducer:
             variables: Those of the pairs, or anything if `gradients` raises.
             told: What must be the same on all ranks, in words, one thing a line.
         """
+        self._is_awaited = False
         with self._in_a_step():
             found = self._summed(gradients, variables, told)
         self._steps += 1
@@ -111,6 +113,20 @@ class Reducer:
     def taken(self) -> None:
         """Say that the last sums were applied: an error before that leaves all as it was."""
         self._sender.taken()
+
+    @contextlib.contextmanager
+    def telling(self, told: Told) -> Iterator[None]:
+        """A block with a `summed` in it, which the other ranks wait for: errors before are told."""
+        self._is_awaited = True
+        try:
+            yield
+        except (ReplicaLostError, ReplicaMismatchError):
+            raise
+        except Exception as error:
+            if self._is_awaited:
+                with self._in_a_step():
+                    self._agreement.check([], told, error)
+            raise
 
     @contextlib.contextmanager
     def guarding(self, told: Told) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
@@ -21,6 +22,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.errors import InvalidArgumentError
+from thalweg.graph import executing_eagerly, group
 
 
 class Strategy:
@@ -221,6 +223,15 @@ class Strategy:
         sums = tree.summed(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """An operation that is done when all of `value` are; None in eager mode, where they are.
+
+        Args:
+            value: Operations or symbolic tensors, in a nest.
+            name: Optional. Of the operation.
+        """
+        return None if executing_eagerly() else group(value, name=name)
+
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of this process' replicas: there is one."""
         return (value,)
@@ -237,6 +248,17 @@ class Strategy:
 
 
 _DEFAULT = Strategy.alone()  # where nobody made one
+
+
+def alone() -> AbstractContextManager[None]:
+    """A block in which there is one replica, whatever strategy the call is in."""
+    return within(ReplicaContext(_DEFAULT))
+
+
+def updating() -> AbstractContextManager[Any]:
+    """A block in which a hook updates variables: across replicas, if there are several."""
+    strategy = get_strategy()
+    return contextlib.nullcontext() if strategy.ranks.is_alone else across(strategy)
 
 
 def get_strategy() -> Strategy:

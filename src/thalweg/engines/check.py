@@ -64,6 +64,8 @@ def _scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     for power, hyper in rule.powers.items():
         known[power] = scalars.power(known[hyper], _FIRST_STEP)
     known.setdefault("t", _FIRST_STEP)
+    if rule.per_variable is None:
+        known |= {slot.name: np.float32(slot.initial) for slot in rule.scalar_slots}
     if rule.prepare is not None:
         known |= _made(rule, rule.prepare, "prepare", known)
     if rule.per_variable is not None:

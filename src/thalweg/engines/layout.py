@@ -17,15 +17,10 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import REDUCED, dtype_name
+from thalweg.variable import REDUCED, TRAINED, dtype_name
 
-STORAGE_NAMES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
-_EXPECTED = "[float32, float64, float16, bfloat16]"
+STORAGE_NAMES = {dtype: dtype_name(dtype) for dtype in TRAINED}
+_EXPECTED = f"[{', '.join(STORAGE_NAMES.values())}]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
 
 

@@ -136,9 +136,7 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
 
 
 def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
-    code = formula.__code__
-    wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    return {name: dtype(scalars[name]) for name in wanted}
+    return {name: dtype(scalars[name]) for name in transcribe(formula).scalars}
 
 
 def _numpy(tensor: Tensor) -> Array:

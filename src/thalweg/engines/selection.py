@@ -24,12 +24,13 @@ class Selection(NamedTuple):
 
 
 DEFAULT = Selection()
-_current: ContextVar[Selection] = ContextVar("thalweg_engine", default=DEFAULT)
+_chosen: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
 
 
-def current() -> Selection:
-    """The selection in force."""
-    return _current.get()
+def current(unless: Selection = DEFAULT) -> Selection:
+    """The selection in force: what was chosen, and `unless` for all else."""
+    chosen = _chosen.get()
+    return unless._replace(**chosen) if chosen else unless
 
 
 def check_name(name: str) -> EngineName:
@@ -56,7 +57,8 @@ def engine(
             rule as one fused, compiled pass; "auto", the default, takes "cpu" where the memory
             layout allows it. None keeps the engine in force.
         denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, as TensorFlow does;
-            "keep" is IEEE arithmetic. None keeps the setting in force, "flush" by default.
+            "keep" is IEEE arithmetic, as torch has it. None keeps the setting in force: by default
+            "flush", and "keep" for the optimizers of `thalweg.optim` that have torch's numbers.
         check_numerics: Whether a step whose gradients hold a NaN or an infinity raises
             InvalidArgumentError, naming the variable, before anything changes. It costs a sweep
             over the gradients. Where a loss scaler decides on the step, it does so instead. None
@@ -78,13 +80,13 @@ def engine(
     if check_numerics not in (None, True, False):
         raise InvalidTypeError(f"check_numerics must be a bool, not {check_numerics!r}.")
     given = {"name": name, "denormals": denormals, "check_numerics": check_numerics}
-    return _chosen({key: value for key, value in given.items() if value is not None})
+    return _choosing({key: value for key, value in given.items() if value is not None})
 
 
 @contextlib.contextmanager
-def _chosen(changes: dict[str, Any]) -> Generator[None]:
-    token = _current.set(current()._replace(**changes))
+def _choosing(changes: dict[str, Any]) -> Generator[None]:
+    token = _chosen.set({**_chosen.get(), **changes})
     try:
         yield
     finally:
-        _current.reset(token)
+        _chosen.reset(token)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import functools
 import inspect
 import textwrap
@@ -20,6 +21,7 @@ from typing import Any
 
 from thalweg import formula
 from thalweg.errors import RuleError
+from thalweg.formula import Then
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -437,6 +439,48 @@ def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) 
 
 
 _transcripts: weakref.WeakKeyDictionary[Any, Transcript] = weakref.WeakKeyDictionary()
+_THEN = f"{LOCAL_PREFIX}then_"
+
+
+class _Renamed(ast.NodeTransformer):
+    """The local names of a formula under names of their own, beside those of another."""
+
+    def __init__(self, kept: Mapping[str, ast.expr]) -> None:
+        self._kept = kept
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._kept:
+            return self._kept[node.id]
+        if node.id.startswith(LOCAL_PREFIX):
+            return ast.Name(_THEN + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
+        return node
+
+
+def _composed(formula: Then) -> Transcript:
+    """One formula and then another, as `Then` says."""
+    first, then = transcribe(formula.first), transcribe(formula.then)
+    made = first.results[0]
+    body = list(first.body)
+    if not isinstance(made, ast.Name):
+        body.append(ast.Assign([ast.Name(f"{_THEN}made", ast.Store())], made))
+        made = ast.Name(f"{_THEN}made", ast.Load())
+    var, *values = (LOCAL_PREFIX + name for name in then.positional)
+    known: dict[str, ast.expr] = {var: made}
+    for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
+        known[name] = ast.Name(name, ast.Load())
+    renamed = _Renamed(known)
+    body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
+    result = renamed.visit(copy.deepcopy(then.results[0]))
+    results = (made, *first.results[1:], result) if values else (result, *first.results[1:])
+    scalars = dict.fromkeys((*first.scalars, *then.scalars))
+    return Transcript(
+        positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),
+        scalars=tuple(scalars),
+        body=tuple(ast.fix_missing_locations(each) for each in body),
+        results=tuple(ast.fix_missing_locations(each) for each in results),
+        helpers=first.helpers,
+        filename=first.filename,
+    )
 
 
 def transcribe(function: Any) -> Transcript:
@@ -445,10 +489,11 @@ def transcribe(function: Any) -> Transcript:
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType)
+    known = isinstance(function, types.FunctionType | Then)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
-        transcript = _transcripts[function] = _transcribe(function)
+        made = _composed(function) if isinstance(function, Then) else _transcribe(function)
+        transcript = _transcripts[function] = made
     return transcript
 
 

@@ -83,13 +83,13 @@ class Operation:
         return self
 
 
-def session_for(session: Any, purpose: str) -> Any:
+def session_for(session: Any, purpose: str, argument: str = "session") -> Any:
     """`session`, or the default one; InvalidArgumentError if there is none."""
     found = session or get_default_session()
     if found is None:
         raise InvalidArgumentError(
-            f"Cannot {purpose}: no default session is registered. Use `with session.as_default()` "
-            "or pass session=."
+            f"Cannot {purpose}: No default session is registered. Use `with session.as_default()` "
+            f"or pass {argument}=."
         )
     return found
 

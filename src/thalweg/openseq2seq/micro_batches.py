@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.state import Entry, Loading, restore
+from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.tracing import untraced
 
@@ -74,8 +74,11 @@ class MicroBatchStep:
     @untraced
     def state_dict(self) -> dict[str, Tensor]:
         """See `TrainingStep.state_dict`; the number of batches so far is `micro_batches`."""
+        return self._saved()
+
+    def _saved(self, names: Names = keys_of) -> dict[str, Tensor]:
         with self.step._lock:
-            return {**self.step.state_dict(), _COUNT: torch.tensor(self._batches.count)}
+            return {**self.step._saved(names), _COUNT: torch.tensor(self._batches.count)}
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -88,10 +91,12 @@ class MicroBatchStep:
             restore(found)
 
     @contextmanager
-    def _loading(self, state_dict: Mapping[str, Any], var_list: Any = None) -> Generator[Loading]:
+    def _loading(
+        self, state_dict: Mapping[str, Any], var_list: Any = None, names: Names = keys_of
+    ) -> Generator[Loading]:
         with self.step._lock.to_load():
             count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
-            with self.step._loading(state_dict, var_list, [count]) as found:
+            with self.step._loading(state_dict, var_list, names, [count]) as found:
                 yield found
 
 
@@ -99,5 +104,5 @@ class MicroBatchStep:
 class _Count(Entry):
     of: Any = None
 
-    def calls(self, given: Any) -> list[Any]:
-        return [partial(setattr, self.of, "count", int(given))]
+    def set_to(self, value: Any) -> list[Any]:
+        return [partial(setattr, self.of, "count", int(value))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,12 @@ class FormulaSchedule(LearningRateSchedule):
         """The arguments of the constructor, by name."""
         return self._own()
 
+    def having(self, fields: Mapping[str, Any]) -> Self:
+        """A copy with other fields, which draws from the same random numbers if it draws any."""
+        made = copy.copy(self)
+        vars(made).update(fields)
+        return made
+
     def _own(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -155,9 +161,7 @@ class FormulaSchedule(LearningRateSchedule):
                 isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([at, given])
             ):
                 return torch.empty((), dtype=dtype)  # asked for its shape
-            schedule = copy.copy(self)
-            vars(schedule).update(given)
-            return schedule(at)
+            return self.having(given)(at)
 
         name = own.get("name") or type(self).__name__
         return graph.call(rate, (step, own), name=name)

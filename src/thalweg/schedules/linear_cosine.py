@@ -89,7 +89,9 @@ class NoisyLinearCosineDecay(FormulaSchedule):
     Differs from:
         The random numbers are NumPy's (PCG64), not TensorFlow's. In both, every call draws the next
         one, so two calls with the same step differ; there a run that is resumed starts the sequence
-        again, here `load_state_dict` goes on with it. `torch.optim` has no counterpart.
+        again. Here `load_state_dict` goes on with it, and so does `thalweg.checkpoint.restore`; an
+        optimizer's own `state_dict`, `train.Checkpoint` and `Saver` do not have it. `torch.optim`
+        has no counterpart.
 
     Reference: `tf.keras.experimental.NoisyLinearCosineDecay`, https://arxiv.org/abs/1709.07417
     """

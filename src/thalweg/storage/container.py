@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from thalweg.errors import DataLossError, ThalwegError
-from thalweg.storage import disk, header, payload
+from thalweg.storage import disk, foreign, header, payload
 from thalweg.storage.checksum import crc32c
 from thalweg.storage.draft import Draft
 from thalweg.storage.header import Described, Description
@@ -180,7 +180,7 @@ def is_container(path: Path) -> bool:
     """Whether a file begins as ours do; False where there is no file."""
     try:
         with disk.opened(path) as file:
-            return file.read(header.LENGTH + len(header.FIRST)).endswith(header.FIRST)
+            return header.begins(file.read(header.LENGTH + len(header.FIRST)))
     except (OSError, ThalwegError):
         return False
 
@@ -188,13 +188,17 @@ def is_container(path: Path) -> bool:
 def _described(path: str, file: BinaryIO) -> Description:
     size = os.fstat(file.fileno()).st_size
     first = file.read(header.LENGTH)
+    if not header.begins(first + file.read(len(header.FIRST))):
+        raise foreign.refused(path, file, "file of thalweg")
     length = int.from_bytes(first, "little")
-    if len(first) < header.LENGTH or length + header.LENGTH > size:
-        raise DataLossError(
-            f"{path}: It has {size} bytes, too few for a header and what it tells of."
-        )
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
+    if length + header.LENGTH > size:
+        raise DataLossError(
+            f"{path}: It is cut off, or its first bytes are damaged: it has {size} bytes, and its"
+            f" header alone has {length + header.LENGTH}."
+        )
+    file.seek(header.LENGTH)
     text = file.read(length)
     if len(text) < length:
         raise DataLossError(f"{path}: It ends within its header.")

@@ -92,7 +92,7 @@ def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
     """
     begin = BEGIN.match(text)
     if begin is None:
-        raise DataLossError(f"{path}: This is no checkpoint of Thalweg, or its header is damaged.")
+        raise DataLossError(f"{path}: The beginning of its header is damaged.")
     stored = int(begin[2], 16)
     actual = crc32c(_with(text, _ZEROS), crc32c(length))
     check_sum(path, "header", stored, actual)
@@ -105,6 +105,12 @@ def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
     manifest = _manifest(path, header.pop("__metadata__"))
     tensors = _tensors(path, header, manifest["tensors"], LENGTH + len(text), size)
     return Description(manifest["document"], tensors, size)
+
+
+def begins(start: bytes) -> bool:
+    """Whether a file begins as ours do, as far as it goes."""
+    found = start[LENGTH : LENGTH + len(FIRST)]
+    return bool(found) and FIRST.startswith(found)
 
 
 def check_sum(path: str, name: str, stored: int, actual: int) -> None:
@@ -160,7 +166,8 @@ def _tensors(
         described = _entry(path, name, each, start, end)
         found[name], end = described, described.begin + described.bytes
     if end != size:
-        raise DataLossError(f"{path}: It has {size} bytes; its header tells of {end}.")
+        cut = "It is cut off: it" if size < end else "It"
+        raise DataLossError(f"{path}: {cut} has {size} bytes; its header tells of {end}.")
     differences = list(_differences(found, manifest))
     if differences:
         shown = listed(differences, "\n")

@@ -95,6 +95,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def table(value: Any) -> dict[str, Any]:
+    """An object of JSON; an empty one in the place of anything else."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
 def _constant(name: str) -> Any:
     raise InvalidConfigError(f"{name} is no JSON.")
 

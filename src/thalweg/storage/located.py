@@ -9,22 +9,12 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from thalweg.errors import (
-    DataLossError,
-    MissingFileError,
-    ThalwegError,
-    UnsafeCheckpointError,
-    did_you_mean,
-)
-from thalweg.storage import bundle, container, disk, keras_files
-from thalweg.storage.hdf5 import file as hdf5
-from thalweg.storage.keras_files import archive
+from thalweg.errors import MissingFileError, ThalwegError, UnsupportedCheckpointError, did_you_mean
+from thalweg.storage import bundle, container, disk, foreign, keras_files
 
 ENDING = ".safetensors"  # savers call our files by a name without it
 _OF_BUNDLES = re.compile(r"\.(index|meta|data-[0-9]{5}-of-[0-9]{5})\Z")
-_PICKLES = tuple(b"\x80" + bytes([version]) for version in range(2, 6))
 _LISTED = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h5")
-_SHOWN = 4096  # bytes of a file that are looked at
 
 
 class Kind(Enum):
@@ -37,9 +27,8 @@ class Kind(Enum):
     HDF5 = "hdf5"
     FOLDER = "folder"
     STATE = "state"
-    PICKLE = "pickle"
     MISSING = "missing"
-    UNKNOWN = "unknown"
+    FOREIGN = "foreign"
 
 
 @dataclass(frozen=True)
@@ -67,17 +56,35 @@ class Located:
         }
         return writers.get(self.kind, "")
 
+    @property
+    def of(self) -> str:
+        """The writer, as it writes itself."""
+        return {"tensorflow": "TensorFlow", "keras": "Keras"}.get(self.writer, self.writer)
+
     def checked(self) -> Located:
         """This.
 
         Raises:
             MissingFileError: There is nothing, or no more than a folder or a list of checkpoints.
             UnsafeCheckpointError: It is a pickle.
-            DataLossError: It is of no kind that is known here.
+            DataLossError: It is of no kind that is read here; says what it is, as far as it tells.
         """
         if not self.writer:
             raise _REFUSED[self.kind](self.path)
         return self
+
+    def ours(self) -> str:
+        """The path of a file of thalweg.
+
+        Raises:
+            UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.
+            ThalwegError: As `checked`.
+        """
+        if self.checked().kind is not Kind.OURS:
+            raise UnsupportedCheckpointError(
+                f"{self.path} is a checkpoint of {self.of}: {foreign.THEIRS}."
+            )
+        return self.path
 
 
 def located(path: str | os.PathLike[str]) -> Located:
@@ -113,20 +120,14 @@ def _missing(path: str) -> Located:
 def _by_content(path: str) -> Kind:
     if container.is_container(path):
         return Kind.OURS
-    start = _start(path)
-    if start.startswith(hdf5.MAGIC):
-        return Kind.HDF5
-    if start.startswith(archive.MAGIC):
-        is_keras = keras_files.is_keras_file(path) or path.endswith(".keras")
-        return Kind.KERAS if is_keras else Kind.PICKLE
-    if start.startswith(_PICKLES):
-        return Kind.PICKLE
-    return Kind.STATE if start.startswith(b"model_checkpoint_path:") else Kind.UNKNOWN
-
-
-def _start(path: str) -> bytes:
     with disk.opened(path) as file:
-        return file.read(_SHOWN)
+        start = file.read(foreign.SHOWN)
+    if start.startswith(foreign.HDF5):
+        return Kind.HDF5
+    if start.startswith(foreign.ZIP):
+        is_keras = foreign.is_keras_archive(start) or keras_files.is_keras_file(path)
+        return Kind.KERAS if is_keras or path.endswith(".keras") else Kind.FOREIGN
+    return Kind.STATE if start.startswith(foreign.STATE) else Kind.FOREIGN
 
 
 def _no_file(path: str) -> ThalwegError:
@@ -156,35 +157,16 @@ def _state(path: str) -> ThalwegError:
     )
 
 
-def _pickle(path: str) -> ThalwegError:
-    return UnsafeCheckpointError(
-        f"{path} is a pickle, or an archive as torch.save writes, at offset 0: reading one may"
-        " execute what is in it. Load it with torch.load(weights_only=True); states of"
-        " torch.optim are taken over by thalweg.checkpoint.from_torch."
-    )
-
-
-def _unknown(path: str) -> ThalwegError:
-    start = _start(path)
-    if not start:
-        return DataLossError(f"{path} is empty: it was never written, or is cut off. Copy it anew.")
-    if start[8:].lstrip().startswith(b'{"'):
-        return DataLossError(
-            f"{path} is no checkpoint of thalweg, TensorFlow or Keras: it seems to be a file of"
-            " safetensors that another library wrote, which safetensors.torch.load_file reads."
-        )
-    return DataLossError(
-        f"{path} is no checkpoint of thalweg, TensorFlow or Keras, or its first bytes are damaged:"
-        f" {start[:8]!r}. A checkpoint of TensorFlow is named without '.index' and '.data-...'."
-    )
+def _foreign(path: str) -> ThalwegError:
+    with disk.opened(path) as file:
+        return foreign.refused(path, file, "checkpoint of thalweg, TensorFlow or Keras")
 
 
 _REFUSED = {
     Kind.MISSING: _no_file,
     Kind.FOLDER: _folder,
     Kind.STATE: _state,
-    Kind.PICKLE: _pickle,
-    Kind.UNKNOWN: _unknown,
+    Kind.FOREIGN: _foreign,
 }
 
 

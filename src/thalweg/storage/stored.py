@@ -59,7 +59,7 @@ class Stored:
         import torch
 
         self._check()
-        kind: dtype = getattr(torch, _TORCH[self.dtype])
+        kind = dtype_of(self.dtype)
         if not self.data.nbytes:
             return torch.empty(self.shape, dtype=kind)
         raw = self.data if self._is_usable() else bytearray(self.data)
@@ -97,6 +97,30 @@ class Stored:
         return not self.data.readonly and address % ITEM_BYTES[self.dtype] == 0
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A tensor of a file that is not read.
+
+    Attributes:
+        name: Its name.
+        dtype: As in `Stored`; TensorFlow's own name of what is read as no tensor: "string".
+        shape: Its shape.
+        bytes: How many bytes it has in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def dtype_of(name: str) -> dtype:
+    """The dtype of torch that has one of the names of `ITEM_BYTES`."""
+    import torch
+
+    return getattr(torch, _TORCH[name])
+
+
 def of_tensor(tensor: Tensor) -> Stored:
     """The bytes of a tensor; copied only if they are not contiguous CPU memory.
 
@@ -127,9 +151,7 @@ def of_tensor(tensor: Tensor) -> Stored:
 
 @cache
 def _names() -> dict[dtype, str]:
-    import torch
-
-    return {getattr(torch, name): key for key, name in _TORCH.items()}
+    return {dtype_of(name): name for name in _TORCH}
 
 
 def _check_order() -> None:

@@ -18,7 +18,6 @@ from thalweg.checkpoint.tensorflow.placing.rules import SAME, Rules
 from thalweg.checkpoint.tensorflow.restoring import restore
 from thalweg.checkpoint.tensorflow.saving import save
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.core import state
 from thalweg.errors import (
     InvalidArgumentError,
@@ -27,7 +26,9 @@ from thalweg.errors import (
     listed,
 )
 from thalweg.storage import container
+from thalweg.storage.json_text import table
 from thalweg.storage.located import Kind, located
+from thalweg.storage.stored import dtype_of
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
@@ -124,7 +125,7 @@ def _variables(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Tensor]:
         if shape is None or place is None:
             missing.append(f"no rule that fits is for {name!r}")
         elif place.target is not None:
-            zeros = torch.zeros(shape, dtype=dtype_of(value))
+            zeros = torch.zeros(shape, dtype=dtype_of(value.dtype))
             found[place.target] = Variable(zeros, place.target)
     if missing:
         raise state.mismatch(missing, file.path, "Nothing was written.")
@@ -137,8 +138,8 @@ def _to_tensorflow(
     own = _zeros(path)
     restored = saving.restore(path, variables=own, progress=progress)
     opt, extra = restored.optimizer, restored.extra
-    origin = extra.get(_ORIGIN) if isinstance(extra, dict) else None
-    steps = origin.get(GLOBAL_STEP) if isinstance(origin, dict) else None
+    origin = table(extra).get(_ORIGIN)
+    steps = table(origin).get(GLOBAL_STEP)
     step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
         step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
@@ -152,14 +153,16 @@ def _zeros(path: Path) -> dict[str, Any]:
     place = located(path).checked()
     if place.kind is not Kind.OURS:
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of {place.writer}, and only one of thalweg is turned"
+            f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
             ' into one of TensorFlow: convert it to="thalweg" first.'
         )
     found = container.describe(place.path)
     tensors = {
-        name: torch.zeros(each.shape, dtype=dtype_of(each)) for name, each in found.tensors.items()
+        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype))
+        for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))
-    if not isinstance(given, dict) or not all(isinstance(v, Tensor) for v in given.values()):
+    own = table(given)
+    if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
         raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
-    return {name: Variable(value, name) for name, value in given.items()}
+    return {name: Variable(value, name) for name, value in own.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def _known(
     """The file, sorted with what the optimizer that is given is known to be."""
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(file.source, KerasFile):
-        cls = optimizer if is_class else type(inner)
+        cls = cast(type[Any], optimizer if is_class else inner.__class__)
         if file.source.class_name is None and issubclass(cls, KerasOptimizer):
             config = dict(given) if is_class else inner.get_config()
             return sorted_file(file.path, file.source, cls.__name__, config)

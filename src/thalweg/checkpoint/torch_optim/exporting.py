@@ -12,13 +12,12 @@ from torch import Tensor
 from thalweg.checkpoint.steps import steps_of
 from thalweg.checkpoint.torch_optim import notes
 from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hypers import beta_of, decay_of, now, plain
+from thalweg.checkpoint.torch_optim.hypers import beta_of, decay_of, is_classic, now, plain
 from thalweg.core import state
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.errors import InvalidArgumentError
 from thalweg.scalars import scalar_type
-from thalweg.v1 import train
 from thalweg.variable import name_of
 
 Slots = Sequence[Mapping[str, Tensor]]
@@ -61,11 +60,7 @@ def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict
     found = distinct(flatten(variables))
     check_variables(found)
     with optimizer._locked():
-        if isinstance(optimizer, train.Optimizer):
-            optimizer._check_has_state()
-            slots: Slots = [optimizer._slots.all_of(var) for var in found]
-        else:
-            slots = _keras_slots(optimizer, found)
+        slots = (_v1_slots if is_classic(optimizer) else _keras_slots)(optimizer, found)
         hypers = now(optimizer)
         steps = _steps(optimizer) if step is None else step
         group = _group(counterpart, optimizer, hypers, found)
@@ -82,26 +77,34 @@ def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict
     return {"state": dict(sorted(states.items())), "param_groups": [group]}
 
 
+def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
+    optimizer._check_has_state()
+    return [optimizer._slots.all_of(var) for var in variables]
+
+
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
     """Also those that wait for their variables."""
     kept = optimizer.state_dict()["slots"]
-    owners = distinct([*optimizer._slots.owners(), *variables])
+    owners = distinct([*optimizer._owners(), *variables])
     titles = state.distinct([name_of(var) for var in owners])
-    known = dict(zip(map(id, owners), titles, strict=True))
-    return [kept.get(known[id(var)], {}) for var in variables]
+    known = dict(zip(map(id, owners), zip(titles, state.keys_of(owners)), strict=True))
+    slots: Slots = []
+    for var in variables:
+        own: dict[str, Any] = {}
+        slots.append(next((kept[name] for name in known[id(var)] if name in kept), own))
+    return slots
 
 
 def _initial(optimizer: Any, name: str) -> float:
     """What slots of this name begin with."""
-    if isinstance(optimizer, train.Optimizer):
-        fills: Any = optimizer._slot_fills()  # pyright: ignore[reportAttributeAccessIssue]
-        return next(value for slot, value, _ in fills if slot == name)
+    if is_classic(optimizer):
+        return next(value for slot, value, _ in optimizer._slot_fills() if slot == name)
     return optimizer._slot_initial(name)
 
 
 def _steps(optimizer: Any) -> int | None:
     """How many steps the optimizer has counted; None if it does not count."""
-    if not isinstance(optimizer, train.Optimizer):
+    if not is_classic(optimizer):
         return int(optimizer.iterations)
     powers: dict[str, str] = getattr(optimizer, "POWERS", {})
     for name, hyper in powers.items():
@@ -212,7 +215,7 @@ def _left_behind(optimizer: Any, hypers: dict[str, float], group: dict[str, Any]
         found.append(f"the learning rate stays {group['lr']:g}, without its decay")
     if hypers.get("weight_decay") and not group.get("decoupled_weight_decay"):
         found.append("the decay of weights stays behind")
-    options = getattr(optimizer, "_clipping_options", dict)()
+    options: dict[str, Any] = getattr(optimizer, "_clipping_options", dict)()
     set_options = [name for name, value in options.items() if value is not None]
     if set_options:
         found.append(f"{', '.join(set_options)}: clip before step() by torch.nn.utils")

@@ -55,11 +55,11 @@ class Counterpart:
     """
 
     family: str
-    slots: Mapping[str, Kept] = field(default_factory=dict)
-    hypers: Mapping[str, str] = field(default_factory=dict)
+    slots: Mapping[str, Kept] = field(default_factory=dict[str, Kept])
+    hypers: Mapping[str, str] = field(default_factory=dict[str, str])
     epsilon: str = ""
     rate: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     powers: bool = False
 
 

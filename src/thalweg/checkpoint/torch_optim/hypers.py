@@ -30,10 +30,15 @@ def plain(optimizer: Any) -> dict[str, float]:
     return {name: _float(value) for name, value in given.items() if _is_plain(value)}
 
 
+def is_classic(optimizer: Any) -> bool:
+    """Whether it is one of `thalweg.v1`."""
+    return isinstance(optimizer, train.Optimizer)
+
+
 def now(optimizer: Any) -> dict[str, float]:
     """All of them as the next step will have them; schedules and callables are called."""
-    if isinstance(optimizer, train.Optimizer):
-        values = optimizer._read()
+    if is_classic(optimizer):
+        values: dict[str, Any] = optimizer._read()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
         found = {
             name: float(as_hyper(values[name], np.float64)) for name in names if name in values

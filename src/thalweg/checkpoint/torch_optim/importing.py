@@ -79,7 +79,7 @@ def from_torch(
         wrong = f"{type(into).__name__} goes on with the state of torch.optim.{counterpart.family}"
         raise state.mismatch([wrong], title)
     pairs = matched(saved, state_dict, variables)
-    owners = into._slots.owners()
+    owners = into._owners()
     keys = dict(zip(map(id, (var for _, var in pairs)), _keys(pairs), strict=True))
     kept = [(own, var) for own, var in pairs if _has_state(own)]
     steps = _steps(saved.family, kept, keys, title) if step is None else _checked(step)
@@ -99,7 +99,7 @@ def from_torch(
             f"{', '.join(map(repr, late[:4]))} had no gradient yet, and will be corrected as one"
             f" that had {steps}"
         )
-    listed = [var for own, var in pairs if id(var) in slots or any(var is each for each in owners)]
+    listed = [var for _, var in pairs if id(var) in slots or any(var is each for each in owners)]
     if isinstance(into, train.Optimizer):
         into_v1(into, listed, slots, steps)
     else:

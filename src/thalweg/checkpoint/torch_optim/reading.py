@@ -13,6 +13,7 @@ from thalweg.checkpoint.torch_optim.families import NAMES, family_of
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import flaw, kept, mismatch, shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.storage.json_text import table
 from thalweg.variable import name_of
 
 Group = dict[str, Any]
@@ -60,12 +61,15 @@ def read(given: Any) -> Saved:
     """
     if isinstance(given, torch.optim.Optimizer):
         given = given.state_dict()
-    if not (isinstance(given, Mapping) and given.keys() >= {"state", "param_groups"}):
+    own: Mapping[Any, Any] = {}
+    if isinstance(given, Mapping):
+        own = cast("Mapping[Any, Any]", given)
+    if not own.keys() >= {"state", "param_groups"}:
         raise InvalidTypeError(
             "The state must be an optimizer of torch.optim or its state_dict(), not"
             f" {shown(given)}."
         )
-    states, groups = _parts(given)
+    states, groups = _parts(own)
     family = family_of(groups)
     if family is None:
         raise InvalidTypeError(
@@ -94,9 +98,12 @@ def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
     """The states by parameter and the groups, if they are what they should be."""
     states, groups = given["state"], given["param_groups"]
     problems: list[str] = []
-    if not isinstance(states, dict) or not all(isinstance(own, dict) for own in states.values()):
+    if not isinstance(states, dict) or not all(
+        isinstance(own, dict) for own in cast("dict[Any, Any]", states).values()
+    ):
         problems.append("'state' is no dict of dicts")
-    if not (isinstance(groups, list) and groups and all(map(_is_group, groups))):
+    found = cast("list[Any]", groups) if isinstance(groups, list) else []
+    if not found or not all(map(_is_group, found)):
         problems.append("'param_groups' is no list of groups with their 'params'")
     if problems:
         raise mismatch(problems, "The state of torch.optim")
@@ -106,11 +113,11 @@ def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
 def _is_group(group: Any) -> bool:
     if not isinstance(group, dict):
         return False
-    parts = [group.get("params"), group.get("param_names", [])]
-    keys = [key for part in parts if isinstance(part, list) for key in part]
-    return all(isinstance(part, list) for part in parts) and all(
-        isinstance(key, int | str) for key in keys
-    )
+    own = table(group)
+    parts = [own.get("params"), own.get("param_names", [])]
+    if not all(isinstance(part, list) for part in parts):
+        return False
+    return all(isinstance(key, int | str) for part in parts for key in cast("list[Any]", part))
 
 
 def _what(family: str) -> str:
@@ -142,8 +149,8 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
     names: list[str] | None = None
     own = _parameters(given)
     if isinstance(variables, Mapping):
-        names = list(variables.keys())
-        variables = list(variables.values())
+        named = cast("Mapping[Any, Any]", variables)
+        names, variables = list(named.keys()), list(named.values())
     found = distinct(flatten(variables))
     check_variables(found)
     if names is None and any(id(var) in own for var in found):
@@ -212,6 +219,6 @@ def option(group: Group, key: str) -> float | None:
     key, _, index = key.partition(".")
     value = group.get(key)
     if index:
-        pair: Any = value if isinstance(value, tuple | list) and len(value) == 2 else (None, None)
-        value = pair[int(index)]
+        pair = cast("Sequence[Any]", value) if isinstance(value, tuple | list) else ()
+        value = pair[int(index)] if len(pair) == 2 else None
     return number(value)

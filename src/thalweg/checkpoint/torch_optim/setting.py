@@ -15,12 +15,11 @@ from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import distinct
 from thalweg.keras.optimizers.state_dict import FORMAT
 from thalweg.scalars import scalar_type
-from thalweg.v1 import train
 from thalweg.variable import name_of, to_tensor
 
 
 def into_v1(
-    into: train.Optimizer, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
+    into: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
 ) -> None:
     """Set slots and powers of an optimizer of `thalweg.v1`."""
     made: dict[str, Any] = {}

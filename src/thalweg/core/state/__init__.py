@@ -28,7 +28,14 @@ from thalweg.core.state.loading import (
     restore,
     snapshot,
 )
-from thalweg.core.state.names import as_now, distinct, keys_of, positioned, positioned_keys_of
+from thalweg.core.state.names import (
+    Names,
+    as_now,
+    distinct,
+    keys_of,
+    positioned,
+    positioned_keys_of,
+)
 
 __all__ = [
     "LISTED",
@@ -36,6 +43,7 @@ __all__ = [
     "Entry",
     "Item",
     "Loading",
+    "Names",
     "Number",
     "alike",
     "as_now",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg.variable import name_of
+
+Names = Callable[[Sequence[Any]], list[str]]  # what variables are called, each another name
 
 
 def distinct(names: Sequence[str]) -> list[str]:

@@ -13,15 +13,18 @@ _ADVICE = 14  # MADV_HUGEPAGE
 
 
 def block(count: int, initial: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous tensor of `count` elements, filled with `initial`."""
+    """A contiguous tensor of `count` elements filled with `initial`, and its storage no more.
+
+    What else it held would come into files.
+    """
     size = count * dtype.itemsize
     if device.type != "cpu" or not sys.platform.startswith("linux") or size < HUGE:
         return torch.full((count,), initial, dtype=dtype, device=device)
-    room = torch.empty(count + HUGE // dtype.itemsize, dtype=dtype)
+    room = torch.empty(size + HUGE, dtype=torch.uint8)
     start = -room.data_ptr() % HUGE
     # The kernel may refuse, or have no such pages: then these are ordinary ones.
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(room.data_ptr() + start), ctypes.c_size_t(size), _ADVICE
     )
-    first = start // dtype.itemsize
-    return room[first : first + count].fill_(initial)
+    own: Tensor = torch.from_numpy(room.numpy()[start : start + size])  # pyright: ignore
+    return own.view(dtype).fill_(initial)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn import Parameter
 
 from thalweg.engines.cpu.likeness import Likeness
 from thalweg.variable import StateVariable
@@ -66,8 +65,8 @@ class Watched:
 
 
 def _is_strange(slot: Tensor) -> bool:
-    """Whether it is another's variable, or was swapped with one."""
-    return isinstance(slot, Parameter) and type(slot) is not StateVariable
+    """Whether nobody counts what is done to it: a plain tensor, or one that was swapped."""
+    return type(slot) is not StateVariable
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:

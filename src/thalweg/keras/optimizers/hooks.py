@@ -14,7 +14,7 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
 from thalweg.core.state import making
-from thalweg.distribute import get_strategy
+from thalweg.distribute import get_strategy, updating
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
@@ -111,12 +111,13 @@ class KerasHooks(Hooks):
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         optimizer = self._optimizer
-        if isinstance(grad, IndexedSlices):
-            optimizer._resource_apply_sparse_duplicate_indices(
-                grad.values, var, grad.indices, apply_state=self._state
-            )
-        else:
-            call(optimizer._resource_apply_dense, (grad, var), self._state)
+        with updating():
+            if isinstance(grad, IndexedSlices):
+                optimizer._resource_apply_sparse_duplicate_indices(
+                    grad.values, var, grad.indices, apply_state=self._state
+                )
+            else:
+                call(optimizer._resource_apply_dense, (grad, var), self._state)
 
     def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
         optimizer = self._optimizer

@@ -122,6 +122,10 @@ class Nadam(BuiltIn):
             "epsilon": self.epsilon,
         }
 
+    def _arguments(self) -> dict[str, Any]:
+        own = super()._arguments()
+        return {"schedule_decay": own.pop("decay"), **own}
+
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None

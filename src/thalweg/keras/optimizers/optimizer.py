@@ -221,8 +221,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
-        numbers = [f"{name}: {number!r}" for name, number in self._hyper.numbers().items()]
-        return [f"optimizer: {type(self).__name__}", *numbers, f"step: {int(self.iterations)}"]
+        arguments = distribute.in_words(self._arguments())
+        return [f"optimizer: {type(self).__name__}", *arguments, f"step: {int(self.iterations)}"]
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
@@ -332,6 +332,21 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         """The configuration: a dictionary from which `from_config` makes the same optimizer."""
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        try:
+            found = dict(self.get_config())
+        except NotImplementedError:  # a subclass without one
+            found = {}
+        found.pop("name", None)
+        numbers = self._hyper.numbers()
+        found |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        functions = {
+            "gradient_transformers": self.gradient_transformers,
+            "gradient_aggregator": self.gradient_aggregator,
+        }
+        return {**found, **{name: each for name, each in functions.items() if each}}
 
     @classmethod
     def from_config(

@@ -187,6 +187,10 @@ class RuleOptimizer(Optimizer):
             hooks, pair = ComplexHooks(self, apply_state, var), real_pair(grad, var)
         raise_within(take(hooks, kept, [pair], is_last=False).errors)
 
+    def _arguments(self) -> dict[str, Any]:
+        own = super()._arguments()
+        return {**own, "rule": self.rule} if "rule" in own else own
+
     def get_config(self) -> dict[str, Any]:
         """The configuration; it holds the name of the rule, not the rule."""
         hypers = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Item, Number
+from thalweg.core.state import Entry, Item, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
 from thalweg.graph import executing_eagerly, is_symbolic
@@ -26,6 +26,7 @@ from thalweg.variable import name_of
 
 FORMAT = 1
 _SECTIONS = ("hyperparameters", "weights", "slots")
+Called = tuple[str, str, Tensor]  # what a variable's slots' names begin with, its name in a state
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
@@ -53,6 +54,10 @@ class StateDict(TrackableSlots, state.Copied):
     def _locked(self) -> Guard:
         return self._lock
 
+    def _owners(self) -> list[Tensor]:
+        """The variables that have slots, in order of their first."""
+        return self._slots.owners()
+
     def _foreign(self) -> list[Any]:
         own = {id(weight) for weight in self._weights if weight is not self._counts_for}
         given = [each for each in super()._foreign() if id(each) not in own]
@@ -79,14 +84,18 @@ class StateDict(TrackableSlots, state.Copied):
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
+        return self._saved(_titles)
+
+    def _saved(self, names: Names = state.keys_of) -> dict[str, Any]:
+        """`state_dict` by other names of variables."""
         self._check_eager()
         with self._lock:
             self._settle()
-            owners = self._slots.owners()
+            owners = self._owners()
             check_memories([slot for *_, slot in self._slots.items()])
             slots = {
                 name: {key: state.taken(slot) for key, slot in self._slots.all_of(var).items()}
-                for name, var in zip(_titles(owners), owners, strict=True)
+                for name, var in zip(names(owners), owners, strict=True)
             }
             for name, own in self._pending.items():
                 slots[name] = {key: value.clone() for key, value in own.items()}
@@ -122,14 +131,17 @@ class StateDict(TrackableSlots, state.Copied):
 
     @contextmanager
     def _loading(
-        self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
+        self,
+        state_dict: dict[str, Any],
+        var_list: Sequence[Tensor] | None = None,
+        names: Names | None = None,
     ) -> Generator[state.Loading]:
-        """What `load_state_dict` sets; the lock is held meanwhile."""
+        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
         with self._lock.to_load(), torch.inference_mode(False), torch.no_grad():
-            yield self._fitting(state_dict, var_list)
+            yield self._fitting(state_dict, var_list, names)
             self._lock.loaded()
 
     def _check_eager(self, variables: Sequence[Any] = ()) -> None:
@@ -137,7 +149,9 @@ class StateDict(TrackableSlots, state.Copied):
         if is_deferred or not (self._weights or executing_eagerly()):
             raise state.of_a_graph(f"The state of {self._name}")
 
-    def _fitting(self, given: dict[str, Any], var_list: Sequence[Tensor] | None) -> state.Loading:
+    def _fitting(
+        self, given: dict[str, Any], var_list: Sequence[Tensor] | None, names: Names | None
+    ) -> state.Loading:
         made, slots = state.staged(self), given["slots"]
         made._forget_awaited()
         made._pending = {}
@@ -150,8 +164,10 @@ class StateDict(TrackableSlots, state.Copied):
         for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
             if name not in made._extra_weights():
                 made._make_extra(name, _float_type(given["weights"].get(name)))
-        entries, known, rest = made._slot_entries(owners, slots)
-        waiting = [] if var_list is not None else made._make_room(rest)
+        called = _called(owners, slots) if names is None else _by(names, owners)
+        entries, known, rest = made._slot_entries(called, slots)
+        is_bare = var_list is None and names is None
+        waiting = made._make_room(rest) if is_bare else []
         parts: list[tuple[Sequence[Item], dict[str, Any], bool]] = [
             ([made._counter()], {"iterations": given["iterations"]}, True),
             (made._numbers(all_of_them=True), given["hyperparameters"], False),
@@ -187,7 +203,7 @@ class StateDict(TrackableSlots, state.Copied):
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
 
     def _slot_entries(
-        self, owners: Sequence[Tensor], given: dict[str, dict[str, Any]], all_of_them: bool = True
+        self, called: Sequence[Called], given: dict[str, dict[str, Any]], all_of_them: bool = True
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
         """The slots of these variables, or of those in a state; what that has of them, by name;
         and what of others.
@@ -195,7 +211,7 @@ class StateDict(TrackableSlots, state.Copied):
         entries: list[Entry] = []
         known: dict[str, Any] = {}
         rest = dict(given)
-        for key, title, var in zip(state.keys_of(owners), _titles(owners), owners, strict=True):
+        for key, title, var in called:
             if not all_of_them and title not in given:
                 continue
             entries += [
@@ -211,14 +227,14 @@ class StateDict(TrackableSlots, state.Copied):
         """Put pending slots of these variables in place."""
         if not self._pending:
             return
-        owners, wanted = self._slots.owners(), {id(var) for var in var_list}
-        titles = _titles(owners)
+        owners, wanted = self._owners(), {id(var) for var in var_list}
+        called = _called(owners, self._pending)
         found = {
             title: self._pending[title]
-            for title, var in zip(titles, owners, strict=True)
+            for _, title, var in called
             if id(var) in wanted and title in self._pending
         }
-        entries, known, _ = self._slot_entries(owners, found, all_of_them=False)
+        entries, known, _ = self._slot_entries(called, found, all_of_them=False)
         differences = state.differences(entries, known)
         if differences:
             raise state.mismatch(differences, outcome="The step was not taken.")
@@ -227,8 +243,8 @@ class StateDict(TrackableSlots, state.Copied):
             if not found:
                 warn(
                     f"{self._name} loaded slots for {_listed(self._pending)}, but the first step is"
-                    f" over {_listed(titles)}, whose slots begin anew. Name the variables by"
-                    " thalweg.named_variables(module), or give them to load_state_dict.",
+                    f" over {_listed(_titles(owners))}, whose slots begin anew. Name the variables"
+                    " by thalweg.named_variables(module), or give them to load_state_dict.",
                     NumericsWarning,
                 )
         pops = [partial(self._pending.pop, title) for title in found]
@@ -269,6 +285,16 @@ def _check_form(given: Any, class_name: str) -> None:
 def _titles(variables: Sequence[Tensor]) -> list[str]:
     """What a state calls the variables: "w:0", and the second one "w:0#1"."""
     return state.distinct([name_of(var) for var in variables])
+
+
+def _called(owners: Sequence[Tensor], given: Mapping[str, Any]) -> list[Called]:
+    """The variables by what a state calls them: "w:0", or "w", as in a file."""
+    named = zip(state.keys_of(owners), _titles(owners), owners, strict=True)
+    return [(key, title if title in given else key, var) for key, title, var in named]
+
+
+def _by(names: Names, owners: Sequence[Tensor]) -> list[Called]:
+    return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
 
 
 def _float_type(value: Any) -> torch.dtype:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
@@ -197,6 +198,17 @@ class Weights(TrackableSlots):
     ) -> Variable:
         """A variable of the optimizer that belongs to no variable; not listed in `weights`.
 
+        Args:
+            name, shape, dtype, initializer, trainable: Of the variable.
+            synchronization: `ON_READ` stands for a value of each replica.
+            aggregation: What becomes of `assign`, `assign_add` and `assign_sub` in the replicas of
+                a strategy: `SUM` or `MEAN` of their values, or `ONLY_FIRST_REPLICA`, is assigned on
+                all of them; with `NONE` each has its own. Hooks that update variables assign as
+                they are told, and so do graphs.
+
+        Differs from:
+            TensorFlow, where an assignment in a replica without aggregation is an error.
+
         Raises:
             ValueError: Trainable together with `VariableSynchronization.ON_READ`.
         """
@@ -210,7 +222,11 @@ class Weights(TrackableSlots):
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
         if executing_eagerly():
             start = self._begun(name, value)
-            weight: Any = Variable(start, name=name, trainable=trainable is not False)
+            options: dict[str, Any] = {"name": name, "trainable": trainable is not False}
+            if distribute.aggregates(synchronization, aggregation):
+                weight: Any = distribute.aggregated(aggregation, start, **options)
+            else:
+                weight = Variable(start, **options)
         else:
             weight = make_variable(value, name, trainable=trainable is not False)
         self._track_trackable(weight, name, overwrite=True)

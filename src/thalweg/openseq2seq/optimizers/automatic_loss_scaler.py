@@ -68,6 +68,11 @@ class AutomaticLossScaler:
                 f"Unknown scaling algorithm: {name}. {known} {hint}".rstrip()
             )
         self.scaler = _SCALERS[name](params, as_shipped)
+        self._algorithm = name
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given, by name."""
+        return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
     @property
     def loss_scale(self) -> Any:

@@ -58,6 +58,9 @@ class LossScaler:
             for name, value in self._initial().items()
         }
 
+    def _arguments(self) -> dict[str, Any]:
+        return {"params": self._params, "as_shipped": self._as_shipped}
+
     def _initial(self) -> State:
         """The state before the first update, in its dtypes."""
         raise NotImplementedError

@@ -23,7 +23,7 @@ _SCOPE = "FP32-master-copy"
 class Masters:
     """The master of each float16 or bfloat16 variable, made when it is asked for.
 
-    Args:
+    Attributes:
         scope: What comes before the names of masters in eager mode; in a graph it is the name
             scope they are made in.
     """
@@ -32,7 +32,7 @@ class Masters:
         self._slots = SlotStore()
         self._stale: set[int] = set()  # variables whose masters are to begin anew
         self._last: tuple[list[Any], list[torch.dtype], list[Any]] = [], [], []
-        self._scope = scope
+        self.scope = scope
 
     def of(self, var: Any) -> Any:
         """The float32 master of a variable, or the variable itself if it needs none.
@@ -110,7 +110,7 @@ class Masters:
         title = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
             check_memories([var])
-            return over(var.detach().to(torch.float32), self._scope + title)
+            return over(var.detach().to(torch.float32), self.scope + title)
         with var.graph.as_default():
             return make_variable(
                 var.initialized_value().to(torch.float32),

@@ -14,7 +14,7 @@ from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
-from thalweg.core.state import Loading, of_a_graph, restore
+from thalweg.core.state import Loading, Names, keys_of, of_a_graph, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import (
     GraphKeys,
@@ -100,6 +100,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
         self._masters = Masters(scope)
         self._loss_scale = checked_scale(loss_scale, as_shipped)
+        self._as_shipped = as_shipped
+
+    def _arguments(self) -> dict[str, Any]:
+        scale = {"loss_scale": self._loss_scale, "as_shipped": self._as_shipped}
+        return {"optimizer": self._opt, **scale, "scope": self._masters.scope}
 
     def _checkpointed(self) -> Any:
         raise InvalidTypeError(
@@ -302,7 +307,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        return self._remembering(self._trained()).state_dict()
+        return self._saved()
+
+    def _saved(self, names: Names = keys_of, chosen: Any = None) -> dict[str, Tensor]:
+        return self._remembering(self._owners()).state_dict(names)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
@@ -323,10 +331,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     @contextmanager
     def _loading(
-        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+        self,
+        state_dict: Mapping[str, Any],
+        var_list: Iterable[Any] | None = None,
+        names: Names = keys_of,
     ) -> Generator[Loading]:
-        variables = self._trained() if var_list is None else list(var_list)
-        with self._remembering(variables).loading(state_dict) as found:
+        variables = self._owners() if var_list is None else list(var_list)
+        with self._remembering(variables).loading(state_dict, names) as found:
             yield found
 
     def _check_has_state(self) -> None:
@@ -340,7 +351,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             raise of_a_graph(f"The state of {self._name}")
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
-    def _trained(self) -> list[Any]:
+    def _owners(self) -> list[Any]:
         """The variables that have state, in order."""
         owners: list[Any] = self._opt._owners()
         known = {id(each) for each in owners}

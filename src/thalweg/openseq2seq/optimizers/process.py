@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg import distribute
 from thalweg.core.outcome import Outcome, not_taken
 from thalweg.core.section import run
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
@@ -16,7 +17,7 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
-from thalweg.openseq2seq.optimizers.reduction import AllReduce, reduced
+from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal
 from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
 from thalweg.v1.train.optimizer import Optimizer, check_any
@@ -43,6 +44,10 @@ class Treatment(NamedTuple):
     all_reduce: AllReduce | None = None
     model: Any = None
     writer: Any = None
+
+    def is_waited_for(self, skips: bool) -> bool:
+        """Whether other ranks of torch.distributed wait for this one's gradients."""
+        return self.reduces and self.all_reduce is None and not skips
 
 
 class Given(NamedTuple):
@@ -90,6 +95,7 @@ def apply_processed(
         `_finish` and the writer.
     """
     with torch.inference_mode(False), torch.no_grad(), not_taken(done):
+        check_replicas(how.reduces, how.iter_size)
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(global_step)
         backward = given.backward
@@ -107,7 +113,12 @@ def apply_processed(
                 gradients = _totals(given.sums, own)
             if how.reduces:
                 gradients = reduced(
-                    gradients, backward.targets, how.all_reduce, how.model, how.post.as_shipped
+                    gradients,
+                    backward.targets,
+                    how.all_reduce,
+                    how.model,
+                    how.post.as_shipped,
+                    optimizer,
                 )
             backward = backward.done(gradients)
             if how.reduces:
@@ -118,6 +129,8 @@ def apply_processed(
             backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
+        if taken:
+            distribute.taken(optimizer)
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute import filled, here
-from thalweg.distribute.reducing import summed as sums_of
+from thalweg.distribute import filled, has_strategy, here, sums_of
+from thalweg.distribute.reducing import summed
+from thalweg.errors import InvalidArgumentError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, deferred, each
@@ -22,6 +25,7 @@ def reduced(
     all_reduce: AllReduce | None,
     model: Any = None,
     as_shipped: bool = False,
+    owner: Any = None,
 ) -> list[Gradient]:
     """The mean of each gradient over the workers.
 
@@ -36,6 +40,7 @@ def reduced(
             or for one worker where there is neither.
         model: See `shares_embedding`: whether sparse gradients are made dense first.
         as_shipped: Whether sparse gradients need a model.
+        owner: Optional. The optimizer whose step it is, which the workers compare first.
     """
     strategy = here()
     if all_reduce is None and strategy.ranks.is_alone:
@@ -47,9 +52,42 @@ def reduced(
     ]
     if all_reduce is not None:
         return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
-    sums = sums_of(pairs, strategy.ranks, strategy.sending)
+    if owner is None:
+        sums = summed(pairs, strategy.ranks, strategy.sending)
+    else:
+        sums = sums_of(owner, strategy, lambda: pairs, variables, owner._told)
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
+
+
+def check_replicas(reduces: bool, iter_size: int) -> None:
+    """Refuse what `optimize_loss` cannot do in the strategy that the call is in.
+
+    Raises:
+        InvalidArgumentError: There are several replicas and no means of their gradients, or means
+            in the order of micro-batches, and several runs make an update.
+    """
+    if not reduces and not (has_strategy() and not here().ranks.is_alone):
+        return
+    strategy = here()
+    if not reduces:
+        raise InvalidArgumentError(
+            f"optimize_loss needs on_horovod=True in a strategy of {strategy.ranks.size} replicas:"
+            " without it each of them would train on its own."
+        )
+    if strategy.sending.ordered and iter_size > 1:
+        raise InvalidArgumentError(
+            f"iter_size={iter_size} and reduction='ordered' exclude one another: runs that are"
+            " added up on each rank have another order. Use iter_size=1, or reduction='sum'."
+        )
+
+
+def waited_for(owner: Any, reduces: bool) -> AbstractContextManager[None]:
+    """A block with the means of a step, whose errors before these are told to other workers."""
+    strategy = here() if reduces else None
+    if strategy is None or strategy.ranks.is_alone:
+        return contextlib.nullcontext()
+    return strategy.reducer_of(owner).telling(owner._told)
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:

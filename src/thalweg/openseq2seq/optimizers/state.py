@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
-from thalweg.core.state import Entry
+from thalweg.core.state import Entry, Names
 from thalweg.engines import saturated
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
@@ -42,9 +42,9 @@ class Master(Entry):
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
         return super().difference(given)
 
-    def calls(self, given: Any) -> list[Any]:
-        rounded = saturated(state.kept(given), self.var.dtype)
-        return [*super().calls(given), partial(self.var.detach().copy_, rounded)]
+    def set_to(self, value: Tensor) -> list[Any]:
+        rounded = saturated(value, self.var.dtype)
+        return [*super().set_to(value), partial(self.var.detach().copy_, rounded)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Training:
     sums: Accumulators | None = None
     others: Sequence[Entry] = ()
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, names: Names = state.keys_of) -> dict[str, Tensor]:
         """Copies of masters, slots, sums, the scaler's state, and others.
 
         Raises:
@@ -75,7 +75,7 @@ class Training:
         """
         self._refuse_symbols()
         with self.optimizer._locked():
-            keys = state.keys_of(self.variables)
+            keys = names(self.variables)
             if self._entries(keys):
                 with ExitStack() as stack:
                     for keeper in self._keepers():
@@ -94,16 +94,18 @@ class Training:
             state.restore(found)
 
     @contextmanager
-    def loading(self, given: Mapping[str, Any]) -> Generator[state.Loading]:
+    def loading(
+        self, given: Mapping[str, Any], names: Names = state.keys_of
+    ) -> Generator[state.Loading]:
         """What `load_state_dict` sets; the optimizer's lock is held meanwhile."""
         self._refuse_symbols()
         tensors = tensors_of(given)
         with self.optimizer._locked().to_load(), torch.inference_mode(False), torch.no_grad():
-            yield self._fitting(tensors)
+            yield self._fitting(tensors, names)
             self.optimizer._loaded()
 
-    def _fitting(self, tensors: Mapping[str, Any]) -> state.Loading:
-        keys, others = state.keys_of(self.variables), [*self.others, *self._scales()]
+    def _fitting(self, tensors: Mapping[str, Any], names: Names) -> state.Loading:
+        keys, others = names(self.variables), [*self.others, *self._scales()]
         if not self._entries(keys) and tensors.keys() <= {each.name for each in others}:
             return state.fitting(others, tensors, _WHAT)  # it was saved before the first step
         # What there is decides: a variable may have another shape or dtype than its slots.
@@ -113,10 +115,11 @@ class Training:
         made = Training(twins[0], self.variables, twins[1], sums=(*twins, None)[2])
         made._complete(tensors)
         entries = made._entries(keys)
-        before = made._entries(state.positioned_keys_of(self.variables))
-        now = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
+        if names is state.keys_of:
+            before = made._entries(state.positioned_keys_of(self.variables))
+            tensors = state.as_now(tensors, [e.name for e in before], [e.name for e in entries])
         calls = chain.from_iterable(map(state.published, keepers, twins))
-        return state.fitting([*others, *entries], now, _WHAT, calls)
+        return state.fitting([*others, *entries], tensors, _WHAT, calls)
 
     def _entries(self, keys: Sequence[str]) -> list[Entry]:
         """What there is of masters, slots, sums, and variables of no variable."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
-from thalweg.core.state import Entry, Loading, restore
+from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.locks import Guard
@@ -24,6 +24,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.rate import LiveRate
+from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import TAKEN
 from thalweg.tracing import untraced
@@ -162,23 +163,24 @@ class TrainingStep:
         with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
             self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
-            value, backward = differentiate()
-            sums: list[Tensor] = []
-            if self._accumulators is not None:
-                self._accumulators.make(backward.targets)
-                sums = self._accumulators.of(backward.targets)
-            return value, apply_processed(
-                self._inner,
-                self._how,
-                Given(backward, sums, self._rate.value, skip),
-                None if self._mixed is None else self._mixed.loss_scaler,
-                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-                self.global_step,
-                done,
-            )
+            with waited_for(self._inner, self._how.is_waited_for(skip)):
+                value, backward = differentiate()
+                sums: list[Tensor] = []
+                if self._accumulators is not None:
+                    self._accumulators.make(backward.targets)
+                    sums = self._accumulators.of(backward.targets)
+                return value, apply_processed(
+                    self._inner,
+                    self._how,
+                    Given(backward, sums, self._rate.value, skip),
+                    None if self._mixed is None else self._mixed.loss_scaler,
+                    None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+                    self.global_step,
+                    done,
+                )
 
     def _received(self, gradients: list[Any]) -> Backward:
-        variables = self._known()
+        variables = self._owners()
         if not variables:
             raise FailedPreconditionError(_UNKNOWN)
         if len(gradients) != len(variables):
@@ -217,8 +219,12 @@ class TrainingStep:
         The variables themselves are the model's; those that have masters follow from these.
 
         """
+        return self._saved()
+
+    def _saved(self, names: Names = keys_of) -> dict[str, Tensor]:
+        """`state_dict` by other names of variables."""
         with self._lock:
-            return self._remembering(self._known()).state_dict()
+            return self._remembering(self._owners()).state_dict(names)
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -235,15 +241,19 @@ class TrainingStep:
 
     @contextmanager
     def _loading(
-        self, state_dict: Mapping[str, Any], var_list: Any = None, others: Sequence[Entry] = ()
+        self,
+        state_dict: Mapping[str, Any],
+        var_list: Any = None,
+        names: Names = keys_of,
+        others: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """What `load_state_dict` sets, and `others`, which are part of the state, too; locks are
-        held meanwhile.
+        """What `load_state_dict` sets, by these names, and `others`, which are part of the state,
+        too; locks are held meanwhile.
         """
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
-            with self._remembering(self._variables, others).loading(state_dict) as found:
+            with self._remembering(self._variables, others).loading(state_dict, names) as found:
                 yield found
             self._lock.loaded()
 
@@ -262,5 +272,26 @@ class TrainingStep:
             " with optimize_loss, and load state_dict() into it."
         )
 
-    def _known(self) -> list[Any]:
+    def _locked(self) -> Guard:
+        return self._lock
+
+    def _owners(self) -> list[Any]:
+        """The variables, once they are known."""
         return self._variables or []
+
+    def _arguments(self) -> dict[str, Any]:
+        """What `optimize_loss` was told; the optimizer's rate is the policy's."""
+        moving = {id(tensor) for tensor in self._rate.tensors}
+        own = self._inner._arguments().items()
+        post, mixed = self._how.post, self._mixed
+        return {
+            "loss": self._loss,
+            "optimizer": type(self._inner),
+            "optimizer_params": {name: each for name, each in own if id(each) not in moving},
+            "learning_rate": self._rate.source,
+            "mixed": mixed is not None,
+            "clip_gradients": post.clip_gradients,
+            "larc": None if post.larc is None else post.larc._asdict(),
+            "loss_scaling": None if mixed is None else mixed._arguments()["loss_scale"],
+            "iter_size": self._how.iter_size,
+        }

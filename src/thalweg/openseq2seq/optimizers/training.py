@@ -18,7 +18,7 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.process import SCOPE, Treatment
 from thalweg.openseq2seq.optimizers.rate import LiveRate, called, scaled_decay
-from thalweg.openseq2seq.optimizers.reduction import AllReduce
+from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import check_writer
@@ -78,11 +78,13 @@ def optimize_loss(
         larc_params: Optional. See `post_process_gradients`.
         loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
         loss_scaling_params: Optional. Parameters of the algorithm.
-        on_horovod: Whether gradients are averaged over workers, see `reduce_gradients`.
+        on_horovod: Whether gradients are averaged over workers, see `reduce_gradients`; needed in
+            a strategy of several replicas.
         iter_size: How many runs make an update. Gradients are multiplied by its reciprocal, as in
             sessions, and added up.
         skip_update_ph: For `iter_size` above 1: whether a run only adds its gradients up. A bool,
-            a callable that returns one, or in graph mode a placeholder.
+            a callable that returns one, or in graph mode a placeholder. Not in a strategy whose
+            `reduction` is "ordered".
         model: Optional. See `reduce_gradients`.
         global_step: Optional. The variable that counts updates, int64 of shape (). By default the
             one of the graph, or in eager mode a new one.
@@ -142,6 +144,7 @@ def optimize_loss(
         raise InvalidArgumentError(
             "iter_size above 1 needs skip_update_ph: it says which runs only add gradients up."
         )
+    check_replicas(bool(on_horovod), iter_size)
     in_graph = is_symbolic(loss) or not executing_eagerly()
     if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
         raise InvalidTypeError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.outcome import Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
@@ -103,7 +104,8 @@ def _by_override(
     step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
     before = step.detach().clone()
     try:
-        optimizer.apply_gradients(backward.pairs, step)
+        with distribute.alone():  # they are means over the replicas
+            optimizer.apply_gradients(backward.pairs, step)
         run([*_copying(backward), *map(while_whole, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), before):

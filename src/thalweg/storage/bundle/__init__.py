@@ -5,7 +5,7 @@ are compared with the files they speak of before memory is asked for, all that i
 with its checksum, and names are no more than keys of dictionaries.
 """
 
-from thalweg.storage.bundle.contents import Bundle, EntryDescription
+from thalweg.storage.bundle.contents import Bundle
 from thalweg.storage.bundle.object_graph import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.storage.bundle.reading import describe, is_bundle, read
 from thalweg.storage.bundle.state_file import NAME as STATE
@@ -17,7 +17,6 @@ __all__ = [
     "Attribute",
     "Bundle",
     "CheckpointState",
-    "EntryDescription",
     "Node",
     "ObjectGraph",
     "SlotVariable",

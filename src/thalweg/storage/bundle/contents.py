@@ -31,23 +31,6 @@ class Bundle:
     graph: ObjectGraph | None
 
 
-@dataclass(frozen=True)
-class EntryDescription:
-    """A tensor as the index describes it.
-
-    Attributes:
-        name: Its name.
-        dtype: Its dtype: "F32", or TensorFlow's own name of what is read as no tensor: "string".
-        shape: Its shape.
-        bytes: How many bytes it has in the files of data.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
 def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
     """See that all tensors are of dtypes that are read.
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import MissingFileError
+from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 from thalweg.storage.bundle import messages, slices
-from thalweg.storage.bundle.contents import Bundle, EntryDescription, Progress, check_dtypes
+from thalweg.storage.bundle.contents import Bundle, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
 from thalweg.storage.bundle.flaw import Flaw, quoted, within
 from thalweg.storage.bundle.folder import File, Folder
@@ -25,11 +25,12 @@ from thalweg.storage.bundle.messages import Slice
 from thalweg.storage.bundle.numbers import numbers, strings
 from thalweg.storage.bundle.proto import BYTES, VARINT, Message
 from thalweg.storage.bundle.table import entries, is_table
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.storage.stored import ITEM_BYTES, Listed, Stored
 
 if TYPE_CHECKING:
     import numpy as np
 
+_COUNT = b"\x08"  # what the first value of an index of the later format begins with
 _FIRST = re.compile(r"-00000-of-([0-9]{5})")
 
 
@@ -119,10 +120,10 @@ def read(
     return Bundle(tensors, texts, None)
 
 
-def describe(folder: Folder, suffixes: list[str]) -> list[EntryDescription]:
+def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
     """The tensors of such a checkpoint by name; as `read` otherwise."""
     return [
-        EntryDescription(name, name_of(each.dtype), each.shape, each.bytes)
+        Listed(name, name_of(each.dtype), each.shape, each.bytes)
         for name, each in sorted(_described(folder, suffixes)[0].items())
     ]
 
@@ -156,6 +157,12 @@ def _described(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor],
             key, value = next(entries(file.read, file.size), (b"\0", b""))
             if key:
                 raise Flaw("it has no description of its tensors")
+            if value.startswith(_COUNT):
+                raise Flaw(
+                    "it is the index of a later checkpoint under another name: TensorFlow calls it"
+                    " model.index, beside model.data-00000-of-00001",
+                    UnsupportedCheckpointError,
+                )
             described = Message(Message(value, {1: BYTES}).data(1), {1: BYTES})
             for each in described.every(1):
                 _add(known, Message(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))

@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import stat
-from types import TracebackType
 from typing import Self
 
 from thalweg.errors import MissingFileError, UnsafeCheckpointError
@@ -74,12 +73,7 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._shard is not None:
             self._shard[1].close()
         if self._descriptor is not None:

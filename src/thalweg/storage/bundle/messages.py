@@ -19,7 +19,7 @@ from thalweg.storage.bundle.proto import (
     fields,
     fixed32,
     number,
-    varint,
+    packed,
 )
 
 # For each axis where a slice begins and how long it is; a length of None is all of the axis.
@@ -158,10 +158,7 @@ def _numbers(data: bytes, field: int) -> tuple[int, ...]:
         if kind == VARINT and isinstance(value, int):
             made.append(value)
         elif kind == BYTES and isinstance(value, bytes):
-            at = 0
-            while at < len(value):
-                each, at = varint(value, at, len(value))
-                made.append(each)
+            made += packed(value)
         else:
             raise Flaw(f"field {field} is of kind {kind}")
     return tuple(made)

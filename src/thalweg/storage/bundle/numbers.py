@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.storage.bundle.dtypes import NAMES, name_of
 from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.proto import BYTES, FIXED32, FIXED64, VARINT, fields, varint
+from thalweg.storage.bundle.proto import BYTES, FIXED32, FIXED64, VARINT, fields, packed
 from thalweg.storage.stored import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def _append(made: bytearray, value: int | bytes, given: int, kind: int, name: st
     if kind == VARINT and given == VARINT and isinstance(value, int):
         made += _element(value, name)
     elif kind == VARINT and isinstance(value, bytes):
-        at = 0
-        while at < len(value):
-            each, at = varint(value, at, len(value))
+        for each in packed(value):
             made += _element(each, name)
     elif given == BYTES and isinstance(value, bytes):
         made += value

@@ -44,6 +44,14 @@ def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     raise Flaw("a number has more than 64 bits")
 
 
+def packed(data: bytes) -> Iterator[int]:
+    """The numbers of a field that has many; errors as of `varint`."""
+    at = 0
+    while at < len(data):
+        each, at = varint(data, at, len(data))
+        yield each
+
+
 def encoded(value: int) -> bytes:
     """A number as bytes; negative ones have all ten."""
     value %= _WORD

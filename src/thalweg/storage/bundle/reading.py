@@ -7,13 +7,15 @@ import re
 from collections.abc import Container
 
 from thalweg.errors import MissingFileError
+from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
-from thalweg.storage.bundle.contents import Bundle, EntryDescription, Path, Progress, check_dtypes
+from thalweg.storage.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import name_of
 from thalweg.storage.bundle.flaw import told
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.index import read_index
 from thalweg.storage.bundle.tensors import Reader
+from thalweg.storage.stored import Listed
 
 _FILE = re.compile(r"(\.index|\.data-[0-9]{5}-of-[0-9]{5})\Z")
 
@@ -51,6 +53,7 @@ def read(
         except MissingFileError:
             found = first_version.files(folder)
             if not found:
+                _refuse_foreign(path)
                 raise
             return first_version.read(folder, found, names, progress)
         wanted = {
@@ -62,7 +65,7 @@ def read(
         return Reader(folder, index, wanted, progress).bundle()
 
 
-def describe(prefix: Path) -> list[EntryDescription]:
+def describe(prefix: Path) -> list[Listed]:
     """The tensors of a checkpoint by name; files of data are neither read nor needed.
 
     Args:
@@ -82,11 +85,11 @@ def describe(prefix: Path) -> list[EntryDescription]:
         except MissingFileError:
             suffixes = first_version.files(folder)
             if not suffixes:
+                _refuse_foreign(path)
                 raise
             return first_version.describe(folder, suffixes)
     return [
-        EntryDescription(name, name_of(each.dtype), each.shape, each.size)
-        for name, each in found.items()
+        Listed(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
     ]
 
 
@@ -99,6 +102,13 @@ def is_bundle(prefix: Path) -> bool:
             )
     except (OSError, ValueError):
         return False
+
+
+def _refuse_foreign(path: str) -> None:
+    """Say of a file that is in the place of a checkpoint what it is."""
+    if os.path.isfile(path):
+        with disk.opened(path) as file:
+            raise foreign.refused(path, file, "checkpoint of TensorFlow") from None
 
 
 def _prefix(path: Path) -> str:

@@ -106,7 +106,8 @@ class Reader:
         if entry.offset + entry.size > file.size:
             raise Flaw(
                 f"it lies from {entry.offset} to {entry.offset + entry.size} in"
-                f" {self._index.suffix(entry.shard)}, which has {file.size} bytes"
+                f" {self._index.suffix(entry.shard)}, which has {file.size} bytes: that is cut off,"
+                " or not of this index"
             )
         return file
 

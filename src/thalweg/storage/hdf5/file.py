@@ -104,7 +104,7 @@ def _first(head: Part, version: int) -> int:
     if base:
         raise source.unsupported(head.offset - 24, f"the file begins at {base}")
     if end > source.size:
-        text = f"the file has {source.size} bytes and should have {end}"
+        text = f"the file is cut off: it has {source.size} bytes and should have {end}"
         raise source.damaged(head.offset - 8, text)
     if version < 2:
         head.address()  # a driver's

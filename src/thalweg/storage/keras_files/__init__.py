@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.storage import disk, foreign
 from thalweg.storage.hdf5 import file
 from thalweg.storage.keras_files import archive, keras3, legacy
 from thalweg.storage.keras_files.arrays import Arrays
@@ -61,6 +62,9 @@ def read(
     with opened(path, progress) as source:
         if source.begins_with(archive.MAGIC):
             return _made("keras", *keras3.archive(source))
+        if not source.begins_with(file.MAGIC):
+            with disk.opened(path) as found:
+                raise foreign.refused(source.title, found, "file of Keras")
         group = file.root(source)
         if legacy.is_legacy(group):
             return _made("h5", *legacy.read(source, group))

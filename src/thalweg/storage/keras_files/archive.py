@@ -72,8 +72,11 @@ def members(source: Source) -> dict[str, Member]:
 
 def _directory(source: Source) -> tuple[int, int, int]:
     """How many members there are, and size and place of their list."""
-    end = source.part(max(source.size - 22, 0), 22, "the end of the archive")
-    end.expect(_END, "the end of the archive")
+    begin = max(source.size - 22, 0)
+    end = source.part(begin, min(source.size, 22), "the end of the archive")
+    if bytes(end.data[:4]) != _END:
+        raise source.damaged(begin, "the archive is cut off: the list of its members is not there")
+    end.take(4)
     disks = end.number(2), end.number(2), end.number(2)
     count, size, begin, comment = end.number(2), end.number(4), end.number(4), end.number(2)
     if disks != (0, 0, count) or comment:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from thalweg.errors import InvalidConfigError
 from thalweg.storage import json_text
+from thalweg.storage.json_text import table
 
 Described = tuple[str | None, dict[str, Any] | None]
 
@@ -23,7 +24,7 @@ def loaded(title: str, text: bytes) -> dict[str, Any]:
         raise InvalidConfigError(f"{title}: {error}") from error
     if not isinstance(found, dict):
         raise InvalidConfigError(f"{title}: a description of something has names and values.")
-    return found
+    return table(found)
 
 
 def optimizer_of(title: str, described: Any) -> Described:
@@ -41,12 +42,13 @@ def optimizer_of(title: str, described: Any) -> Described:
         return None, None
     if isinstance(described, str):
         return _checked(title, described), None
-    if not isinstance(described, dict) or "class_name" not in described:
+    given = table(described)
+    if "class_name" not in given:
         raise InvalidConfigError(f"{title}: the optimizer has no class.")
-    config = described.get("config")
+    config = given.get("config")
     if not isinstance(config, dict | None):
         raise InvalidConfigError(f"{title}: the optimizer's configuration is {config!r:.80}.")
-    return _checked(title, described["class_name"]), config
+    return _checked(title, given["class_name"]), None if config is None else table(config)
 
 
 def _checked(title: str, name: Any) -> str:
@@ -60,17 +62,15 @@ def layers_of(described: dict[str, Any]) -> dict[str, str]:
 
     A group is named as the layer's class, with a number if it is not the first one.
     """
-    config = described.get("config")
-    layers = config.get("layers") if isinstance(config, dict) else None
+    layers = table(described.get("config")).get("layers")
     found: dict[str, str] = {}
     counts: dict[str, int] = {}
-    for layer in layers if isinstance(layers, list) else []:
-        if isinstance(layer, dict) and isinstance(layer.get("class_name"), str):
+    for layer in map(table, cast(list[Any], layers) if isinstance(layers, list) else []):
+        if isinstance(layer.get("class_name"), str):
             kind = _snake(layer["class_name"])
             count = counts[kind] = counts.get(kind, -1) + 1
             group = f"{kind}_{count}" if count else kind
-            inner = layer.get("config")
-            name = inner.get("name") if isinstance(inner, dict) else None
+            name = table(layer.get("config")).get("name")
             found[group] = name if isinstance(name, str) and name else group
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from thalweg.storage.hdf5 import file
 from thalweg.storage.hdf5.datasets import Dataset
 from thalweg.storage.hdf5.file import Group
+from thalweg.storage.json_text import table
 from thalweg.storage.keras_files import archive as zipped
 from thalweg.storage.keras_files.arrays import Arrays, array
 from thalweg.storage.keras_files.config import Described, layers_of, loaded, optimizer_of
@@ -34,9 +35,8 @@ def archive(source: Source) -> tuple[Described, Arrays, Arrays]:
         raise source.damaged(members[CONFIG].begin, f"{CONFIG!r} has more than 100 MB")
     text = zipped.content(source, members[CONFIG])
     described = loaded(text.title, bytes(text.raw(0, text.size)))
-    compiled = described.get("compile_config")
-    optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
-    found = optimizer_of(text.title, optimizer)
+    compiled = table(described.get("compile_config"))
+    found = optimizer_of(text.title, compiled.get("optimizer"))
     inner = zipped.content(source, members[WEIGHTS])
     return found, *weights(inner, file.root(inner), layers_of(described))
 
@@ -45,7 +45,10 @@ def _without(source: Source, name: str, members: Iterable[str]) -> Exception:
     others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
     if name == WEIGHTS and others:
         return source.unsupported(0, f"weights in {others[0]!r} are not read, only in {name!r}")
-    return source.damaged(0, f"the archive has no {name!r}")
+    first = next(iter(members), "nothing")
+    return source.damaged(
+        0, f"the archive has no {name!r}, as a file of Keras has; it begins with {first[:80]!r}"
+    )
 
 
 def weights(source: Source, root: Group, layers: dict[str, str]) -> tuple[Arrays, Arrays]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from thalweg.storage import disk
 from thalweg.storage.source import Source
@@ -13,7 +13,7 @@ from thalweg.storage.source import Source
 @contextlib.contextmanager
 def opened(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
-) -> Iterator[Source]:
+) -> Generator[Source]:
     """The bytes of a file, as long as the block runs.
 
     Args:

@@ -213,13 +213,22 @@ def noisy_linear_cosine_decay(
         initial_variance: Variance of the noise at step 0.
         variance_decay: The variance is divided by (1 + global_step)^variance_decay.
 
+    Each has a sequence of random numbers of its own, and draws the next one whenever it is asked.
+    `thalweg.checkpoint` saves where an eager one is.
+
     Reference: tf.compat.v1.train.noisy_linear_cosine_decay; Bello et al. 2017
     """
     noise = (initial_variance, variance_decay)
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
-    return _decayed(
-        schedules.NoisyLinearCosineDecay, global_step, inputs, name or "NoisyLinearCosineDecay"
-    )
+    keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
+
+    def drawing(*own: Any) -> Any:
+        return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
+
+    found = _decayed(drawing, global_step, inputs, name or "NoisyLinearCosineDecay")
+    if isinstance(found, Followed):
+        found.keeps = [keeper]
+    return found
 
 
 @sourced

@@ -18,10 +18,10 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
     def forward(self: Followed, other: Any) -> Followed:
-        return Followed(lambda: function(self(), _now(other)), self.__name__)
+        return Followed(lambda: function(self(), _now(other)), self.__name__, _kept_by(self, other))
 
     def reflected(self: Followed, other: Any) -> Followed:
-        return Followed(lambda: function(_now(other), self()), self.__name__)
+        return Followed(lambda: function(_now(other), self()), self.__name__, _kept_by(self, other))
 
     return forward, reflected
 
@@ -35,6 +35,7 @@ class Followed:
     Args:
         rate: Gives the learning rate now.
         name: Its name in messages.
+        keeps: What remembers something and has `state_dict` and `load_state_dict`.
 
     Attributes:
         source: The function that made it and its arguments by name, by which a file describes it;
@@ -43,8 +44,9 @@ class Followed:
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
 
-    def __init__(self, rate: Callable[[], Any], name: str) -> None:
+    def __init__(self, rate: Callable[[], Any], name: str, keeps: Sequence[Any] = ()) -> None:
         self._rate = rate
+        self.keeps = keeps
         self.__name__ = name
         self.source: tuple[Callable[..., Any], dict[str, Any]] | None = None
 
@@ -59,7 +61,7 @@ class Followed:
     __pow__, __rpow__ = _binary(operator.pow)
 
     def __neg__(self) -> Followed:
-        return Followed(lambda: -self(), self.__name__)
+        return Followed(lambda: -self(), self.__name__, self.keeps)
 
     @classmethod
     def __torch_function__(
@@ -75,7 +77,8 @@ class Followed:
             own = {name: _now(value) for name, value in given.items()}
             return function(*map(_now, args), **own)
 
-        return Followed(rate, getattr(function, "__name__", "rate"))
+        keeps = _kept_by(*args, *given.values())
+        return Followed(rate, getattr(function, "__name__", "rate"), keeps)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidTypeError(
@@ -122,6 +125,12 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     # No attribute: `functools.wraps` would copy it to a function that takes something else.
     known = _signatures.get(function) if inspect.isfunction(function) else None
     return known or inspect.signature(function, follow_wrapped=False)
+
+
+def _kept_by(*parts: Any) -> list[Any]:
+    """What parts of a learning rate keep, each once."""
+    found = [kept for part in parts if isinstance(part, Followed) for kept in part.keeps]
+    return list({id(kept): kept for kept in found}.values())
 
 
 def _now(value: Any) -> Any:

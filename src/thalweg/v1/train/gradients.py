@@ -18,11 +18,11 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.variable import frozen_among, is_frozen, name_of
+from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
-VALID_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_DTYPE_NAMES = "[float32, float64, float16, bfloat16]"
+VALID_DTYPES = TRAINED
+_DTYPE_NAMES = f"[{', '.join(map(dtype_name, TRAINED))}]"
 
 GradsAndVars = list[tuple[Any, Any]]
 Scale = Callable[[Any], Any]

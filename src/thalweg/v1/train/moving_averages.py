@@ -21,6 +21,7 @@ from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
 from thalweg.core.step import take
+from thalweg.core.trackable import TrackableSlots
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule
@@ -61,7 +62,7 @@ MOVING_AVERAGE = Rule(
 )
 
 
-class ExponentialMovingAverage(StateDict):
+class ExponentialMovingAverage(TrackableSlots, StateDict):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)
@@ -93,6 +94,8 @@ class ExponentialMovingAverage(StateDict):
     Reference: tf.train.ExponentialMovingAverage
     """
 
+    PER_GRAPH = True
+
     def __init__(
         self,
         decay: Any,
@@ -106,6 +109,7 @@ class ExponentialMovingAverage(StateDict):
         self._num_updates = num_updates
         self._zero_debias = zero_debias
         self._name = name
+        self._maybe_initialize_trackable()
         self._slots = SlotStore()
         self._plans = Plans()
         self._lock = Guard(self)
@@ -115,6 +119,7 @@ class ExponentialMovingAverage(StateDict):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._maybe_initialize_trackable()
         self._lock = Guard(self)
 
     def _locked(self) -> Guard:
@@ -165,7 +170,7 @@ class ExponentialMovingAverage(StateDict):
         with torch.inference_mode(False):
             for var in self._lacking(var_list):
                 title = f"{base_name(var)}/{self._name}"
-                self._slots.put(var, _AVERAGE, over(var.detach().clone(), title))
+                self._put(var, _AVERAGE, over(var.detach().clone(), title))
 
     def _begin(self, variables: Sequence[Any]) -> None:
         """Set averages to the values of their variables."""
@@ -253,7 +258,7 @@ class ExponentialMovingAverage(StateDict):
     def _make_in_graph(self, source: Any) -> None:
         title = scoped(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
-            self._put(source, _AVERAGE, source.initialized_value(), title)
+            self._put(source, _AVERAGE, make_variable(source.initialized_value(), title))
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
         if source.shape is None or None in source.shape:
@@ -261,19 +266,19 @@ class ExponentialMovingAverage(StateDict):
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
-        self._put(source, _AVERAGE, zeros, title)
+        self._put(source, _AVERAGE, make_variable(zeros, title))
         if self._zero_debias:
-            self._put(source, _BIASED, zeros, f"{title}/{_BIASED}")
+            self._put(source, _BIASED, make_variable(zeros, f"{title}/{_BIASED}"))
             steps = torch.zeros((), dtype=source.dtype)
-            self._put(source, _STEPS, steps, f"{title}/{_STEPS}")
+            self._put(source, _STEPS, make_variable(steps, f"{title}/{_STEPS}"))
 
-    def _put(self, source: Any, kind: str, initial: Any, title: str) -> None:
-        made: Any = make_variable(initial, title)
-        self._slots.put(source, kind, made)
+    def _put(self, source: Any, kind: str, slot: Any) -> None:
+        self._take_slots(kind, [source], [self._slots.put(source, kind, slot)])
 
     @untraced
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
+        self._settle(var, _AVERAGE)
         with self._lock:
             found = self._slots.get(var, _AVERAGE)
         self._slots.handed_out([found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -46,6 +47,8 @@ from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
+_HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 _NOT_COPIED = ("_lock", "_under_way")
 
 
@@ -99,6 +102,12 @@ class Optimizer(State, StateDict):
     def get_name(self) -> str:
         """The name given to the constructor."""
         return self._name
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor was given that numbers depend on, by name."""
+        own, attributes = vars(self), getattr(self, "HYPERS", {})
+        known = {name: attributes.get(name, f"_{name}") for name in _parameters(type(self))}
+        return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
     @property
     def engine(self) -> EngineName | None:
@@ -402,7 +411,9 @@ class Optimizer(State, StateDict):
         strategy = distribute.strategy_of(distribution)
         given = as_pairs(grads_and_vars)
         if not strategy.ranks.is_alone:
-            found = distribute.summed(self, strategy, given, self._told)
+            step = global_step.item() if isinstance(global_step, Tensor) else None
+            told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
+            found = distribute.summed(self, strategy, given, told)
             if given and not found:
                 check_any(given)
             given = found
@@ -417,7 +428,9 @@ class Optimizer(State, StateDict):
 
     def _told(self) -> list[str]:
         """What must be the same on all replicas, in words."""
-        return [f"optimizer: {type(self).__name__}"]
+        counters = {name: var for (name, graph), var in self._non_slots.items() if graph is None}
+        told = distribute.in_words({**self._arguments(), **counters})
+        return [f"optimizer: {type(self).__name__}", *told]
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
@@ -587,3 +600,16 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
         names = [gradients.title_of(var) for var in variables]
         hint = frozen_among(variables)
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
+
+
+def _parameters(cls: type[Any]) -> list[str]:
+    """The names of a constructor's arguments, and of those that it hands on."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            own = list(inspect.signature(base.__init__).parameters.values())[1:]
+            named = [each.name for each in own if each.kind not in _HANDED_ON]
+            found += [name for name in named if name not in _ASIDE]
+            if len(named) == len(own):
+                break
+    return found

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys, get_default_graph, get_default_session
+from thalweg.graph import GraphKeys, get_default_graph
+from thalweg.graph.nodes import session_for
 from thalweg.locks import Lock, on_fork
 from thalweg.v1.train.coordinator import Coordinator
 
@@ -167,11 +168,6 @@ def start_queue_runners(
     Raises:
         InvalidArgumentError: There is no session.
     """
-    sess = sess or get_default_session()
-    if sess is None:
-        raise InvalidArgumentError(
-            "Cannot start queue runners: No default session is registered. Use `with"
-            " session.as_default()` or pass sess=."
-        )
+    sess = session_for(sess, "start queue runners", "sess")
     runners = sess.graph.get_collection(collection)
     return [thread for qr in runners for thread in qr.create_threads(sess, coord, daemon, start)]

@@ -90,12 +90,6 @@ class RuleOptimizer(Optimizer):
             check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
-    def _told(self) -> list[str]:
-        # Functions are called once a step, and by the step alone.
-        given = {name: getattr(self, attribute) for name, attribute in self.HYPERS.items()}
-        numbers = [f"{name}: {each!r}" for name, each in given.items() if not is_function(each)]
-        return [*super()._told(), *numbers]
-
     def _called(self, given: Any) -> Any:
         return given() if is_function(given) else given
 

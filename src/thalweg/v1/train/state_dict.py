@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry
+from thalweg.core.state import Entry, Names
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.tracing import untraced
@@ -43,11 +43,17 @@ class StateDict(state.Copied):
             InvalidArgumentError: Several variables have the same name and there is no `var_list`,
                 or one that has slots is not in it.
         """
+        return self._saved(chosen=lambda: self._chosen_for_state(var_list))
+
+    def _saved(
+        self, names: Names = state.keys_of, chosen: Callable[[], list[Tensor]] | None = None
+    ) -> dict[str, Tensor]:
+        """`state_dict` by other names of variables; `chosen` are all that there are."""
         self._check_has_state()
         with self._locked():
             self._settle()
-            variables = self._chosen_for_state(var_list)
-            return state.snapshot(self._entries(variables, state.keys_of(variables)))
+            variables = chosen() if chosen else self._owners()
+            return state.snapshot(self._entries(variables, names(variables)))
 
     @untraced
     def load_state_dict(
@@ -71,20 +77,25 @@ class StateDict(state.Copied):
 
     @contextmanager
     def _loading(
-        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+        self,
+        state_dict: Mapping[str, Any],
+        var_list: Iterable[Any] | None = None,
+        names: Names = state.keys_of,
     ) -> Generator[state.Loading]:
-        """What `load_state_dict` sets; the lock is held meanwhile."""
+        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
         self._check_has_state()
         given = tensors_of(state_dict)
         with self._locked().to_load(), torch.inference_mode(False), torch.no_grad():
             variables = self._chosen_for_state(var_list)
             if given or self._owners():
-                yield self._fitting(given, variables)
+                yield self._fitting(given, variables, names)
             else:  # it was saved before the first step
                 yield state.Loading()
             self._loaded()
 
-    def _fitting(self, given: Mapping[str, Any], variables: list[Tensor]) -> state.Loading:
+    def _fitting(
+        self, given: Mapping[str, Any], variables: list[Tensor], names: Names
+    ) -> state.Loading:
         if not variables:
             raise FailedPreconditionError(
                 f"{self._name} has no slots before its first step. Give the variables:"
@@ -94,9 +105,10 @@ class StateDict(state.Copied):
         made = state.staged(self)
         made._forget_awaited()
         made._create_for_state(variables, given)
-        entries = made._entries(variables, state.keys_of(variables))
-        before = made._entries(variables, state.positioned_keys_of(variables))
-        given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
+        entries = made._entries(variables, names(variables))
+        if names is state.keys_of:
+            before = made._entries(variables, state.positioned_keys_of(variables))
+            given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
         what = f"The state of {self._name}"
         return state.fitting(entries, given, what, state.published(self, made))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.checks import check_pairs
 from thalweg.core.pairs import as_gradient, as_pairs
+from thalweg.core.state import of_a_graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -141,6 +142,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         self._variables_to_average = variables_to_average
         self._meeting: _Meeting | None = None
         self._chief_queue_runner: QueueRunner | None = None
+
+    def _check_has_state(self) -> None:
+        raise of_a_graph(f"The state of {self._name}")
 
     @untraced
     def apply_gradients(

@@ -14,8 +14,8 @@ from thalweg.checkpoint.tensorflow.placing.likeness import (
     hint_at_variable,
 )
 from thalweg.checkpoint.tensorflow.placing.rules import AXES, Axes, Place, Rules
-from thalweg.checkpoint.tensorflow.sorting.numbers import dtype_of
 from thalweg.errors import LISTED
+from thalweg.storage.stored import dtype_of
 from thalweg.variable import dtype_name
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _unlike(names: Sequence[str], value: Stored, place: Place, target: Tensor) -
     if shape is None:
         axes = " ".join(map(str, place.axes or ()))
         return f"{names[0]!r} has {len(value.shape)} axes, not those of transpose {axes}"
-    dtype = dtype_of(value)
+    dtype = dtype_of(value.dtype)
     if shape == tuple(target.shape) and dtype == target.dtype:
         return ""
     kind = f"{dtype_name(dtype)} of shape {shape}"

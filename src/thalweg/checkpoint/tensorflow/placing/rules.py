@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
@@ -118,7 +118,7 @@ class Rules:
         if isinstance(given, str | os.PathLike):
             return parse(_text(os.fspath(given)), os.fspath(given))
         if isinstance(given, Mapping):
-            pairs: Mapping[Any, Any] = given
+            pairs = cast(Mapping[Any, Any], given)
             return cls(tuple(_line(str(name), str(pairs[name]), str(name)) for name in pairs))
         if callable(given):
             return cls(function=given)
@@ -233,10 +233,12 @@ def _returned(name: str, value: Any) -> Place | None:
         return Place(None)
     if isinstance(value, str):
         return Place(value)
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
-        target, how = value
-        if isinstance(how, str):
-            return Place(target, _axes(how.split(), where))
+    if isinstance(value, tuple):
+        match cast(tuple[Any, ...], value):
+            case (str() as target, str() as how):
+                return Place(target, _axes(how.split(), where))
+            case _:
+                pass
     raise InvalidConfigError(
         f"{where} returned {value!r}: expected the name of a parameter, a pair of it and its axes,"
         " such as ('layer.weight', 'dense'), or None."

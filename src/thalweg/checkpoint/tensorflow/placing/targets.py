@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Targets:
         if isinstance(given, torch.nn.Module):
             return cls._of_module(given)
         if isinstance(given, Mapping):
-            named: Mapping[Any, Any] = given
+            named = cast(Mapping[Any, Any], given)
             own = {str(name): named[name] for name in named}
             check_variables(list(own.values()))
             named_variables([pair for pair in own.items() if not _has_name(pair[1])])

@@ -12,9 +12,7 @@ from torch import Tensor
 from thalweg.checkpoint.tensorflow.setting.making import refuse_contradictions
 from thalweg.core import state
 from thalweg.core.pairs import distinct
-from thalweg.keras.optimizers import Optimizer
 from thalweg.keras.optimizers.state_dict import FORMAT
-from thalweg.variable import name_of
 
 _OTHERWISE = {"decay": "_initial_decay", "name": "_name"}
 
@@ -22,7 +20,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def loading_keras(
-    optimizer: Optimizer,
+    optimizer: Any,
     slots: Slots,
     scalars: Mapping[str, Tensor],
     hyperparameters: Mapping[str, Any],
@@ -38,14 +36,15 @@ def loading_keras(
     Raises:
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.
     """
-    fixed = {name: value for name, value in hyperparameters.items() if name not in optimizer._hyper}
+    known = optimizer._hyper
+    fixed = {name: value for name, value in hyperparameters.items() if name not in known}
     if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
         fixed["decay"] = hyperparameters["decay"]
     own = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     refuse_contradictions(fixed, own)
     variables = [var for var, _ in slots]
-    owners = distinct([*optimizer._slots.owners(), *variables])
-    titles = dict(zip(map(id, owners), state.distinct(list(map(name_of, owners))), strict=True))
+    owners = distinct([*optimizer._owners(), *variables])
+    keys = dict(zip(map(id, owners), state.keys_of(owners), strict=True))
     weights = {name: value for name, value in scalars.items() if name != "iter"}
     given = {
         "class_name": type(optimizer).__name__,
@@ -53,7 +52,7 @@ def loading_keras(
         "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
         "hyperparameters": {n: each for n, each in hyperparameters.items() if n not in fixed},
         "weights": weights,
-        "slots": {titles[id(var)]: dict(own) for var, own in slots},
+        "slots": {keys[id(var)]: dict(own) for var, own in slots},
     }
     return optimizer._loading(given, variables or None)
 

@@ -64,7 +64,8 @@ def loading_training(
             key = keys[id(placed.target(name))]
             given[f"{key}/master"] = with_axes(master.tensor(), placed.places[name].axes)
     given |= {f"loss_scale/{name}": value.tensor() for name, value in mixed.scale.items()}
-    if not isinstance(opt, MixedPrecisionOptimizerWrapper):
+    is_step = not isinstance(opt, MixedPrecisionOptimizerWrapper)
+    if is_step:
         given |= _counts(opt, placed)
         given |= _sums(opt, variables, keys)
     return opt._loading(given, variables)
@@ -89,12 +90,12 @@ def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     """The variables that are trained."""
     if isinstance(opt, MixedPrecisionOptimizerWrapper):
         return list(having)
-    if not opt._known():
+    if not opt._owners():
         raise FailedPreconditionError(
             "The variables are not known before the first step. Give var_list to optimize_loss."
             " Nothing was loaded."
         )
-    return opt._known()
+    return opt._owners()
 
 
 def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def loading_v1(
-    optimizer: train.Optimizer, slots: Slots, scalars: Mapping[str, Tensor]
+    optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
     """What sets slots and powers.
 

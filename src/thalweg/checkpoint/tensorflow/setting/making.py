@@ -79,7 +79,7 @@ def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
     """What an optimizer of `thalweg.v1` keeps beside a variable, and what it calls that."""
-    twin = state.staged(optimizer)
+    twin: Any = state.staged(optimizer)
     twin._create_slots([var])
     names: dict[str, str] = {}
     for kind, slot in twin._slots.all_of(var).items():

@@ -30,9 +30,9 @@ class Family:
     slots: tuple[str, ...]
     powers: tuple[str, ...] = ()
     hypers: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     also: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def parts(self) -> list[tuple[str, str]]:

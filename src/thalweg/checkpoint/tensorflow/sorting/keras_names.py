@@ -19,6 +19,7 @@ from thalweg.checkpoint.tensorflow.sorting.keras_config import (
 )
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
+from thalweg.storage.json_text import table
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
@@ -64,12 +65,12 @@ def sorted_file(
 def _without_scale(file: KerasFile) -> KerasFile:
     """The file with the optimizer inside of one that scales the loss."""
     inner = (file.config or {}).get("inner_optimizer")
-    if file.class_name != "LossScaleOptimizer" or not isinstance(inner, Mapping):
+    if file.class_name != "LossScaleOptimizer" or not isinstance(inner, dict):
         return file
     own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    described: Any = inner
+    found = table(inner)
     return replace(
-        file, class_name=described.get("class_name"), config=described.get("config"), optimizer=own
+        file, class_name=found.get("class_name"), config=found.get("config"), optimizer=own
     )
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
-from thalweg.storage.container import Described
 from thalweg.storage.stored import Stored
 from thalweg.variable import dtype_name
 
@@ -60,8 +59,3 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         found = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"
         raise state.mismatch([found])
     return value
-
-
-def dtype_of(value: Stored | Described) -> torch.dtype:
-    """The dtype of a tensor in a file."""
-    return Stored(value.dtype, (0,), memoryview(b"")).tensor().dtype

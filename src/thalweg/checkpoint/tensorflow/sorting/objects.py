@@ -240,7 +240,7 @@ def _identified(
         scalars={name: value for name, value in scalars.items() if name not in hypers},
         hyperparameters={**(family.options if family else {}), **hypers},
         steps=count_of(scalars.get("iter")),
-        title=family.title if family in named and family is not None else "",
+        title=family.title if family in named else "",
     )
 
 

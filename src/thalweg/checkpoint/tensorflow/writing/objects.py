@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP, SAVE_COUNTER
@@ -44,9 +46,9 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
 
 
 def _add_optimizer(made: _Graph, found: Written, nodes: dict[str, int]) -> None:
-    optimizer = found.optimizer
+    optimizer: Any = found.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
-    title = optimizer._name if is_keras else optimizer.get_name()
+    title = found.optimizer._name if is_keras else optimizer.get_name()
     place = made.place([_OPTIMIZER])
     for name, value in found.scalars.items():
         made.variable(f"{_OPTIMIZER}/{name}", value, f"{title}/{name}" if is_keras else name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP
 from thalweg.checkpoint.tensorflow.writing.written import Written
@@ -41,10 +42,11 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
 
 def _titles(found: Written, kinds: Iterable[str]) -> list[str]:
     """The last parts of the names of a variable's slots."""
-    optimizer = found.optimizer
+    optimizer: Any = found.optimizer
     parts = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
-        parts |= {kind: part for kind, _, part in optimizer._slot_fills()}
+        fills: Any = found.optimizer._slot_fills()
+        parts |= {kind: part for kind, _, part in fills}
     used: Counter[str] = Counter()
     titles: list[str] = []
     for part in (parts[kind] for kind in kinds):

@@ -148,7 +148,7 @@ def _scalars(optimizer: Any) -> dict[str, Stored]:
     return own
 
 
-def _of_keras(optimizer: KerasOptimizer) -> dict[str, Stored]:
+def _of_keras(optimizer: Any) -> dict[str, Stored]:
     """Iterations, hyperparameters in the dtypes of TensorFlow's variables, and other weights."""
     found = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:

@@ -18,11 +18,28 @@ from thalweg.graph import (
     group,
     is_symbolic,
 )
+from thalweg.locks import Guard
 from thalweg.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name
 from thalweg.v1.train.saving.saver import Saver
 from thalweg.v1.train.wrapping import WrappingOptimizer
+
+_AVERAGES = "averages"  # what leads to them in a checkpoint of objects
+
+
+class _Averages(ExponentialMovingAverage):
+    """Averages that are saved and restored between two steps of an optimizer."""
+
+    def __init__(self, opt: Any, decay: Any, num_updates: Any) -> None:
+        super().__init__(decay, num_updates)
+        self._opt = opt
+
+    def _locked(self) -> Guard:
+        return self._opt._locked()
+
+    def _loaded(self) -> None:
+        self._lock.loaded()
 
 
 class MovingAverageOptimizer(WrappingOptimizer):
@@ -61,9 +78,17 @@ class MovingAverageOptimizer(WrappingOptimizer):
         sequential_update: bool = True,
     ) -> None:
         super().__init__(opt, False, None)
-        self._ema = ExponentialMovingAverage(average_decay, num_updates=num_updates)
+        self._average_decay, self._num_updates = average_decay, num_updates
+        self._ema = _Averages(opt, average_decay, num_updates)
         self._sequential_update = sequential_update
         self._counterparts: dict[Any, Any] = {}  # of graphs: averages by variables, and back
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        own = super()._trackable_children(save_type, **kwargs)
+        return {**own, _AVERAGES: self._ema}
+
+    def _lookup_dependency(self, name: str) -> Any:
+        return self._ema if name == _AVERAGES else super()._lookup_dependency(name)
 
     def average(self, var: Any) -> Any:
         """The variable that holds the average of `var`, or None."""
@@ -152,6 +177,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
     ) -> None:
         """Take the step, and move the averages; memory for new ones is there before it."""
         check_variables(variables)
+        self._ema._settle()
         new = self._ema._lacking(variables)
         self._ema._create_slots(new)
         self._opt.apply_gradients(pairs, global_step=global_step, name=name)

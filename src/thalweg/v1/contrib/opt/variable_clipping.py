@@ -80,6 +80,9 @@ class VariableClippingOptimizer(WrappingOptimizer):
             raise ValueError(f"max_norm must be 0 or more, not {max_norm}.")
         self._max_norm = float(max_norm)
 
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "vars_to_clip_dims": dict(self._dims)}
+
     def _dims_of(self, var: Any) -> list[int] | None:
         return next((dims for known, dims in self._dims if known is var), None)
 

@@ -18,7 +18,7 @@ from thalweg.errors import (
 from thalweg.storage import bundle, container
 from thalweg.storage.located import ENDING as SUFFIX
 from thalweg.storage.located import Kind, Located
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
@@ -59,7 +59,10 @@ class CheckpointReader:
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
         """The torch dtype of each tensor by its name; "string" for what is no tensor."""
-        return {name: _dtype_of(dtype) for name, (dtype, _) in self._entries.items()}
+        return {
+            name: dtype_of(dtype) if dtype in ITEM_BYTES else dtype
+            for name, (dtype, _) in self._entries.items()
+        }
 
     def has_tensor(self, tensor_str: str) -> bool:
         """Whether there is one of that name."""
@@ -119,12 +122,6 @@ class CheckpointReader:
         if self._is_ours:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
-
-
-def _dtype_of(name: str) -> Any:
-    if name not in ITEM_BYTES:
-        return name
-    return Stored(name, (0,), memoryview(b"")).tensor().dtype
 
 
 def _located(prefix: str) -> Located:

@@ -1,0 +1,44 @@
+"""Arguments of optimizers in words, the same on all ranks if the arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.formula import Rule
+
+
+def in_words(arguments: Mapping[str, Any]) -> list[str]:
+    """A line for each argument; numbers as float32, which is what steps compute with.
+
+    Functions count by their names, and what has a `get_config` by that.
+    """
+    return [f"{name}: {_word(value)}" for name, value in arguments.items()]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return repr(float(np.float32(value)))
+    if value is None or isinstance(value, bool | int | str | np.integer):
+        return str(value)
+    if isinstance(value, Tensor):
+        return _word(value.item()) if not value.dim() else f"a tensor of {tuple(value.shape)}"
+    if isinstance(value, Rule):
+        return value.name
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(_pairs(value))}}}"
+    if isinstance(value, frozenset | set):
+        return f"[{', '.join(sorted(map(_word, value)))}]"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_word, value))}]"
+    config = getattr(value, "get_config", None)
+    if config is not None and not isinstance(value, type):
+        return f"{type(value).__name__} {_word(config())}"
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _pairs(value: Mapping[Any, Any]) -> Iterator[str]:
+    return (f"{name}: {_word(each)}" for name, each in value.items())

@@ -1,0 +1,64 @@
+"""`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
+
+What `torch.optim` has is here under its names. The classes below take their steps in one pass, with
+torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
+`tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thalweg.optim.classes import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+    SparseAdam,
+)
+from thalweg.optim.rule_optimizer import RuleOptimizer
+from thalweg.optim.selecting import groups
+
+if TYPE_CHECKING:
+    from thalweg.optim import tensorflow
+
+__all__ = [
+    "ASGD",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "RuleOptimizer",
+    "SparseAdam",
+    "groups",
+    "tensorflow",
+]
+__all__ += [name for name in torch.optim.__all__ if name not in __all__]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tensorflow":
+        return importlib.import_module("thalweg.optim.tensorflow")
+    if name.startswith("__"):
+        raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
+    return getattr(torch.optim, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(torch.optim)})

@@ -1,0 +1,222 @@
+"""What is done around the update of a step, in its own sweeps: clipping, unscaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.processing import NOTHING, Known, Processing
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import STORED, Rule
+from thalweg.optim.averaging import EMA, averaged
+from thalweg.optim.narrow import MASTER, Kinds
+from thalweg.variable import REDUCED
+
+FOUND_INF = "GradScaler found a gradient that is not finite"
+
+
+class LastStep(NamedTuple):
+    """What has become of a step.
+
+    Attributes:
+        taken: Whether it was taken.
+        reason: Why not; "" if it was.
+        count: How many steps were taken, by this optimizer since it was made or loaded.
+        grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
+            nothing asked for it.
+        clip_factor: What they were multiplied by; 1 if their norm was small enough.
+    """
+
+    taken: bool
+    reason: str = ""
+    count: int = 0
+    grad_norm: float | None = None
+    clip_factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a constructor was given for it.
+
+    Attributes:
+        clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+        clip_grad_value: Elements of gradients are clipped to [-value, value].
+        fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale.
+        ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
+            1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+        masters: Whether parameters of 16 bits have a master in float32 in their state, as
+            `master`, which steps update, and which they follow.
+        state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
+            parameter's, or that of its master.
+        accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
+            the last of them. Clipping sees the sum, and so does the update.
+        wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+        in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
+            Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
+    """
+
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    fused_unscale: bool = False
+    ema_decay: float | None = None
+    masters: bool = False
+    state_dtype: torch.dtype | None = None
+    accumulate: int = 1
+    wide_sums: bool = False
+    in_backward: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("clip_grad_norm", "clip_grad_value"):
+            value = getattr(self, name)
+            if value is not None:
+                number = float(as_number(name, value))
+                if number < 0 or number == float("inf"):
+                    raise InvalidArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
+                object.__setattr__(self, name, number)
+        if self.ema_decay is not None:
+            decay = float(as_number("ema_decay", self.ema_decay))
+            if not 0 <= decay < 1:
+                raise InvalidArgumentError(f"ema_decay must be in [0, 1), not {self.ema_decay!r}.")
+            object.__setattr__(self, "ema_decay", decay)
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise InvalidArgumentError(
+                f"accumulate must be a whole number from 1 on, not {self.accumulate!r}."
+            )
+        for name in ("fused_unscale", "masters", "wide_sums", "in_backward"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+        if self.in_backward:
+            for name in ("clip_grad_norm", "fused_unscale"):
+                if getattr(self, name) or self.accumulate > 1:
+                    other = name if getattr(self, name) else "accumulate"
+                    raise InvalidArgumentError(
+                        f"in_backward applies each gradient as it arrives, and {other} needs all of"
+                        " them first."
+                    )
+        if self.state_dtype not in (None, *STORED):
+            raise InvalidTypeError(
+                "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
+                f" {self.state_dtype!r}."
+            )
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self.clip_grad_norm is not None or self.clip_grad_value is not None
+
+    def __bool__(self) -> bool:
+        """Whether anything happens that a step of torch's would not do."""
+        own = self.ema_decay is not None or self.masters or self.state_dtype is not None
+        return self.clips or own or self.accumulate > 1 or self.in_backward
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether torch's own loader would keep all dtypes."""
+        kept = self.ema_decay is None and not self.masters and self.state_dtype is None
+        return kept and not self.wide_sums
+
+    def keys(self, param: Tensor) -> list[str]:
+        """What the state of a parameter holds beside torch's own."""
+        ema = [EMA] if self.ema_decay is not None else []
+        return [*ema, MASTER] if self.masters and param.dtype in REDUCED else ema
+
+    @property
+    def kinds(self) -> Kinds:
+        """What the state of parameters is kept in."""
+        return Kinds(self.masters, self.state_dtype)
+
+    def rule(self, rule: Rule) -> Rule:
+        """A rule with all that is done beside it."""
+        return rule if self.ema_decay is None else averaged(rule)
+
+    def named(self) -> str:
+        """What is on, for messages."""
+        on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return ", ".join(on)
+
+
+KEYWORDS = tuple(each.name for each in fields(Around))
+NONE = Around()
+_NARROW = Processing(narrow=True)
+
+
+def apart(keywords: dict[str, Any]) -> Around:
+    """Take what is meant for the surroundings out of keywords."""
+    own = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
+    return Around(**own) if own else NONE
+
+
+class Seen:
+    """What a step tells of its gradients."""
+
+    def __init__(self) -> None:
+        self.grad_norm: float | None = None
+        self.clip_factor: float | None = None
+
+    def __call__(self, known: Known) -> None:
+        self.grad_norm, self.clip_factor = known.global_norm, float(known.clip_scale)
+
+
+def torch_factor(norm: Any, limit: Any) -> Any:
+    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by."""
+    kind = type(norm)
+    return np.minimum(limit / (norm + kind(1e-6)), kind(1))
+
+
+def processing(
+    around: Around, unscaling: float | None, count: int, seen: Seen, is_torchs: bool
+) -> Processing:
+    """What happens to the gradients of a step.
+
+    Args:
+        around: What is on.
+        unscaling: What gradients are multiplied by first, or None.
+        count: How many gradients there are.
+        seen: Is told of them where they are measured.
+        is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
+    """
+    if not around.clips and unscaling is None:
+        return _NARROW if around.masters else NOTHING
+    by_norm = around.clip_grad_norm is not None
+    return Processing(
+        unscaling=None if unscaling is None else np.full(count, unscaling, np.float32),
+        clipvalue=around.clip_grad_value,
+        global_clipnorm=around.clip_grad_norm,
+        overflow=not is_torchs,
+        factor=torch_factor if is_torchs else None,
+        watch=seen if by_norm else None,
+        narrow=around.masters,
+    )
+
+
+def together(
+    around: Around, unscaling: float | None, shares: Iterable[Any], seen: Seen
+) -> tuple[Around, float]:
+    """What is on, and what gradients are multiplied by, where several rules share a norm.
+
+    Each is a sweep of its own, so that the norm is taken before.
+
+    Args:
+        around, unscaling, seen: As in `processing`.
+        shares: What each rule updates, with its `pairs` of gradients and parameters.
+    """
+    if around.clip_grad_value is not None:
+        raise NotImplementedError(
+            "clip_grad_norm beside clip_grad_value needs groups that one rule updates; these have"
+            " options that choose several, such as momentum."
+        )
+    factor = 1.0 if unscaling is None else unscaling
+    gradients = [grad for share in shares for grad, _ in share.pairs]
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
+    roots = torch.tensor([torch.linalg.vector_norm(each).item() for each in values])
+    norm = np.float32(torch.linalg.vector_norm(roots.double()).item() * factor)
+    with np.errstate(all="ignore"):
+        clip = torch_factor(norm, np.float32(around.clip_grad_norm))
+    seen.grad_norm, seen.clip_factor = float(norm), float(clip)
+    return replace(around, clip_grad_norm=None), factor * float(clip)

@@ -1,0 +1,232 @@
+"""The classes of `torch.optim`, whose steps are one pass over memory.
+
+Each is a subclass of torch's own: arguments, defaults, keys, errors, hooks and files are its.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thalweg.formula import Rule
+from thalweg.optim.drop_in import DropIn
+from thalweg.optim.groups import Group
+from thalweg.rules import torch as rules
+
+_RMSPROP = {
+    (False, False): rules.TORCH_RMSPROP,
+    (True, False): rules.TORCH_CENTERED_RMSPROP,
+    (False, True): rules.TORCH_MOMENTUM_RMSPROP,
+    (True, True): rules.TORCH_CENTERED_MOMENTUM_RMSPROP,
+}
+
+
+class Adam(DropIn, torch.optim.Adam):
+    """`torch.optim.Adam`, whose steps are one pass over memory.
+
+    Epsilon is added after bias correction, unlike in `thalweg.keras.optimizers.Adam`. Arguments,
+    groups, errors and state are torch's: `state[p]` holds `step`, `exp_avg`, `exp_avg_sq` and, with
+    `amsgrad`, `max_exp_avg_sq`, of the parameter's shape and dtype.
+
+    Source: Kingma & Ba 2015; torch.optim.Adam
+    """
+
+    _torch = torch.optim.Adam
+    _sparse = "Adam does not support sparse gradients, please consider SparseAdam instead"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
+
+
+class AdamW(DropIn, torch.optim.AdamW):
+    """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; the decay is times the rate.
+
+    Source: Loshchilov & Hutter 2019; torch.optim.AdamW
+    """
+
+    _torch = torch.optim.AdamW
+    _sparse = Adam._sparse
+    _fixed = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
+    _rule = staticmethod(Adam._rule)
+
+
+class SGD(DropIn, torch.optim.SGD):
+    """`torch.optim.SGD` in one pass; sparse gradients update their rows.
+
+    With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
+    gradients with momentum or decay are left to torch.
+
+    Source: Sutskever et al. 2013; torch.optim.SGD
+    """
+
+    _torch = torch.optim.SGD
+    _counts = False
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_MOMENTUM if group["momentum"] else rules.TORCH_SGD
+
+    @staticmethod
+    def _takes_rows(group: Group) -> bool:
+        return not group["momentum"] and not group["weight_decay"]
+
+
+class RMSprop(DropIn, torch.optim.RMSprop):
+    """`torch.optim.RMSprop` in one pass; epsilon is added to the root.
+
+    `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
+
+    Source: Hinton's lecture 6, Graves 2013; torch.optim.RMSprop
+    """
+
+    _torch = torch.optim.RMSprop
+    _sparse = "RMSprop does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return _RMSPROP[bool(group["centered"]), group["momentum"] > 0]
+
+
+class Adagrad(DropIn, torch.optim.Adagrad):
+    """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
+
+    `state[p]` holds `step` and `sum` from the beginning.
+
+    Source: Duchi et al. 2011; torch.optim.Adagrad
+    """
+
+    _torch = torch.optim.Adagrad
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_ADAGRAD
+
+    @staticmethod
+    def _takes_rows(group: Group) -> bool:
+        if group["weight_decay"]:
+            raise RuntimeError("weight_decay option is not compatible with sparse gradients")
+        return True
+
+    def _starts_of(self, group: Group) -> dict[str, Any]:
+        return {"sum": self.defaults["initial_accumulator_value"]}
+
+
+class Adadelta(DropIn, torch.optim.Adadelta):
+    """`torch.optim.Adadelta` in one pass.
+
+    `state[p]` holds `step`, `square_avg` and `acc_delta`.
+
+    Source: Zeiler 2012; torch.optim.Adadelta
+    """
+
+    _torch = torch.optim.Adadelta
+    _sparse = "Adadelta does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_ADADELTA
+
+
+class Adamax(DropIn, torch.optim.Adamax):
+    """`torch.optim.Adamax` in one pass; epsilon is added to the magnitude of the gradient.
+
+    `state[p]` holds `step`, `exp_avg` and `exp_inf`.
+
+    Source: Kingma & Ba 2015, algorithm 2; torch.optim.Adamax
+    """
+
+    _torch = torch.optim.Adamax
+    _sparse = "Adamax does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_ADAMAX
+
+
+class NAdam(DropIn, torch.optim.NAdam):
+    """`torch.optim.NAdam` in one pass.
+
+    `state[p]` holds `step`, `mu_product`, `exp_avg` and `exp_avg_sq`.
+
+    Source: Dozat 2016; torch.optim.NAdam
+    """
+
+    _torch = torch.optim.NAdam
+    _sparse = "NAdam does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_NADAM
+
+
+class RAdam(DropIn, torch.optim.RAdam):
+    """`torch.optim.RAdam` in one pass.
+
+    `state[p]` holds `step`, `exp_avg` and `exp_avg_sq`.
+
+    Source: Liu et al. 2020; torch.optim.RAdam
+    """
+
+    _torch = torch.optim.RAdam
+    _sparse = "RAdam does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_RADAM
+
+
+class SparseAdam(DropIn, torch.optim.SparseAdam):
+    """`torch.optim.SparseAdam` in one pass over the rows that are named, and no others.
+
+    `state[p]` holds `step`, a number of Python's, `exp_avg` and `exp_avg_sq`.
+
+    Source: Kingma & Ba 2015; torch.optim.SparseAdam
+    """
+
+    _torch = torch.optim.SparseAdam
+    _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
+    _plain = True
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_SPARSE_ADAM
+
+
+class ASGD(DropIn, torch.optim.ASGD):
+    """`torch.optim.ASGD` in one pass.
+
+    `state[p]` holds `step`, `eta`, `mu` and the mean `ax`.
+
+    Source: Polyak & Juditsky 1992; torch.optim.ASGD
+    """
+
+    _torch = torch.optim.ASGD
+    _sparse = "ASGD does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_ASGD
+
+    def _starts_of(self, group: Group) -> dict[str, Any]:
+        return {"eta": float(group["lr"])}
+
+
+class Rprop(DropIn, torch.optim.Rprop):
+    """`torch.optim.Rprop` in one pass.
+
+    `state[p]` holds `step`, `prev` and `step_size`.
+
+    Source: Riedmiller & Braun 1993; torch.optim.Rprop
+    """
+
+    _torch = torch.optim.Rprop
+    _sparse = "Rprop does not support sparse gradients"
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_RPROP
+
+    def _starts_of(self, group: Group) -> dict[str, Any]:
+        return {"step_size": float(group["lr"])}

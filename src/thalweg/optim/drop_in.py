@@ -1,0 +1,176 @@
+"""`DropIn`: what stands before a class of `torch.optim` and takes its steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.step import repeat, take
+from thalweg.formula import Rule
+from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.columns import STEP
+from thalweg.optim.fitting import fits
+from thalweg.optim.groups import Group
+from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.in_backward import place_of
+from thalweg.optim.loading import load_as_torch
+from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.stepping import OneSweep
+
+
+class _Share(NamedTuple):
+    """What one rule updates in a step."""
+
+    pairs: list[tuple[Tensor, Tensor]]
+    places: list[int]
+
+
+class DropIn(OneSweep):
+    """What stands before a class of `torch.optim` and takes its steps.
+
+    All but the step is that class's own. What no engine here computes (parameters on other devices,
+    `differentiable=True`, subclasses of tensors with a dispatch of their own) is left to its step.
+    """
+
+    _torch: ClassVar[Any]  # the class
+    _sparse: ClassVar[str] = ""  # why it takes no sparse gradients; "" if it does
+    _dense: ClassVar[str] = ""  # why it takes no dense ones
+    _counts: ClassVar[bool] = True  # whether each parameter has a step number
+    _plain: ClassVar[bool] = False  # whether that is a number of Python's
+    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+
+    defaults: dict[str, Any]
+
+    def __init_subclass__(cls) -> None:
+        # What a constructor takes is read by people and by frameworks.
+        own = inspect.signature(cls._torch)
+        added = inspect.signature(Around).parameters.values()
+        cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        """The rule that updates a group."""
+        raise NotImplementedError
+
+    def _starts_of(self, group: Group) -> Own:
+        """What the state of a group's parameters starts from, where the rule cannot say."""
+        return {}
+
+    def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
+        """The same by `id` of parameters, each with the place of its group."""
+        starts = list(map(self._starts_of, self.param_groups))
+        return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
+
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+        if any(map(_is_torchs, self.param_groups)):
+            return self._step_of_torch()
+        shares = self._shares() if only is None else self._share_of(only)
+        hooks: dict[Rule, TorchHooks] = {}
+        for rule, share in shares.items():
+            if rule not in parts:
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
+            part = parts[rule]
+            hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
+        begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
+        if not all(map(self._fits, begun)):
+            return self._step_of_torch()
+        with not_taken(), torch.no_grad():
+            given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
+            if len(shares) > 1:
+                # What fails does so before the first of them is written.
+                for rule, (pairs, _) in given.items():
+                    hooks[rule].rehearse(pairs)
+        seen = Seen()
+        around, unscaling = self._around, self._unscaling()
+        if len(shares) > 1 and around.clip_grad_norm is not None:
+            around, unscaling = together(around, unscaling, shares.values(), seen)
+        for rule, (pairs, copies) in given.items():
+            own, kept = hooks[rule], parts[rule].kept
+            how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
+            outcome = repeat(own, kept, pairs, how, copies)
+            outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+            own.settle()
+            raise_first(outcome.errors)
+        if only is None and shares:
+            self._told(seen)
+        return None
+
+    def _fits(self, share: _Share) -> bool:
+        """Whether a share is computed here.
+
+        Raises:
+            RuntimeError: The class takes no such gradients.
+        """
+        for (grad, _), place in zip(*share, strict=True):
+            has_rows = grad.layout != torch.strided
+            if refusal := self._sparse if has_rows else self._dense:
+                with not_taken():
+                    raise RuntimeError(refusal)
+            if has_rows and not self._takes_rows(self.param_groups[place]):
+                return False
+        return fits(share.pairs, self.state)
+
+    @staticmethod
+    def _takes_rows(group: Group) -> bool:
+        """Whether sparse gradients of a group are computed here."""
+        return True
+
+    def _shares(self) -> dict[Rule, _Share]:
+        found: dict[Rule, _Share] = {}
+        for place, group in enumerate(self.param_groups):
+            params = group["params"]
+            given = zip(self._gradients(params), params, strict=True)
+            pairs = [(grad, param) for grad, param in given if grad is not None]
+            if pairs:
+                share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
+                share.pairs.extend(pairs)
+                share.places.extend([place] * len(pairs))
+        return found
+
+    def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
+        """The same of one parameter."""
+        place = place_of(self, param)
+        rule = self._around.rule(self._rule(self.param_groups[place]))
+        return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
+
+    def _numbers(self, rule: Rule) -> dict[str, Number]:
+        """The numbers that each parameter has of its own."""
+        own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
+        start = 0 if self._plain else 0.0
+        return {STEP: Number(start), **own} if self._counts else own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; what options keep beside torch's state has to be there, and keeps its dtype.
+
+        Raises:
+            CheckpointMismatchError: It lacks that. Nothing was loaded.
+        """
+        load = super().load_state_dict  # pyright: ignore
+        if self._around.is_lossless:
+            load(state_dict)
+        else:
+            load_as_torch(self, state_dict, load)
+
+    def _step_of_torch(self) -> None:
+        if self._around:
+            raise NotImplementedError(
+                f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors on"
+                " the CPU alone; this one is torch's."
+            )
+        step = self._torch.step
+        # The hooks around a step of torch are around this one already.
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        step(self)
+        self._told(Seen())
+
+
+def _is_torchs(group: Group) -> bool:
+    """Whether a group's options ask for what torch's own step alone does, or refuses."""
+    if group.get("differentiable") or group.get("capturable"):
+        return True
+    return bool(group.get("foreach")) and isinstance(group["lr"], Tensor)

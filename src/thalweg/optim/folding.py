@@ -1,0 +1,92 @@
+"""Gradients of several backward passes, folded into one before a step is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.section import Call, run
+from thalweg.optim.groups import Group
+from thalweg.variable import REDUCED
+
+SUM = "gradient_sum"  # in the state of a parameter
+COUNT = "folded"  # in groups: how many passes are in the sums
+
+
+def fold(
+    groups: Sequence[Group],
+    state: Mapping[Tensor, dict[str, Any]],
+    *,
+    unscaling: float | None,
+    wide: bool,
+) -> int:
+    """Add gradients to the sums that the state holds, and free them.
+
+    Args:
+        groups: The optimizer's.
+        state: The optimizer's.
+        unscaling: What gradients are multiplied by, or None.
+        wide: Whether sums of 16-bit gradients are float32.
+
+    Returns:
+        How many passes the sums hold now.
+    """
+    count = max(group.get(COUNT, 0) for group in groups) + 1
+    calls: list[Call] = []
+    sums: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for param in (param for group in groups for param in group["params"]):
+        if param.grad is None:
+            continue
+        grad, own = param.grad.detach(), state[param]
+        kept = own.get(SUM)
+        if kept is None:
+            calls.append(partial(own.__setitem__, SUM, _begun(grad, unscaling, wide)))
+        elif grad.is_sparse or kept.is_sparse:
+            further = _begun(grad, unscaling, wide)
+            added = further + kept if kept.is_sparse else kept + further
+            calls.append(partial(own.__setitem__, SUM, added))
+        else:
+            sums.append(kept)
+            gradients.append(grad)
+        calls.append(partial(setattr, param, "grad", None))
+    if sums:
+        alpha = 1 if unscaling is None else unscaling
+        add = torch._foreach_add_  # pyright: ignore
+        calls.insert(0, partial(add, sums, gradients, alpha=alpha))
+    calls += [partial(group.__setitem__, COUNT, count) for group in groups]
+    run(calls)
+    return count
+
+
+def _begun(grad: Tensor, unscaling: float | None, wide: bool) -> Tensor:
+    """The first gradient of a sum; nobody else will hold it."""
+    if wide and grad.dtype in REDUCED:
+        grad = grad.float()
+    elif grad._base is not None and unscaling is None:
+        grad = grad.clone()  # a view of memory that others write to, such as a bucket
+    return grad if unscaling is None else grad * unscaling
+
+
+def taken_out(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:
+    """The sums by `id` of their parameters, no longer in the state."""
+    found = {id(param): own[SUM] for param, own in state.items() if SUM in own}
+    run([partial(own.pop, SUM) for own in state.values() if SUM in own])
+    return found
+
+
+def put_back(
+    sums: Mapping[int, Tensor], groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
+) -> None:
+    """Have sums be in the state again, after a step that was not taken."""
+    params = [param for group in groups for param in group["params"] if id(param) in sums]
+    run([partial(state[param].__setitem__, SUM, sums[id(param)]) for param in params])
+
+
+def forget(groups: Sequence[Group]) -> None:
+    """Begin anew."""
+    run([partial(group.__setitem__, COUNT, 0) for group in groups])

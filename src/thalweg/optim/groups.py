@@ -1,0 +1,107 @@
+"""Groups of parameters: their options as hyperparameters of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.hyperparameters import check_scalar
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Rule
+
+Group = dict[str, Any]
+
+_NAMES = {"lr": "learning_rate", "eps": "epsilon"}
+_PAIRS = {
+    "betas": ("beta1", "beta2"),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}
+
+
+class Options:
+    """The options of a group as they are now.
+
+    Args:
+        group: The group.
+        rule: Its rule.
+        fixed: Hyperparameters that a group may lack.
+    """
+
+    def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
+        self._seen = list(group.values())
+        known = {**fixed, **named(group)}
+        self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
+        # A tensor keeps its place when a schedule writes to it.
+        self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
+        self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
+
+    def hold(self, group: Group) -> bool:
+        """Whether they are those of the group still."""
+        seen = self._seen
+        return len(group) == len(seen) and all(map(is_, group.values(), seen))
+
+    def given(self) -> dict[str, Any]:
+        """Hyperparameters, as `prepare` of the rule is given them."""
+        return dict(self._hypers)
+
+    def numbers(self) -> dict[str, float]:
+        """Hyperparameters, as formulas are given them."""
+        if self._moving:
+            return {**self._numbers, **{name: number(self._hypers[name]) for name in self._moving}}
+        return self._numbers
+
+
+def as_options(hypers: Mapping[str, Any]) -> Group:
+    """Hyperparameters under the names that groups have for them."""
+    found: Group = {}
+    left = dict(hypers)
+    for key, names in _PAIRS.items():
+        if all(name in left for name in names):
+            found[key] = tuple(left.pop(name) for name in names)
+    return {**{title_of(name): value for name, value in left.items()}, **found}
+
+
+def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
+    """A rule's hyperparameters out of a group.
+
+    Raises:
+        InvalidTypeError: One is no number; names it.
+        InvalidArgumentError: One is NaN, or a tensor with a shape.
+    """
+    known = named(group)
+    found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
+    for name, value in found.items():
+        check_scalar(title_of(name), value, "number or a tensor of shape ()")
+    return found
+
+
+def number(value: Any) -> float:
+    """A number out of a tensor of one element, too."""
+    return float(value.item() if isinstance(value, Tensor) else value)
+
+
+def title_of(name: str) -> str:
+    """What groups call a hyperparameter."""
+    return next((key for key, other in _NAMES.items() if other == name), name)
+
+
+def _checked(name: str, value: Any) -> float:
+    try:
+        return number(value)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
+
+
+def named(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a group under the names that rules have for them."""
+    found: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in _PAIRS:
+            found.update(zip(_PAIRS[key], value, strict=True))
+        else:
+            found[_NAMES.get(key, key)] = value
+    return found

@@ -1,0 +1,202 @@
+"""What an optimizer of torch has to say about a step: its groups, its state, its words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.checks import check_pairs
+from thalweg.core.complexes import as_real
+from thalweg.core.hooks import Dtype, Hooks, Shared
+from thalweg.core.pairs import Pair
+from thalweg.core.section import Call
+from thalweg.engines import Selection, current
+from thalweg.engines.given import given_to
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.optim.averaging import EMA, WEIGHT
+from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.groups import number
+from thalweg.optim.part import Part
+from thalweg.variable import titles_of
+
+_KEEP = Selection(denormals="keep")  # as torch does
+
+
+class GroupHooks(Hooks):
+    """A step over parameters in groups.
+
+    Args:
+        optimizer: The optimizer.
+        part: What is kept of the parameters.
+        params: The parameters of the part.
+        places: For each the index of its group.
+    """
+
+    def __init__(
+        self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.selection = current()
+        self._optimizer = optimizer
+        self._average = optimizer._around.ema_decay
+        self._part = part
+        self._params = params
+        self._places = places
+        self._keys: list[Hashable] | None = None
+        self._written: list[tuple[Any, list[Any]]] = []
+        self._real: dict[int, Tensor] = {}
+        self.repeats = part.stands(optimizer.state, params)
+
+    def aim(
+        self, pairs: list[tuple[Any, Tensor]]
+    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
+        """Pairs with what a step updates in place of parameters, and what follows that."""
+        targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
+        if targets is self._params:
+            return pairs, None
+        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        given = [(grad, own[id(param)]) for grad, param in pairs]
+        self._real = {
+            id(target): param
+            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            if target is not param
+        }
+        return given, [self._real.get(id(target)) for _, target in given]
+
+    def rule(self) -> Any:
+        return self._part.rule
+
+    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+        own = [self._real.get(id(var), var) for var in variables]
+        names = {
+            id(param): name
+            for group in self._optimizer.param_groups
+            for param, name in zip(group["params"], group.get("param_names", ()))
+        }
+        found = titles_of(own)
+        return [names.get(id(var), title) for var, title in zip(own, found, strict=True)]
+
+    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        return [self._converted(grad, param) for grad, param in given]
+
+    def _converted(self, grad: Tensor, param: Tensor) -> Pair:
+        if grad.layout == torch.sparse_coo:
+            return IndexedSlices.from_sparse(grad), param
+        if not param.is_complex():
+            return grad, param
+        real = as_real(param)
+        self._real[id(real)] = param
+        return as_real(grad), real
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=True, narrow=narrow)
+
+    def create(self, variables: Sequence[Tensor]) -> None:
+        optimizer = self._optimizer
+        starts = optimizer._starts(self._params, self._places)
+        self._part.make(optimizer.state, self._params, starts)
+
+    def slots(self, var: Tensor) -> list[Tensor]:
+        param = self._real.get(id(var))
+        if param is None:
+            return self._part.slots(var)
+        slots = self._part.slots(param)
+        return [as_real(slot) if slot.is_complex() else slot for slot in slots]
+
+    def prepare(self, variables: Sequence[Tensor]) -> None:
+        part, places = self._part, self._places
+        for column in part.columns:
+            column.read()
+        differing = [column.values for column in part.columns if column.common is None]
+        differing += [flags for flags in part.lacked.values() if not all(flags)]
+        if differing:
+            self._keys = list(zip(places, *differing, strict=True))
+        elif places and places[0] != places[-1]:
+            self._keys = list(places)
+
+    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+        return self._keys
+
+    def counts(self, shared: Shared) -> list[Call]:
+        calls = self._part.publishing()
+        keys = [None] if self._keys is None else self._keys
+        for column in self._part.columns:
+            found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+            values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
+            calls += column.writing(values)
+            self._written.append((column, values))
+        return calls
+
+    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+        """A number of parameters that have it in common, after the step."""
+        raise NotImplementedError
+
+    def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
+        """The group of parameters that have a key in common, and their numbers."""
+        part = self._part
+        if not isinstance(key, tuple):
+            key = (self._places[0] if key is None else key,)
+        place, *differing = key
+        own = iter(differing)
+        numbers = {
+            column.name: next(own) if column.common is None else column.common
+            for column in part.columns
+        }
+        lacked = [name for name, flags in part.lacked.items() if all(flags) or next(own)]
+        first = [slot.name for slot in part.rule.element_slots[:1]]
+        numbers["is_first"] = bool(first) and first[0] in lacked
+        if self._average is not None:
+            is_new = EMA in lacked or not numbers.get(STEP, 1)
+            numbers[WEIGHT] = 1.0 if is_new else 1 - self._average
+        return place, numbers
+
+    def settle(self) -> None:
+        """The step was written."""
+        for column, values in self._written:
+            column.wrote(values)
+        self._part.settle(self._optimizer.state)
+
+
+class TorchHooks(GroupHooks):
+    """A step with torch's numbers: scalars are made in Python's, and rounded once."""
+
+    def __init__(
+        self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
+    ) -> None:
+        super().__init__(optimizer, part, params, places)
+        self.selection = current(_KEEP)
+        self._made: dict[Hashable, dict[str, Any]] = {}
+
+    def rehearse(self, given: Sequence[tuple[Any, Any]]) -> None:
+        """Raise what a step would before it writes, and change nothing."""
+        if not self.repeats:
+            pairs = self.convert(given)
+            self.check(pairs, False)
+            self.create([var for _, var in pairs])
+        self.prepare(self._params)
+        for key in [None] if self._keys is None else dict.fromkeys(self._keys):
+            self.scalars(np.float32, key)
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if group not in self._made:
+            self._made[group] = self._prepared(group)
+        return self._made[group]
+
+    def _prepared(self, key: Hashable) -> dict[str, Any]:
+        rule = self._part.rule
+        place, numbers = self._apart(key)
+        optimizer = self._optimizer
+        options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
+        given = {**options.given(), **numbers}
+        if STEP in numbers:
+            given["t"] = numbers[STEP] + 1
+        made: dict[str, Any] = rule.prepare(**given_to(rule, "prepare", given))  # pyright: ignore
+        made = {name: each if type(each) is float else number(each) for name, each in made.items()}
+        return {**options.numbers(), **made, STEP: given.get("t"), WEIGHT: given.get(WEIGHT)}
+
+    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+        return self._made[key][column.name]

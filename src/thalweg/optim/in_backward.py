@@ -1,0 +1,42 @@
+"""Gradients that are applied and freed as they arrive, in the course of the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+
+def listen(optimizer: Any) -> None:
+    """Have each parameter of an optimizer updated as soon as its gradient is complete."""
+    heard = optimizer._own.heard
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if id(param) not in heard:
+                hook = _applying(ref(optimizer))
+                heard[id(param)] = param.register_post_accumulate_grad_hook(hook)
+
+
+def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
+    # A parameter outlives its optimizer.
+    def apply(param: Tensor) -> None:
+        own = optimizer()
+        if own is not None:
+            own._apply_alone(param)
+            param.grad = None
+
+    return apply
+
+
+def place_of(optimizer: Any, param: Tensor) -> int:
+    """The index of a parameter's group."""
+    places = optimizer._own.places
+    place = places.get(id(param), -1)
+    groups = optimizer.param_groups
+    if place >= len(groups) or place < 0:
+        for index, group in enumerate(groups):
+            places |= {id(each): index for each in group["params"]}
+        place = places[id(param)]
+    return place

@@ -1,0 +1,241 @@
+"""The parameters that one rule updates, and what is kept of them from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from itertools import chain, compress
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.core.blocks import laid_out
+from thalweg.core.complexes import as_real
+from thalweg.core.kept import Kept
+from thalweg.core.section import Call
+from thalweg.formula import Rule, Slot
+from thalweg.optim.averaging import EMA
+from thalweg.optim.columns import Column, PlainColumn
+from thalweg.optim.folding import SUM
+from thalweg.optim.groups import Group, Options
+from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
+
+Own = dict[str, Any]  # the state of one parameter
+_SPARE = 8  # blocks of numbers whose parameters may have others by now
+
+
+class Number(NamedTuple):
+    """A number that each parameter has of its own.
+
+    Attributes:
+        start: What it is before the first step.
+        dtype: That of its tensors; torch's own for such numbers if None.
+    """
+
+    start: float
+    dtype: torch.dtype | None = None
+
+
+class Part:
+    """The parameters that one rule updates.
+
+    A parameter's state is made when it has its first gradient, and becomes a part of the optimizer
+    when the step is written: torch takes "no state" for "no step yet".
+
+    Args:
+        rule: The rule.
+        numbers: What each parameter has of its own, by name.
+        plain: Whether these are numbers of Python's.
+        kinds: What parameters of 16 bits have beside them.
+
+    Attributes:
+        kept: The core's plans.
+        columns: The numbers that each parameter has of its own.
+        lacked: For slots that some parameters of the step had not before: which.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        numbers: Mapping[str, Number],
+        plain: bool = False,
+        kinds: Kinds = PLAIN,
+    ) -> None:
+        self.rule = rule
+        self._kinds = kinds
+        self._masters = Masters()
+        self._target_of: dict[int, Tensor] = {}
+        self.kept = Kept()
+        self.columns: list[Column | PlainColumn] = []
+        self.lacked: dict[str, list[bool]] = {}
+        self._numbers = numbers
+        self._plain = plain
+        self._options: dict[int, Options] = {}
+        self._blocks: list[Tensor] = []  # those of the columns
+        self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
+        self._params: list[Tensor] = []
+        self._owners: list[Own] = []
+        self._owner_of: dict[int, Own] = {}
+        self._states: list[Own] = []
+        self._known: list[Any] | None = None
+
+    def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
+        """Whether the state of these parameters is what the step before left."""
+        known = self._known
+        return (
+            known is not None
+            and len(params) == len(self._params)
+            and all(map(is_, params, self._params))
+            and len(state) == len(self._states)
+            and all(map(is_, state.values(), self._states))
+            and sum(map(len, self._owners)) == len(known)
+            and all(map(is_, chain.from_iterable(map(dict.values, self._owners)), known))
+            and all(column.stands() for column in self.columns)
+        )
+
+    def make(
+        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], starts: Mapping[int, Own]
+    ) -> None:
+        """Make what the state of parameters lacks, apart from it.
+
+        Args:
+            state: The optimizer's.
+            params: The parameters of a step.
+            starts: What slots and numbers start from, by `id` of the parameter, where that is not
+                what the rule says.
+        """
+        self._known = None
+        remembers = bool(self._numbers or self.rule.slots)
+        self._params = list(params)
+        self._owners = [state[param] if remembers else {} for param in params]
+        self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
+        self._fresh = {id(param): {} for param in params}
+        self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
+        self.lacked = {}
+        for slot in self.rule.slots:
+            if slot.name not in self._numbers:
+                self._make_slots(slot, starts)
+        for param in params:
+            if (target := self._target_of.get(id(param), param)) is not param:
+                self._fresh[id(param)][MASTER] = target
+
+    def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
+        name, start = slot.name, slot.initial
+        lacks = [own.get(name) is None for own in self._owners]
+        if any(lacks):
+            self.lacked[name] = lacks
+        lacking = list(compress(self._params, lacks))
+        plain = [param for param in lacking if not param.is_complex()]
+        dtypes = [self._kinds.of(slot, param) for param in plain]
+        made = iter(laid_out(plain, dtypes, start, slot.scalar))
+        for param in lacking:
+            own = starts.get(id(param), {}).get(name, start)
+            if param.is_complex():
+                tensor = torch.zeros_like(param, memory_format=torch.preserve_format)
+                as_real(tensor).fill_(own)
+            else:
+                tensor = next(made)
+                if own != start:
+                    tensor.fill_(own)
+            if name == EMA:  # before the first step it is the parameter's value
+                tensor.copy_(self._target_of.get(id(param), param).detach())
+            self._fresh[id(param)][name] = tensor
+
+    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
+        found: list[Any] = []
+        for param, own in zip(self._params, self._owners, strict=True):
+            if name not in own and own.keys() - {SUM}:
+                raise KeyError(name)
+            start = starts.get(id(param), {}).get(name, kind.start)
+            found.append(own.get(name, start))
+        if self._plain:
+            for param, number in zip(self._params, found, strict=True):
+                self._fresh[id(param)][name] = number
+            return PlainColumn(name, self._owners, found)
+        block = next((each for each in self._blocks if _lie_in(found, each)), None)
+        if block is None:
+            found, block = self._in_a_block(name, found, kind.dtype)
+        return Column(name, found, block)
+
+    def _in_a_block(
+        self, name: str, found: Sequence[Any], dtype: torch.dtype | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Numbers as views of a new block, which become those of the state."""
+        dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or _scalar_dtype()
+        numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
+        block = torch.tensor(numbers, dtype=dtype, device="cpu")
+        views = [block[index] for index in range(len(block))]
+        for param, view in zip(self._params, views, strict=True):
+            self._fresh[id(param)][name] = view
+        self._blocks = [*self._blocks[-_SPARE:], block]
+        return views, block
+
+    def targets(
+        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
+    ) -> Sequence[Tensor]:
+        """What a step updates in place of parameters: masters, where they have some.
+
+        Args:
+            state: The optimizer's.
+            params: The parameters.
+            stands: Whether these are those of the step before, with the state that it left.
+        """
+        if not self._kinds.masters:
+            return params
+        masters = self._masters
+        targets = masters.again() if stands else masters.stand_for(params, state)
+        self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
+        return targets
+
+    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
+        """The options of the group at this place."""
+        known = self._options.get(place)
+        if known is None or not known.hold(group):
+            known = self._options[place] = Options(group, self.rule, fixed)
+        return known
+
+    def slots(self, param: Tensor) -> list[Tensor]:
+        """The slots of a parameter of the step, those of the rule's scalars among them."""
+        own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
+        return [own[slot.name] for slot in self.rule.slots]
+
+    def publishing(self) -> list[Call]:
+        """What makes all that was made the optimizer's, as functions in C."""
+        if not self._fresh:
+            return []
+        owned = zip(self._params, self._owners, strict=True)
+        return [
+            partial(own.update, made)
+            for param, own in owned
+            if (made := self._fresh.get(id(param)))
+        ]
+
+    def settle(self, state: Mapping[Tensor, Own]) -> None:
+        """The step was written: this is the state from which the next one starts."""
+        self._masters.settle()
+        if self._known is not None:
+            return
+        self._fresh = {}
+        self.lacked = {}
+        self._states = list(state.values())
+        self._known = list(chain.from_iterable(map(dict.values, self._owners)))
+
+
+def _scalar_dtype() -> torch.dtype:
+    """What torch keeps numbers in."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
+    """Whether numbers are elements of a block."""
+    memory = block.untyped_storage().data_ptr()
+    return all(
+        isinstance(each, Tensor)
+        and each.dtype == block.dtype
+        and not each.dim()
+        and each.untyped_storage().data_ptr() == memory
+        for each in found
+    )

@@ -1,0 +1,205 @@
+"""`RuleOptimizer`: any rule as an optimizer of torch's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from thalweg.core.columns import check_names
+from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.section import run
+from thalweg.core.step import finish, repeat, take
+from thalweg.engines import check_rule
+from thalweg.errors import did_you_mean
+from thalweg.formula import Rule
+from thalweg.optim.around import KEYWORDS, Seen, processing
+from thalweg.optim.columns import STEP
+from thalweg.optim.groups import as_options, hypers_of, named, number, title_of
+from thalweg.optim.loading import load
+from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.stepping import OneSweep
+from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+
+
+class RuleOptimizer(OneSweep, torch.optim.Optimizer):
+    """Runs any rule, the library's or your own, on parameters in groups, in one pass over memory.
+
+    Numbers are TensorFlow's: steps are counted for the optimizer, and a Python float is a float32
+    on its way to a float64 parameter. All state is made by the constructor and `add_param_group`:
+    `state[p]` holds `step`, an int64 tensor of shape (), and the rule's slots, of the parameter's
+    shape and dtype.
+
+    Args:
+        params: Parameters, pairs of a name and a parameter, or groups, as torch takes them. A group
+            may have options of its own.
+        rule: The rule.
+        lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
+        initial: Optional. What slots start from, by name, where that is not what the rule says.
+        **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
+            beta1 and beta2, `eps` for epsilon; and what is done around an update (see
+            `thalweg.optim.around`).
+
+    Raises:
+        TypeError: A keyword that is none of them, or what is no number.
+        ValueError: A number that is NaN.
+        RuleError: The rule could not take a step.
+
+    Example:
+        >>> import torch
+        >>> from thalweg import Hyper, Rule, sign
+        >>> def update(var, grad, *, learning_rate):
+        ...     return (var - learning_rate * sign(grad),)
+        >>> rule = Rule(name="SignSGD", update=update, hypers=(Hyper("learning_rate", 0.5),))
+        >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> w.grad = torch.tensor([3.0, -4.0])
+        >>> RuleOptimizer([w], rule).step()
+        >>> w.detach()
+        tensor([0.5000, 2.5000])
+    """
+
+    _exact: ClassVar[tuple[str, ...]] = ()  # hyperparameters that do not pass through float32
+    _products: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
+    _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
+
+    rule: Rule
+
+    def __init__(
+        self,
+        params: Any,
+        rule: Rule,
+        lr: float | Tensor | None = None,
+        *,
+        initial: Mapping[str, float] | None = None,
+        **hypers: Any,
+    ) -> None:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
+        check_names(rule)
+        around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
+        given = named(hypers if lr is None else {"lr": lr, **hypers})
+        own = {hyper.name: hyper.default for hyper in rule.hypers}
+        for name in given:
+            if name not in own:
+                near = did_you_mean(title_of(name), map(title_of, own))
+                raise TypeError(f"{rule.name} takes no {title_of(name)!r}. {near}".rstrip())
+        own |= given
+        check_rule(rule, {**own, **self._extra})
+        self.rule = rule
+        self._initial = dict(initial or {})
+        super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, and make their state.
+
+        Raises:
+            TypeError, ValueError: It is no group, or an option is no number; nothing was added.
+        """
+        groups = list(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+            hypers_of(self.param_groups[-1], self.rule)
+            self._make()
+        except BaseException:
+            self.param_groups[:] = groups
+            raise
+
+    def _make(self) -> None:
+        """Make the state that parameters lack."""
+        with self._own._lock, torch.inference_mode(False), torch.no_grad():
+            part, params, places = self._whole()
+            part.targets(self.state, params, False)
+            part.make(self.state, params, self._starts(params, places))
+            run(part.publishing())
+            part.settle(self.state)
+
+    def _whole(self) -> tuple[Part, list[Tensor], list[int]]:
+        """What is kept of all parameters, these, and the indices of their groups."""
+        parts, rule = self._own.parts, self._around.rule(self.rule)
+        if rule not in parts:
+            parts[rule] = Part(rule, self._numbers(), kinds=self._around.kinds)
+        params = [param for group in self.param_groups for param in group["params"]]
+        places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
+        return parts[rule], params, places
+
+    def _numbers(self) -> dict[str, Number]:
+        """The numbers that each parameter has of its own."""
+        rule, first = self.rule, self.param_groups[0]["params"][0]
+        found = {STEP: Number(0, torch.int64)}
+        found |= {name: Number(1.0, torch.float32) for name in self._products}
+        found |= {name: Number(start, first.dtype) for name, start in self._extra.items()}
+        if rule.per_variable is None:  # else that reads and writes them
+            found |= {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
+        return found
+
+    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
+        """What the state of parameters starts from: numbers of an optimizer go on."""
+        known = next((self.state[param] for param in params if self.state[param]), {})
+        going = {name: known[name].item() for name in self._numbers() if name in known}
+        factors = [hypers_of(group, self.rule) for group in self.param_groups]
+        products = [
+            {name: number(each[hyper]) for name, hyper in self._products.items()}
+            for each in factors
+        ]
+        return {
+            id(param): {**self._initial, **products[place], **going}
+            for param, place in zip(params, places, strict=True)
+        }
+
+    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+        part, params, places = self._whole()
+        found = self._gradients(params) if only is None else [only.grad]
+        own = params if only is None else [only]
+        pairs = [(grad, param) for grad, param in zip(found, own, strict=True) if grad is not None]
+        if not pairs:
+            return
+        if only is None:
+            members = [index for index, grad in enumerate(found) if grad is not None]
+            hooks, kept = TensorFlowHooks(self, part, params, places, members), part.kept
+        else:
+            member = next(k for k, other in enumerate(params) if other is only)
+            hooks, kept = (
+                TensorFlowHooks(self, part, params, places, [member]),
+                part.kept.alone(only),
+            )
+        seen = Seen()
+        how = processing(self._around, self._unscaling(), len(pairs), seen, is_torchs=False)
+        with not_taken(), torch.no_grad():
+            pairs, copies = hooks.aim(pairs)
+        is_last = only is None
+        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
+        hooks.settle()
+        raise_first(outcome.errors)
+        if is_last:
+            self._told(seen)
+
+    def _end_step(self) -> None:
+        part, params, places = self._whole()
+        hooks = TensorFlowHooks(self, part, params, places, [])
+        hooks.prepare(params)
+        raise_first(finish(hooks))
+        hooks.settle()
+        super()._end_step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the state and the options of the groups: all of it, or nothing.
+
+        Parameters are matched by name where both sides have names, else by their order. Hooks are
+        called as torch calls them. Every tensor keeps its dtype.
+
+        Args:
+            state_dict: As `state_dict` returns it.
+
+        Raises:
+            CheckpointMismatchError: Something is missing, does not belong here, or has another
+                shape, dtype or rule. Lists up to ten differences; nothing was loaded.
+        """
+        with self._own._lock:
+            load(self, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "rule": self.rule, "_initial": self._initial}

@@ -1,0 +1,336 @@
+"""TensorFlow's optimizers in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
+
+The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
+`thalweg.v1`, to the bit. What is in groups, state and files is torch's form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from thalweg import rules
+from thalweg.core.hyperparameters import as_number, check_fraction
+from thalweg.optim.rule_optimizer import RuleOptimizer
+
+_POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}
+_BETAS = (0.9, 0.999)
+Rate = float | Tensor
+Betas = tuple[Rate, Rate]
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "AdagradDA",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Ftrl",
+    "LazyAdam",
+    "Momentum",
+    "MomentumW",
+    "Nadam",
+    "ProximalAdagrad",
+    "ProximalGradientDescent",
+    "RMSprop",
+]
+
+
+class SGD(RuleOptimizer):
+    """`thalweg.keras.optimizers.SGD`: the learning rate is inside of the velocity.
+
+    Args:
+        params: As torch takes them.
+        lr: The learning rate, a number or a tensor of shape ().
+        momentum: A number in [0, 1]; whether there is momentum is decided here.
+        nesterov: Whether momentum is Nesterov's.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **around: Any,
+    ) -> None:
+        check_fraction("momentum", momentum)
+        if not momentum:
+            super().__init__(params, rules.SGD, lr, **around)
+        else:
+            rule = rules.NESTEROV if nesterov else rules.MOMENTUM
+            super().__init__(params, rule, lr, momentum=momentum, **around)
+
+
+class Momentum(RuleOptimizer):
+    """`thalweg.v1.train.MomentumOptimizer`: the learning rate is outside of the velocity."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        momentum: Rate = 0.9,
+        nesterov: bool = False,
+        **around: Any,
+    ) -> None:
+        rule = rules.NESTEROV_BALL if nesterov else rules.HEAVY_BALL
+        super().__init__(params, rule, lr, momentum=momentum, **around)
+
+
+class MomentumW(RuleOptimizer):
+    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay, whatever the rate, then `Momentum`."""
+
+    _exact = ("weight_decay",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        momentum: Rate = 0.9,
+        weight_decay: Rate = 0.01,
+        nesterov: bool = False,
+        **around: Any,
+    ) -> None:
+        rule = rules.NESTEROV_W if nesterov else rules.MOMENTUM_W
+        super().__init__(params, rule, lr, momentum=momentum, weight_decay=weight_decay, **around)
+
+
+class Adam(RuleOptimizer):
+    """`thalweg.keras.optimizers.Adam`: epsilon is added before bias correction.
+
+    A sparse gradient decays m and v of all rows, and moves all rows; `LazyAdam` does not.
+    """
+
+    _exact = ("epsilon",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        betas: Betas = _BETAS,
+        eps: float = 1e-7,
+        amsgrad: bool = False,
+        **around: Any,
+    ) -> None:
+        super().__init__(
+            params, rules.AMSGRAD if amsgrad else rules.ADAM, lr, betas=betas, eps=eps, **around
+        )
+
+
+class LazyAdam(RuleOptimizer):
+    """`thalweg.v1.contrib.opt.LazyAdamOptimizer`: rows that are not named stay as they are."""
+
+    _products = _POWERS
+
+    def __init__(
+        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-8, **around: Any
+    ) -> None:
+        super().__init__(params, rules.LAZY_ADAM, lr, betas=betas, eps=eps, **around)
+
+
+class AdamW(RuleOptimizer):
+    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay, whatever the rate, then Adam's step."""
+
+    _exact = ("weight_decay",)
+    _products = _POWERS
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        betas: Betas = _BETAS,
+        eps: float = 1e-8,
+        weight_decay: Rate = 0.01,
+        **around: Any,
+    ) -> None:
+        super().__init__(
+            params, rules.ADAM_W, lr, betas=betas, eps=eps, weight_decay=weight_decay, **around
+        )
+
+
+class Adamax(RuleOptimizer):
+    """`thalweg.keras.optimizers.Adamax`."""
+
+    _exact = ("epsilon",)
+
+    def __init__(
+        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-7, **around: Any
+    ) -> None:
+        super().__init__(params, rules.ADAMAX, lr, betas=betas, eps=eps, **around)
+
+
+class Nadam(RuleOptimizer):
+    """`thalweg.keras.optimizers.Nadam`; `decay` is that of the momentum's schedule."""
+
+    _exact = ("epsilon", "decay")
+    _extra = {"momentum_cache": 1.0}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        betas: Betas = _BETAS,
+        eps: float = 1e-7,
+        decay: float = 0.004,
+        **around: Any,
+    ) -> None:
+        super().__init__(params, rules.NADAM, lr, betas=betas, eps=eps, decay=decay, **around)
+
+
+class Adagrad(RuleOptimizer):
+    """`thalweg.keras.optimizers.Adagrad`.
+
+    Raises:
+        ValueError: initial_accumulator_value is negative.
+    """
+
+    _exact = ("epsilon",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        initial_accumulator_value: float = 0.1,
+        eps: float = 1e-7,
+        **around: Any,
+    ) -> None:
+        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps, **around)
+
+
+class AdagradDA(RuleOptimizer):
+    """`thalweg.v1.train.AdagradDAOptimizer`, which makes the variable anew from sums of gradients.
+
+    Raises:
+        ValueError: initial_accumulator_value is negative.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        **around: Any,
+    ) -> None:
+        start = _from("initial_accumulator_value", initial_accumulator_value)
+        initial = {"gradient_squared_accumulator": start}
+        super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2, **around)
+
+
+class Adadelta(RuleOptimizer):
+    """`thalweg.keras.optimizers.Adadelta`."""
+
+    _exact = ("epsilon",)
+
+    def __init__(
+        self, params: Any, lr: Rate = 0.001, rho: Rate = 0.95, eps: float = 1e-7, **around: Any
+    ) -> None:
+        super().__init__(params, rules.ADADELTA, lr, rho=rho, eps=eps, **around)
+
+
+class RMSprop(RuleOptimizer):
+    """`thalweg.keras.optimizers.RMSprop`: with momentum epsilon is inside of the root.
+
+    Args:
+        params: As torch takes them.
+        lr: The learning rate.
+        rho: Share of the averages that is kept.
+        momentum: A number in [0, 1]; whether there is momentum is decided here.
+        eps: Epsilon.
+        centered: Whether to divide by the root of the variance.
+    """
+
+    _exact = ("epsilon",)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        rho: Rate = 0.9,
+        momentum: float = 0.0,
+        eps: float = 1e-7,
+        centered: bool = False,
+        **around: Any,
+    ) -> None:
+        check_fraction("momentum", momentum)
+        if not momentum:
+            rule = rules.CENTERED_RMSPROP if centered else rules.RMSPROP
+            super().__init__(params, rule, lr, rho=rho, eps=eps, **around)
+        else:
+            rule = rules.CENTERED_MOMENTUM_RMSPROP if centered else rules.MOMENTUM_RMSPROP
+            super().__init__(params, rule, lr, rho=rho, eps=eps, momentum=momentum, **around)
+
+
+class Ftrl(RuleOptimizer):
+    """`thalweg.keras.optimizers.Ftrl`, which makes the variable anew from `linear`.
+
+    Raises:
+        ValueError: A number has the wrong sign.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
+        **around: Any,
+    ) -> None:
+        power = as_number("learning_rate_power", learning_rate_power)
+        if power > 0.0:
+            raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
+        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        own = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
+        hypers = {name: _from(name, value) for name, value in own.items()} | {"beta": beta}
+        if power == -0.5:
+            super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
+        else:
+            hypers["learning_rate_power"] = power
+            super().__init__(params, rules.FTRL_POWER, lr, initial=initial, **hypers, **around)
+
+
+class ProximalAdagrad(RuleOptimizer):
+    """`thalweg.v1.train.ProximalAdagradOptimizer`.
+
+    Raises:
+        ValueError: initial_accumulator_value is negative.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.01,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        **around: Any,
+    ) -> None:
+        initial = {"accumulator": _from("initial_accumulator_value", initial_accumulator_value)}
+        super().__init__(
+            params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2, **around
+        )
+
+
+class ProximalGradientDescent(RuleOptimizer):
+    """`thalweg.v1.train.ProximalGradientDescentOptimizer`."""
+
+    def __init__(
+        self, params: Any, lr: Rate = 0.01, l1: Rate = 0.0, l2: Rate = 0.0, **around: Any
+    ) -> None:
+        super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
+
+
+def _from(name: str, value: Any) -> float:
+    """A number from 0 on."""
+    number = as_number(name, value)
+    if number < 0.0:
+        raise ValueError(f"{name} must not be negative: {number}")
+    return float(number)

@@ -1,0 +1,93 @@
+"""A step with TensorFlow's numbers over parameters in torch's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.columns import derived
+from thalweg.core.complexes import check_complex
+from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
+from thalweg.core.pairs import Pair
+from thalweg.engines import compute_dtype
+from thalweg.errors import InvalidArgumentError
+from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.groups import title_of
+from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.part import Part
+from thalweg.scalars import product
+
+
+class TensorFlowHooks(GroupHooks):
+    """One step of a `RuleOptimizer`.
+
+    TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
+    parameters move, also of those that have no gradient.
+
+    Args:
+        optimizer, part, params, places: As in `GroupHooks`, for all parameters.
+        members: Positions of those that have a gradient.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        part: Part,
+        params: Sequence[Tensor],
+        places: Sequence[int],
+        members: Sequence[int],
+    ) -> None:
+        super().__init__(optimizer, part, params, places)
+        self._members = members
+        self._made: dict[tuple[Dtype, Hashable], dict[str, Any]] = {}
+
+    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
+        unreal = [(grad, var) for grad, var in own if var.is_complex()]
+        if unreal and not self._part.rule.linear:
+            titles = self.titles([var for _, var in unreal])
+            check_complex(unreal, titles, self._part.rule, False)
+        super().check(pairs, narrow)
+
+    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+        keys = self._keys
+        return None if keys is None else [keys[member] for member in self._members]
+
+    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if (dtype, group) not in self._made:
+            self._made[dtype, group] = self._prepared(dtype, group)
+        return self._made[dtype, group]
+
+    def _prepared(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
+        rule = self._part.rule
+        place, numbers = self._apart(key)
+        given = self._given(place)
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if value != value:
+                raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
+            exact = name in self._optimizer._exact
+            cast = dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
+            values[name] = cast
+        step = numbers.pop(STEP)
+        values |= {name: dtype(number) for name, number in numbers.items()}
+        return derived(rule, values, dtype, step + 1)
+
+    def _given(self, place: int) -> dict[str, Any]:
+        optimizer = self._optimizer
+        return self._part.options(place, optimizer.param_groups[place], {}).given()
+
+    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+        place, numbers = self._apart(key)
+        now = numbers[column.name]
+        if column.name == STEP:
+            return now + 1
+        if column.name in self._optimizer._products:
+            kind = type(now)
+            factor = self._given(place)[self._optimizer._products[column.name]]
+            return product(now, as_hyper(factor, kind)).item()
+        dtype = compute_dtype(column.dtype)
+        return self.scalars(dtype, key)[column.name].item()

@@ -1,0 +1,60 @@
+"""Adadelta of torch: epsilon is added inside of both roots."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.rules.torch.arithmetic import (
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+)
+
+
+def prepare(*, learning_rate, rho, maximize):
+    """Once for each group of parameters."""
+    return {
+        "direction": direction_of(maximize),
+        "square_weight": 1 - rho,
+        "step_size": -learning_rate,
+    }
+
+
+def update(
+    var,
+    grad,
+    square_avg,
+    acc_delta,
+    *,
+    direction,
+    weight_decay,
+    rho,
+    square_weight,
+    epsilon,
+    step_size,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    square_avg = square_avg * rho + square_weight * grad * grad
+    delta = sqrt(acc_delta + epsilon) / sqrt(square_avg + epsilon) * grad
+    acc_delta = acc_delta * rho + square_weight * delta * delta
+    return var + step_size * delta, square_avg, acc_delta
+
+
+TORCH_ADADELTA = Rule(
+    name="TorchAdadelta",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=1.0),
+        Hyper("rho", 0.9, "share of both means that is kept"),
+        replace(EPSILON, default=1e-6, doc="added inside of both roots; torch's eps"),
+        WEIGHT_DECAY,
+        MAXIMIZE,
+    ),
+    slots=(Slot("square_avg"), Slot("acc_delta")),
+    source="Zeiler 2012; torch.optim.Adadelta",
+    differs="The formula of torch.optim.Adadelta.",
+)

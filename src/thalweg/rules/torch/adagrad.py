@@ -1,0 +1,53 @@
+"""Adagrad of torch, whose learning rate may fall with the number of the step."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.rules.torch.arithmetic import (
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+)
+
+
+def prepare(*, learning_rate, lr_decay, maximize, t):
+    """Once for each group of parameters and number of a step."""
+    return {
+        "direction": direction_of(maximize),
+        "step_size": -(learning_rate / (1 + (t - 1) * lr_decay)),
+    }
+
+
+def update(var, grad, sum, *, direction, weight_decay, epsilon, step_size):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    sum = sum + grad * grad
+    return var + step_size * grad / (sqrt(sum) + epsilon), sum
+
+
+def update_sparse(var, grad, sum, *, direction, epsilon, step_size):
+    """Once per element of a row that is named; torch refuses decay with these."""
+    grad = grad * direction
+    sum = sum + grad * grad
+    return var + step_size * (grad / (sqrt(sum) + epsilon)), sum
+
+
+TORCH_ADAGRAD = Rule(
+    name="TorchAdagrad",
+    update=update,
+    update_sparse=update_sparse,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.01),
+        Hyper("lr_decay", 0.0, "by how much a step makes the divisor of the step size larger"),
+        replace(EPSILON, default=1e-10),
+        WEIGHT_DECAY,
+        MAXIMIZE,
+    ),
+    slots=(Slot("sum"),),
+    source="Duchi et al. 2011; torch.optim.Adagrad",
+    differs="The formula of torch.optim.Adagrad.",
+)

@@ -1,0 +1,102 @@
+"""Adam and AdamW of torch: epsilon is added to the root after its bias is corrected."""
+
+from dataclasses import replace
+
+from thalweg.formula import Rule, Slot, maximum, sqrt
+from thalweg.rules.torch.arithmetic import (
+    BETA1,
+    BETA2,
+    DECOUPLED,
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decay,
+    decayed,
+    direction_of,
+    lerp,
+)
+
+
+def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
+    """Once for each group of parameters and number of a step; in Python's numbers, as in torch."""
+    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    return {
+        "direction": direction_of(maximize),
+        "shrink": shrink,
+        "added_decay": added,
+        "mean_weight": 1 - beta1,
+        "square_weight": 1 - beta2,
+        "step_size": -(learning_rate / (1 - beta1**t)),
+        "root_correction": (1 - beta2**t) ** 0.5,
+    }
+
+
+def update(
+    var,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    *,
+    direction,
+    shrink,
+    added_decay,
+    beta2,
+    mean_weight,
+    square_weight,
+    step_size,
+    root_correction,
+    epsilon,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, added_decay)
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
+    root = sqrt(exp_avg_sq) / root_correction + epsilon
+    return var * shrink + step_size * exp_avg / root, exp_avg, exp_avg_sq
+
+
+def update_amsgrad(
+    var,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    max_exp_avg_sq,
+    *,
+    direction,
+    shrink,
+    added_decay,
+    beta2,
+    mean_weight,
+    square_weight,
+    step_size,
+    root_correction,
+    epsilon,
+):
+    """Once per element; the root is that of the largest mean square so far."""
+    grad = decayed(grad * direction, var, added_decay)
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
+    max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
+    root = sqrt(max_exp_avg_sq) / root_correction + epsilon
+    return var * shrink + step_size * exp_avg / root, exp_avg, exp_avg_sq, max_exp_avg_sq
+
+
+TORCH_ADAM = Rule(
+    name="TorchAdam",
+    update=update,
+    prepare=prepare,
+    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
+    slots=(Slot("exp_avg"), Slot("exp_avg_sq")),
+    source="Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019; torch.optim.Adam and AdamW",
+    differs="The formula of torch.optim.Adam.",
+)
+
+TORCH_AMSGRAD = replace(
+    TORCH_ADAM,
+    name="TorchAMSGrad",
+    update=update_amsgrad,
+    slots=(*TORCH_ADAM.slots, Slot("max_exp_avg_sq")),
+    source="Reddi et al. 2018; torch.optim.Adam(amsgrad=True)",
+    differs="The formula of torch.optim.Adam(amsgrad=True).",
+)

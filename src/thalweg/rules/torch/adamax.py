@@ -1,0 +1,53 @@
+"""Adamax of torch: epsilon is added to the magnitude of the gradient."""
+
+from dataclasses import replace
+
+from thalweg.formula import Rule, Slot, absolute, maximum
+from thalweg.rules.torch.arithmetic import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+    lerp,
+)
+
+
+def prepare(*, learning_rate, beta1, maximize, t):
+    """Once for each group of parameters and number of a step."""
+    return {
+        "direction": direction_of(maximize),
+        "mean_weight": 1 - beta1,
+        "step_size": -(learning_rate / (1 - beta1**t)),
+    }
+
+
+def update(
+    var, grad, exp_avg, exp_inf, *, direction, weight_decay, beta2, mean_weight, epsilon, step_size
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_inf = maximum(exp_inf * beta2, absolute(grad) + epsilon)
+    return var + step_size * exp_avg / exp_inf, exp_avg, exp_inf
+
+
+TORCH_ADAMAX = Rule(
+    name="TorchAdamax",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.002),
+        BETA1,
+        replace(BETA2, doc="share of the largest magnitude that is kept; torch's betas[1]"),
+        replace(EPSILON, doc="added to the magnitude of the gradient; torch's eps"),
+        WEIGHT_DECAY,
+        MAXIMIZE,
+    ),
+    slots=(Slot("exp_avg"), Slot("exp_inf")),
+    source="Kingma & Ba 2015, algorithm 2; torch.optim.Adamax",
+    differs="The formula of torch.optim.Adamax.",
+)

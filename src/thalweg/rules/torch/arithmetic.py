@@ -1,0 +1,37 @@
+"""What torch's optimizers have in common: how a step is turned round, decay, a running mean."""
+
+from thalweg.formula import Hyper, absolute, where
+
+LEARNING_RATE = Hyper("learning_rate", 0.001, "step size; torch's lr")
+BETA1 = Hyper("beta1", 0.9, "share of the mean that is kept; torch's betas[0]")
+BETA2 = Hyper("beta2", 0.999, "share of the mean square that is kept; torch's betas[1]")
+EPSILON = Hyper("epsilon", 1e-8, "added to the root; torch's eps")
+WEIGHT_DECAY = Hyper("weight_decay", 0.0, "share of the variable that is added to its gradient")
+DECOUPLED = Hyper("decoupled_weight_decay", 0.0, "whether the variable shrinks by it instead")
+MAXIMIZE = Hyper("maximize", 0.0, "whether steps go uphill")
+
+
+def direction_of(maximize):
+    """What the gradient is multiplied by, on the host."""
+    return -1.0 if maximize else 1.0
+
+
+def decay(learning_rate, weight_decay, decoupled):
+    """What the variable is multiplied by, and the share of it that is added to its gradient; on
+    the host.
+    """
+    if decoupled:
+        return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
+    return 1.0, weight_decay
+
+
+def decayed(grad, var, weight_decay):
+    """The gradient with its decay; as it is where the decay is 0, however large the variable."""
+    return where(weight_decay != 0, grad + weight_decay * var, grad)
+
+
+def lerp(start, end, weight):
+    """From start to end; torch begins at the nearer of the two."""
+    difference = end - start
+    near = absolute(weight) < 0.5
+    return where(near, start, end) + where(near, weight, weight - 1) * difference

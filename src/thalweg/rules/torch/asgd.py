@@ -1,0 +1,53 @@
+"""ASGD of torch: gradient descent with a mean of the variables that starts after some steps.
+
+`eta` and `mu` of a step were made by the step before, so a learning rate counts one step late.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.rules.torch.arithmetic import (
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+)
+
+
+def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
+    """Once for each group of parameters, number of a step, `eta` and `mu`."""
+    return {
+        "direction": direction_of(maximize),
+        "shrink": 1 - lambd * float(eta),
+        "step_size": -float(eta),
+        "mean_weight": float(mu),
+        "eta": learning_rate / ((1 + lambd * learning_rate * t) ** alpha),
+        "mu": 1 / max(1, t - t0),
+    }
+
+
+def update(var, grad, ax, *, direction, weight_decay, shrink, step_size, mean_weight):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    var = var * shrink + step_size * grad
+    return var, where(mean_weight != 1, ax + (var - ax) * mean_weight, var)
+
+
+TORCH_ASGD = Rule(
+    name="TorchASGD",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.01),
+        Hyper("lambd", 1e-4, "share of the variable that a step of size 1 takes away"),
+        Hyper("alpha", 0.75, "power with which the step size falls"),
+        Hyper("t0", 1e6, "number of the step with which the mean starts"),
+        WEIGHT_DECAY,
+        MAXIMIZE,
+    ),
+    # `eta` starts at the learning rate.
+    slots=(Slot("eta", 0.01, scalar=True), Slot("mu", 1.0, scalar=True), Slot("ax")),
+    source="Polyak & Juditsky 1992; torch.optim.ASGD",
+    differs="The formula of torch.optim.ASGD.",
+)

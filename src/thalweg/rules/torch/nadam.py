@@ -1,0 +1,95 @@
+"""NAdam of torch: each parameter has a running product of its momentum's schedule."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.rules.torch.arithmetic import (
+    BETA1,
+    BETA2,
+    DECOUPLED,
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decay,
+    decayed,
+    direction_of,
+    lerp,
+)
+
+
+def prepare(
+    *,
+    learning_rate,
+    beta1,
+    beta2,
+    weight_decay,
+    decoupled_weight_decay,
+    momentum_decay,
+    maximize,
+    t,
+    mu_product,
+):
+    """Once for each group of parameters, number of a step and product, which is stored rounded."""
+    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
+    mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
+    mu_product = mu_product * mu
+    product = float(mu_product)
+    return {
+        "direction": direction_of(maximize),
+        "shrink": shrink,
+        "added_decay": added,
+        "mean_weight": 1 - beta1,
+        "square_weight": 1 - beta2,
+        "square_correction": 1 - beta2**t,
+        "gradient_step": -learning_rate * (1.0 - mu) / (1.0 - product),
+        "mean_step": (-learning_rate * mu_next) / (1.0 - product * mu_next),
+        "mu_product": mu_product,
+    }
+
+
+def update(
+    var,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    *,
+    direction,
+    shrink,
+    added_decay,
+    beta2,
+    mean_weight,
+    square_weight,
+    square_correction,
+    gradient_step,
+    mean_step,
+    epsilon,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, added_decay)
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
+    root = sqrt(exp_avg_sq / square_correction) + epsilon
+    var = var * shrink + gradient_step * grad / root
+    return var + mean_step * exp_avg / root, exp_avg, exp_avg_sq
+
+
+TORCH_NADAM = Rule(
+    name="TorchNAdam",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.002),
+        BETA1,
+        BETA2,
+        EPSILON,
+        WEIGHT_DECAY,
+        DECOUPLED,
+        Hyper("momentum_decay", 0.004, "of the momentum's schedule"),
+        MAXIMIZE,
+    ),
+    slots=(Slot("mu_product", 1.0, scalar=True), Slot("exp_avg"), Slot("exp_avg_sq")),
+    source="Dozat 2016; torch.optim.NAdam",
+    differs="The formula of torch.optim.NAdam.",
+)

@@ -1,0 +1,80 @@
+"""RAdam of torch: plain momentum until the mean square is known well enough to divide by."""
+
+from thalweg.formula import Rule, Slot, sqrt, where
+from thalweg.rules.torch.arithmetic import (
+    BETA1,
+    BETA2,
+    DECOUPLED,
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decay,
+    decayed,
+    direction_of,
+    lerp,
+)
+
+
+def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
+    """Once for each group of parameters and number of a step."""
+    shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
+    correction = 1 - beta2**t
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * t * (beta2**t) / correction
+    is_rectified = length > 5.0
+    rectification = 1.0
+    if is_rectified:
+        rectification = (
+            (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        ) ** 0.5
+    return {
+        "direction": direction_of(maximize),
+        "shrink": shrink,
+        "added_decay": added,
+        "mean_weight": 1 - beta1,
+        "square_weight": 1 - beta2,
+        "mean_correction": 1 - beta1**t,
+        "root_correction": correction**0.5,
+        "is_rectified": float(is_rectified),
+        "rectification": rectification,
+    }
+
+
+def update(
+    var,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    *,
+    direction,
+    shrink,
+    added_decay,
+    beta2,
+    mean_weight,
+    square_weight,
+    mean_correction,
+    learning_rate,
+    is_rectified,
+    root_correction,
+    rectification,
+    epsilon,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, added_decay)
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
+    step = exp_avg / mean_correction * learning_rate
+    adapted = step * (1 / (sqrt(exp_avg_sq) + epsilon) * root_correction) * rectification
+    return var * shrink - where(is_rectified != 0, adapted, step), exp_avg, exp_avg_sq
+
+
+TORCH_RADAM = Rule(
+    name="TorchRAdam",
+    update=update,
+    prepare=prepare,
+    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
+    slots=(Slot("exp_avg"), Slot("exp_avg_sq")),
+    source="Liu et al. 2020, algorithm 2; torch.optim.RAdam",
+    differs="The formula of torch.optim.RAdam.",
+)

@@ -1,0 +1,146 @@
+"""RMSprop of torch: epsilon stands beside the root, the learning rate outside of the velocity."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.rules.torch.arithmetic import (
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+    lerp,
+)
+
+
+def prepare(*, learning_rate, alpha, maximize):
+    """Once for each group of parameters."""
+    return {
+        "direction": direction_of(maximize),
+        "square_weight": 1 - alpha,
+        "step_size": -learning_rate,
+    }
+
+
+def update(
+    var, grad, square_avg, *, direction, weight_decay, alpha, square_weight, epsilon, step_size
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    square_avg = square_avg * alpha + square_weight * grad * grad
+    return var + step_size * grad / (sqrt(square_avg) + epsilon), square_avg
+
+
+def update_momentum(
+    var,
+    grad,
+    square_avg,
+    momentum_buffer,
+    *,
+    direction,
+    weight_decay,
+    alpha,
+    square_weight,
+    epsilon,
+    momentum,
+    step_size,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    square_avg = square_avg * alpha + square_weight * grad * grad
+    momentum_buffer = momentum_buffer * momentum + grad / (sqrt(square_avg) + epsilon)
+    return var + step_size * momentum_buffer, square_avg, momentum_buffer
+
+
+def update_centered(
+    var,
+    grad,
+    square_avg,
+    grad_avg,
+    *,
+    direction,
+    weight_decay,
+    alpha,
+    square_weight,
+    epsilon,
+    step_size,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    square_avg = square_avg * alpha + square_weight * grad * grad
+    grad_avg = lerp(grad_avg, grad, square_weight)
+    root = sqrt(square_avg - grad_avg * grad_avg) + epsilon
+    return var + step_size * grad / root, square_avg, grad_avg
+
+
+def update_centered_momentum(
+    var,
+    grad,
+    square_avg,
+    momentum_buffer,
+    grad_avg,
+    *,
+    direction,
+    weight_decay,
+    alpha,
+    square_weight,
+    epsilon,
+    momentum,
+    step_size,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    square_avg = square_avg * alpha + square_weight * grad * grad
+    grad_avg = lerp(grad_avg, grad, square_weight)
+    root = sqrt(square_avg - grad_avg * grad_avg) + epsilon
+    momentum_buffer = momentum_buffer * momentum + grad / root
+    return var + step_size * momentum_buffer, square_avg, momentum_buffer, grad_avg
+
+
+_MOMENTUM = Hyper("momentum", 0.9, "share of the velocity that is kept")
+_SQUARE, _VELOCITY, _MEAN = Slot("square_avg"), Slot("momentum_buffer"), Slot("grad_avg")
+
+TORCH_RMSPROP = Rule(
+    name="TorchRMSprop",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.01),
+        Hyper("alpha", 0.99, "share of the mean square that is kept"),
+        EPSILON,
+        WEIGHT_DECAY,
+        MAXIMIZE,
+    ),
+    slots=(_SQUARE,),
+    source="Hinton's lecture 6; torch.optim.RMSprop",
+    differs="The formula of torch.optim.RMSprop.",
+)
+
+TORCH_CENTERED_RMSPROP = replace(
+    TORCH_RMSPROP,
+    name="TorchCenteredRMSprop",
+    update=update_centered,
+    slots=(_SQUARE, _MEAN),
+    source="Graves 2013; torch.optim.RMSprop(centered=True)",
+    differs="The formula of torch.optim.RMSprop(centered=True).",
+)
+
+TORCH_MOMENTUM_RMSPROP = replace(
+    TORCH_RMSPROP,
+    name="TorchMomentumRMSprop",
+    update=update_momentum,
+    hypers=(*TORCH_RMSPROP.hypers, _MOMENTUM),
+    slots=(_SQUARE, _VELOCITY),
+    source="torch.optim.RMSprop(momentum=...)",
+    differs="The formula of torch.optim.RMSprop(momentum=...).",
+)
+
+TORCH_CENTERED_MOMENTUM_RMSPROP = replace(
+    TORCH_MOMENTUM_RMSPROP,
+    name="TorchCenteredMomentumRMSprop",
+    update=update_centered_momentum,
+    slots=(_SQUARE, _VELOCITY, _MEAN),
+    source="torch.optim.RMSprop(momentum=..., centered=True)",
+    differs="The formula of torch.optim.RMSprop(momentum=..., centered=True).",
+)

@@ -1,0 +1,52 @@
+"""Rprop of torch: every element has a step size of its own, which the sign of gradients moves."""
+
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, sign, where
+from thalweg.rules.torch.arithmetic import LEARNING_RATE, MAXIMIZE, direction_of
+
+
+def prepare(*, maximize):
+    """Once for each group of parameters."""
+    return {"direction": direction_of(maximize)}
+
+
+def update(
+    var,
+    grad,
+    prev,
+    step_size,
+    *,
+    direction,
+    eta_minus,
+    eta_plus,
+    step_size_min,
+    step_size_max,
+):
+    """Once per element; a gradient that has changed its sign is left out, and forgotten."""
+    grad = grad * direction
+    agreement = grad * prev
+    factor = where(agreement < 0, eta_minus, where(agreement == 0, 1, agreement))
+    factor = where(agreement > 0, eta_plus, factor)
+    step_size = minimum(maximum(step_size * factor, step_size_min), step_size_max)
+    grad = where(agreement < 0, 0, grad)
+    return var - sign(grad) * step_size, grad, step_size
+
+
+TORCH_RPROP = Rule(
+    name="TorchRprop",
+    update=update,
+    prepare=prepare,
+    hypers=(
+        replace(LEARNING_RATE, default=0.01, doc="step size of all elements at first; torch's lr"),
+        Hyper("eta_minus", 0.5, "what a step size is multiplied by where signs differ; etas[0]"),
+        Hyper("eta_plus", 1.2, "what it is multiplied by where they agree; etas[1]"),
+        Hyper("step_size_min", 1e-6, "the smallest step size; step_sizes[0]"),
+        Hyper("step_size_max", 50.0, "the largest step size; step_sizes[1]"),
+        MAXIMIZE,
+    ),
+    # `step_size` starts at the learning rate.
+    slots=(Slot("prev"), Slot("step_size", 0.01)),
+    source="Riedmiller & Braun 1993; torch.optim.Rprop",
+    differs="The formula of torch.optim.Rprop.",
+)

@@ -1,0 +1,79 @@
+"""Gradient descent of torch, whose first velocity is the gradient itself, dampened or not."""
+
+from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.rules.torch.arithmetic import (
+    LEARNING_RATE,
+    MAXIMIZE,
+    WEIGHT_DECAY,
+    decayed,
+    direction_of,
+)
+
+
+def prepare(*, learning_rate, maximize):
+    """Once for each group of parameters."""
+    return {"direction": direction_of(maximize), "step_size": -learning_rate}
+
+
+def prepare_momentum(*, learning_rate, dampening, maximize, is_first):
+    """Once for each group of parameters, apart for those that have no velocity yet."""
+    return {
+        **prepare(learning_rate=learning_rate, maximize=maximize),
+        "gradient_share": 1 - dampening,
+        "is_first": float(is_first),
+    }
+
+
+def update(var, grad, *, direction, weight_decay, step_size):
+    """Once per element."""
+    return (var + step_size * decayed(grad * direction, var, weight_decay),)
+
+
+def update_momentum(
+    var,
+    grad,
+    momentum_buffer,
+    *,
+    direction,
+    weight_decay,
+    is_first,
+    momentum,
+    gradient_share,
+    nesterov,
+    step_size,
+):
+    """Once per element."""
+    grad = decayed(grad * direction, var, weight_decay)
+    moved = momentum_buffer * momentum + gradient_share * grad
+    momentum_buffer = where(is_first != 0, grad, moved)
+    step = where(nesterov != 0, grad + momentum * momentum_buffer, momentum_buffer)
+    return var + step_size * step, momentum_buffer
+
+
+TORCH_SGD = Rule(
+    name="TorchSGD",
+    update=update,
+    prepare=prepare,
+    hypers=(LEARNING_RATE, WEIGHT_DECAY, MAXIMIZE),
+    duplicates="successive",
+    source="torch.optim.SGD",
+    differs="The formula of torch.optim.SGD without momentum.",
+)
+
+TORCH_MOMENTUM = Rule(
+    name="TorchMomentum",
+    update=update_momentum,
+    prepare=prepare_momentum,
+    hypers=(
+        LEARNING_RATE,
+        Hyper("momentum", 0.9, "share of the velocity that is kept"),
+        Hyper("dampening", 0.0, "share of the gradient that the velocity does not get"),
+        Hyper("nesterov", 0.0, "whether a step looks one step ahead"),
+        WEIGHT_DECAY,
+        MAXIMIZE,
+        Hyper("is_first", 0.0, "whether there was no velocity before this step"),
+    ),
+    slots=(Slot("momentum_buffer"),),
+    source="Sutskever et al. 2013; torch.optim.SGD(momentum=...)",
+    differs="The formula of torch.optim.SGD with momentum.",
+)

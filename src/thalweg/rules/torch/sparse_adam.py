@@ -1,0 +1,42 @@
+"""SparseAdam of torch: Adam over the rows that a sparse gradient names, and no others."""
+
+from thalweg.formula import Rule, Slot, sqrt
+from thalweg.rules.torch.arithmetic import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    LEARNING_RATE,
+    MAXIMIZE,
+    direction_of,
+)
+
+
+def prepare(*, learning_rate, beta1, beta2, maximize, t):
+    """Once for each group of parameters and number of a step."""
+    return {
+        "direction": direction_of(maximize),
+        "mean_weight": 1 - beta1,
+        "square_weight": 1 - beta2,
+        "step_size": -(learning_rate * (1 - beta2**t) ** 0.5 / (1 - beta1**t)),
+    }
+
+
+def update(
+    var, grad, exp_avg, exp_avg_sq, *, direction, mean_weight, square_weight, step_size, epsilon
+):
+    """Once per element of a row that is named; epsilon is not corrected for bias."""
+    grad = grad * direction
+    exp_avg = exp_avg + (grad - exp_avg) * mean_weight
+    exp_avg_sq = exp_avg_sq + (grad * grad - exp_avg_sq) * square_weight
+    return var + step_size * (exp_avg / (sqrt(exp_avg_sq) + epsilon)), exp_avg, exp_avg_sq
+
+
+TORCH_SPARSE_ADAM = Rule(
+    name="TorchSparseAdam",
+    update=update,
+    prepare=prepare,
+    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, MAXIMIZE),
+    slots=(Slot("exp_avg"), Slot("exp_avg_sq")),
+    source="Kingma & Ba 2015; torch.optim.SparseAdam",
+    differs="The formula of torch.optim.SparseAdam.",
+)

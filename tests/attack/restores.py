@@ -1,0 +1,272 @@
+"""Hostile files of every kind, each given to all that restores from such a file, and to `inspect`.
+
+What `files`, `bundles` and `keras_files` change is read here by what stands above their readers:
+`checkpoint.restore`, `checkpoint.tensorflow.restore`, `train.Checkpoint` and `train.Saver`. Each
+takes it, or raises one of the library's errors, and then no variable and no state has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import thalweg.v1 as tf
+from attack import bundles, files, keras_files, watched
+from attack.figures import Figures
+from attack.planted import DEFECTS
+from attack.server import figures_of
+from golden_files import FOLDER
+from thalweg import ThalwegError, Variable, checkpoint
+from thalweg.checkpoint import files as inspected
+from thalweg.checkpoint import saving, tensorflow
+from thalweg.keras.optimizers import SGD, Adam, schedules
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
+
+TRIED = "hostile files of all kinds, restored by all that reads them"
+CASES = {False: 2000, True: 20_000}
+GOOD = ("refused", "taken")
+BATCH = 100
+
+Dice = random.Random
+Take = Callable[[str, Dice], list[Any]]  # restores, and returns what must not change on errors
+
+_folder: list[Path] = []
+_ours: dict[str, bytes] = {}
+_keras: list[tuple[str, bytes]] = []
+
+
+def variables() -> list[Variable]:
+    return [Variable(torch.ones(3, 2), "w"), Variable(torch.ones(2), "b")]
+
+
+def trainings() -> dict[str, Callable[[list[Variable]], Any]]:
+    """Optimizers of every face, by what their files are called here."""
+    decayed = schedules.ExponentialDecay(0.1, 2, 0.5)
+    noisy = schedules.NoisyLinearCosineDecay(0.1, 9, seed=1)
+    return {
+        "keras": lambda _: Adam(decayed, amsgrad=True, clipnorm=1.0),
+        "noisy": lambda _: SGD(noisy, momentum=0.9),
+        "v1": lambda _: train.MomentumOptimizer(0.1, 0.9),
+        "averages": lambda own: MovingAverageOptimizer(train.AdamOptimizer(0.1), 0.5),
+        "step": lambda own: optimize_loss(
+            lambda: sum((each * each).sum() for each in own),
+            "Adam",
+            {},
+            lambda step: 0.1,
+            var_list=own,
+        ),
+    }
+
+
+def in_a_graph() -> tuple[Any, list[Any]]:
+    own = [tf.get_variable(name, initializer=np.ones(2, np.float32)) for name in ("w", "b")]
+    train.AdamOptimizer(0.1).minimize(sum((each * each).sum() for each in own))
+    return tf.Session(), tf.global_variables()
+
+
+def seeds() -> None:
+    """Files of ours of each kind."""
+    path = _folder[0] / "seed"
+    for name, make in trainings().items():
+        own = variables()
+        optimizer = make(own)
+        if name == "step":
+            optimizer()
+        else:
+            optimizer.apply_gradients([(torch.ones_like(each), each) for each in own])
+        checkpoint.save(path, optimizer=optimizer, variables=own, extra={"epoch": [1, (2, "x")]})
+        _ours[name] = path.read_bytes()
+    own = variables()
+    optimizer = train.AdamOptimizer(0.1)
+    optimizer.apply_gradients([(torch.ones_like(each), each) for each in own])
+    made = train.Checkpoint(model=own, optimizer=optimizer).write(path)
+    _ours["objects"] = Path(f"{made}.safetensors").read_bytes()
+    with tf.Graph().as_default():
+        session, _ = in_a_graph()
+        with session:
+            session.run(tf.global_variables_initializer())
+            made = train.Saver().save(session, str(path), write_state=False)
+    _ours["saver"] = Path(f"{made}.safetensors").read_bytes()
+    for each in _folder[0].iterdir():
+        each.unlink()
+
+
+# What is given the files. Each returns the tensors that must be as they were if it raises.
+
+
+def restored(path: str, dice: Dice) -> list[Any]:
+    name, own = dice.choice(list(trainings())), variables()
+    given = trainings()[name](own) if name == "step" or dice.random() < 0.5 else None
+    before = _state(given)
+    try:
+        checkpoint.restore(
+            path, optimizer=given, variables=own, check_arguments=dice.random() < 0.8
+        )
+    except ThalwegError:
+        return [*own, *_differing(before, _state(given))]
+    return []
+
+
+def _state(optimizer: Any) -> dict[str, Any]:
+    if optimizer is None or not hasattr(optimizer, "state_dict"):
+        return {}
+    found = optimizer.state_dict()
+    return {
+        name: each.clone() if isinstance(each, torch.Tensor) else repr(each)
+        for name, each in found.items()
+    }
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[torch.Tensor]:
+    """Zeros, which are no ones, if two states differ."""
+    same = one.keys() == other.keys() and all(
+        torch.equal(each, other[name]) if isinstance(each, torch.Tensor) else each == other[name]
+        for name, each in one.items()
+    )
+    return [] if same else [torch.zeros(1)]
+
+
+def as_objects(path: str, dice: Dice) -> list[Any]:
+    own = variables()
+    optimizer: Any = dice.choice([train.AdamOptimizer(0.1), Adam(0.1), None])
+    objects = {"model": own} if optimizer is None else {"model": own, "optimizer": optimizer}
+    try:
+        train.Checkpoint(**objects).restore(path)
+    except ThalwegError:
+        return own
+    return []
+
+
+def in_a_session(path: str, dice: Dice) -> list[Any]:
+    with tf.Graph().as_default():
+        session, known = in_a_graph()
+        with session:
+            session.run(tf.global_variables_initializer())
+            before = session.run(known)
+            try:
+                train.Saver().restore(session, path)
+            except ThalwegError:
+                after = session.run(known)
+                same = all(map(np.array_equal, before, after))
+                return [] if same else [torch.zeros(1)]
+    return []
+
+
+def from_tensorflow(path: str, dice: Dice) -> list[Any]:
+    own: list[Variable] = []
+    try:
+        file = tensorflow.load(path)
+        own = [Variable(torch.ones(each.shape), name) for name, each in file.variables.items()]
+        optimizer = dice.choice([None, None, Adam(0.1), train.AdamOptimizer(0.1)])
+        options = {} if optimizer else {"learning_rate": 0.1, "momentum": 0.9}
+        given = {each.name.split(":")[0]: each for each in own}
+        tensorflow.restore(file, given, optimizer=optimizer, **dice.choice([options, {}]))
+    except ThalwegError:
+        return own
+    return []
+
+
+def listed(path: str, dice: Dice) -> list[Any]:
+    try:
+        inspected.listing(path)
+        inspected.verified(path)
+    except ThalwegError:
+        return [torch.ones(1)]
+    return []
+
+
+TAKES: tuple[tuple[str, Take], ...] = (
+    ("keras", restored), ("noisy", restored), ("v1", restored), ("averages", restored),
+    ("step", restored), ("objects", as_objects), ("saver", in_a_session), ("bundle", as_objects),
+    ("bundle", in_a_session), ("bundle", from_tensorflow), ("bundle", from_tensorflow),
+    ("keras file", from_tensorflow), ("any", listed), ("any", restored),
+)  # fmt: skip
+
+
+def written(kind: str, dice: Dice) -> str:
+    """A mutated file of a kind; the path that its readers are given."""
+    path = _folder[0] / "case"
+    if kind == "any":
+        kind = dice.choice([*_ours, "bundle", "keras file"])
+    if kind == "bundle":
+        changed = dice.choice(bundles.CHANGES)(dice.choice(bundles.SEEDS), dice)
+        bundles.put(path, changed)
+    elif kind == "keras file":
+        name, data = dice.choice(_keras)
+        is_packed = name.endswith(".keras") and dice.random() < 0.8
+        path.write_bytes((keras_files.repacked if is_packed else keras_files.changed)(data, dice))
+    else:
+        raw = _ours[kind]
+        if dice.random() < 0.8:
+            made = files.rewritten(raw, dice)
+        else:
+            changed = bytearray(raw)
+            dice.choice(files.BYTES)(changed, dice)
+            made = bytes(changed)
+        ending = ".safetensors" if kind in ("objects", "saver") else ""
+        Path(f"{path}{ending}").write_bytes(made)
+    return str(path)
+
+
+def attempt(seed: int, number: int) -> str:
+    """What became of a file: "taken", "refused", or what went wrong."""
+    dice = random.Random(f"{seed}/{number}")
+    for each in _folder[0].iterdir():
+        each.unlink()
+    kind, take = TAKES[number % len(TAKES)]
+    path = written(kind, dice)
+    names = sorted(each.name for each in _folder[0].iterdir())
+    title = f"{kind} by {take.__name__}"
+
+    def work() -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                left = take(path, dice)
+            except Exception as error:
+                return f"{title}: {type(error).__name__}: {str(error)[:200]}"
+        if not all(bool((each.detach() == 1).all()) for each in left):
+            return f"{title}: it was refused, and something changed"
+        return "refused" if left else "taken"
+
+    outcome = watched.watched(work, _folder[0])
+    if sorted(each.name for each in _folder[0].iterdir()) != names:
+        return f"{title}: other files are there"
+    return outcome
+
+
+def warm() -> None:
+    """Have everything imported, and files of each kind at hand."""
+    _folder.append(Path(tempfile.mkdtemp()))
+    seeds()
+    bundles.warm()
+    files._seeds.extend(_ours.values())
+    _keras.extend(keras_files.seeds())
+    for number in range(60 * len(TAKES)):
+        attempt(-1, number)
+    for name in ("ckpt_v1/adam/model.ckpt-5", "ckpt_v2/adam/ckpt-1"):
+        listed(str(FOLDER / "checkpoints" / name), random.Random(0))
+    os.chdir(_folder[0])  # a file that is opened by its folder is told by its name alone
+    watched.begin()
+
+
+DEFECTS["documents are believed"] = lambda: setattr(
+    saving,
+    "_checked",
+    lambda document, path: {"extra": None, "step": None, "rates": {}, **document},
+)
+
+
+def attack(long: bool, seed: int) -> Figures:
+    """Restore in children, so that a crash is a failure of one."""
+    return figures_of(__name__, seed, CASES[long], BATCH, GOOD)

@@ -1,0 +1,31 @@
+"""Runs a training in which rank 1 is killed once; run by `test_distribute_wide.py` on each rank."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from typing import Any
+
+from thalweg.keras.optimizers import Adam
+
+AT = 11  # the step, between two checkpoints
+
+
+def main() -> None:
+    real, steps = Adam.apply_gradients, []
+    is_chosen = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"
+
+    def apply_gradients(self: Adam, *args: Any, **options: Any) -> Any:
+        steps.append(args)
+        if is_chosen and len(steps) == AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *args, **options)
+
+    Adam.apply_gradients = apply_gradients
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Gradients applied and freed in the course of the backward pass."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same
+from thalweg import optim
+from thalweg.optim import tensorflow
+
+MAKERS: dict[str, Any] = {
+    "AdamW": lambda p, **o: optim.AdamW(p, lr=0.1, **o),
+    "momentum": lambda p, **o: optim.SGD(p, lr=0.1, momentum=0.9, **o),
+    "Adam": lambda p, **o: tensorflow.Adam(p, lr=0.1, **o),
+    "LazyAdam": lambda p, **o: tensorflow.LazyAdam(p, lr=0.1, **o),
+}
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+
+
+def trained(made: Any, module: torch.nn.Module, steps: int, first: int = 0) -> list[torch.Tensor]:
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
+        module(torch.randn(3, 4)).square().sum().backward()
+        made.step()
+        made.zero_grad()
+    return [param.detach() for param in module.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9, "clip_grad_value": 0.5}], ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_steps_are_those_after_the_pass(name: str, options: dict[str, Any]) -> None:
+    modules = model(), model()
+    made = MAKERS[name](modules[0].parameters(), in_backward=True, **options)
+    other = MAKERS[name](modules[1].parameters(), **options)
+    assert_same(trained(made, modules[0], 4), trained(other, modules[1], 4))
+    for param, wanted in zip(modules[0].parameters(), other.state.values(), strict=True):
+        own = made.state[param]
+        assert list(own) == list(wanted)
+        assert [float(v.sum()) for v in own.values()] == [float(v.sum()) for v in wanted.values()]
+    assert made.last_step is not None
+    assert made.last_step.count == 4
+
+
+def test_gradients_are_freed_as_they_arrive() -> None:
+    module = model()
+    made = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
+    module(torch.ones(3, 4)).sum().backward()
+    assert [param.grad for param in module.parameters()] == [None] * 4
+    made.step()
+    assert made.last_step is not None
+    assert made.last_step.taken
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_copies_listen_and_what_is_gone_does_not(name: str) -> None:
+    module = model()
+    made = MAKERS[name](module.parameters(), in_backward=True)
+    trained(made, module, 2)
+    both = copy.deepcopy((module, made))
+    assert_same(trained(both[1], both[0], 2, 2), trained(made, module, 2, 2))
+    del made
+    gc.collect()
+    before = [param.detach().clone() for param in module.parameters()]
+    module(torch.ones(3, 4)).sum().backward()
+    assert_same([param.detach() for param in module.parameters()], before)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"clip_grad_norm": 1.0}, "clip_grad_norm"), ({"accumulate": 2}, "accumulate"),
+     ({"fused_unscale": True}, "fused_unscale")],
+)  # fmt: skip
+def test_what_needs_all_gradients_first_is_refused(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} needs all of them first"):
+        optim.Adam(model().parameters(), in_backward=True, **options)
+
+
+def test_what_fails_fails_in_the_pass() -> None:
+    module = model()
+    made = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
+    made.param_groups[0]["lr"] = "much"
+    with pytest.raises(TypeError, match="lr must be a number"):
+        module(torch.ones(3, 4)).sum().backward()

@@ -1,0 +1,160 @@
+"""The numbers of `torch.optim`: its own inputs, its loop over tensors, a bound for each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg
+from rulebook import assert_same, slow_unless
+from thalweg import optim
+from torch_inputs import INPUTS, ROWS, Input, give, params_of
+
+STEPS = 8
+# For parameters and for slots, in units in the last place: at the largest magnitude that an element
+# of a parameter, or any element of a slot, had so far. Torch rounds a product and a sum together,
+# and its square root is one such unit off for some numbers; decay that nearly cancels a gradient,
+# and a square that nearly cancels another in a variance, make more of that.
+BOUNDS = {
+    "ASGD": (3, 3), "Adadelta": (3, 80), "Adagrad": (3, 3), "Adam": (3, 3), "AdamW": (3, 3),
+    "Adamax": (4, 3), "NAdam": (3, 3), "RAdam": (3, 3), "RMSprop": (16, 4), "Rprop": (0, 0),
+    "SGD": (3, 3), "SparseAdam": (3, 3),
+}  # fmt: skip
+
+
+def _flat(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """All that a step writes, by name."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, param in enumerate(params):
+        yield f"{index}", param.detach()
+        for key, value in optimizer.state.get(param, {}).items():
+            yield f"{index}.{key}", value
+
+
+class Judge:
+    """Compares what two optimizers hold, step by step."""
+
+    def __init__(self, name: str) -> None:
+        self.bounds = BOUNDS[name]
+        self.peaks: dict[str, torch.Tensor] = {}
+
+    def compare(self, ours: Any, torchs: Any) -> None:
+        got, wanted = dict(_flat(ours)), dict(_flat(torchs))
+        assert list(got) == list(wanted)
+        for name, value in wanted.items():
+            if not isinstance(value, torch.Tensor):
+                assert got[name] == value, name
+                continue
+            assert got[name].dtype == value.dtype, name
+            assert got[name].stride() == value.stride(), name
+            is_slot = not name.isdigit()
+            size = value.abs().max() if is_slot and value.numel() else value.abs()
+            peak = self.peaks[name] = torch.maximum(self.peaks.get(name, size), size)
+            unit = torch.finfo(value.dtype).eps * peak
+            off = (got[name] - value).abs() > self.bounds[is_slot] * unit
+            assert not off.any(), f"{name}: {got[name][off][:3]} {value[off][:3]}"
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        slow_unless(dtype in (torch.float32, torch.complex64), case, dtype)
+        for case in INPUTS
+        for dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+        if case.name != "SparseAdam"
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_steps_are_torchs(case: Input, dtype: torch.dtype) -> None:
+    judge = Judge(case.name)
+    ours = case.make(optim, params_of(dtype))
+    torchs = case.make(torch.optim, params_of(dtype))
+    for step in range(STEPS):
+        for each in (ours, torchs):
+            give([param for group in each.param_groups for param in group["params"]], step)
+            each.step()
+        judge.compare(ours, torchs)
+
+
+def _rows(case: Input, engine: str) -> list[torch.Tensor]:
+    params = params_of(torch.float32, ROWS)
+    ours = case.make(optim, params)
+    with thalweg.engine(engine):
+        for step in range(STEPS):
+            give(params, step, sparse=True)
+            ours.step()
+    return [value for _, value in _flat(ours) if isinstance(value, torch.Tensor)]
+
+
+SPARSE = [
+    case for case in INPUTS
+    if case.name in ("SparseAdam", "SGD", "Adagrad")
+    and not case.arguments.get("weight_decay") and not case.arguments.get("momentum")
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own sparse tensors
+@pytest.mark.parametrize("case", SPARSE, ids=str)
+def test_sparse_steps_are_torchs(case: Input) -> None:
+    judge = Judge(case.name)
+    both = []
+    for module in (optim, torch.optim):
+        both.append(case.make(module, params_of(torch.float32, ROWS)))
+    for step in range(STEPS):
+        for each in both:
+            give(each.param_groups[0]["params"], step, sparse=True)
+            each.step()
+        judge.compare(*both)
+
+
+@pytest.mark.parametrize("case", SPARSE, ids=str)
+def test_engines_agree_on_rows(case: Input) -> None:
+    assert_same(_rows(case, "cpu"), _rows(case, "reference"))
+
+
+@pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
+def test_engines_agree(case: Input) -> None:
+    both = []
+    for engine in ("auto", "reference"):
+        ours = case.make(optim, params_of(torch.float32))
+        with thalweg.engine(engine):
+            for step in range(3):
+                give(ours.param_groups[0]["params"], step)
+                ours.step()
+        both.append([value for _, value in _flat(ours)])
+    assert_same(*both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [case for case in INPUTS if case.name != "SparseAdam"], ids=str)
+def test_narrow_types_are_computed_in_float32_and_rounded_once(
+    case: Input, dtype: torch.dtype
+) -> None:
+    params = params_of(dtype)
+    ours = case.make(optim, params)
+    for step in range(STEPS):
+        wide = [param.detach().float().requires_grad_() for param in params]
+        torchs = case.make(torch.optim, wide)
+        torchs.load_state_dict(ours.state_dict())
+        torchs.state = {
+            param: {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in own.items()
+            }
+            for param, own in torchs.state.items()
+        } or torchs.state
+        give(params, step)
+        for param, other in zip(params, wide, strict=True):
+            assert param.grad is not None
+            other.grad = param.grad.float()
+        ours.step()
+        torchs.step()
+        for (name, got), (_, wanted) in zip(_flat(ours), _flat(torchs), strict=True):
+            rounded = wanted.to(got.dtype).double()
+            unit = torch.finfo(got.dtype).eps * torch.maximum(got.abs(), rounded.abs()).double()
+            unit += torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
+            assert ((got.double() - rounded).abs() <= unit).all(), (name, step)

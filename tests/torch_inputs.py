@@ -1,0 +1,78 @@
+"""What torch tests its optimizers with, read from the installed torch: inputs and errors."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+
+from thalweg.optim import classes
+
+CLASSES = [
+    name for name, each in vars(classes).items()
+    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
+]  # fmt: skip
+INFOS = {info.name: info for info in optim_db if info.name in CLASSES}
+STEP_ERROR = OptimizerErrorEnum.STEP_ERROR
+SHAPES = ((33, 7), (5,), (), (0, 3))
+ROWS = ((9, 4), (6, 2, 3))
+_OTHER_WAYS = ("foreach", "fused", "differentiable", "capturable")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A class with arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+    described: str
+
+    def make(self, module: Any, params: Any, **arguments: Any) -> Any:
+        """The optimizer of `torch.optim` or `thalweg.optim`; that of torch loops over tensors."""
+        cls = getattr(module, self.name)
+        given = {**copy.deepcopy(self.arguments), **arguments}
+        if module is torch.optim:
+            # torch's own choice on the CPU, if nothing is said
+            given |= {"foreach": False} if self.name != "SparseAdam" else {}
+        return cls(params, **given)
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.described or 'default'}".replace(" ", "_")
+
+
+def _inputs() -> Iterator[Input]:
+    for name, info in INFOS.items():
+        for each in info.optim_inputs_func(device="cpu"):
+            if not any(each.kwargs.get(key) for key in _OTHER_WAYS):
+                yield Input(name, dict(each.kwargs), each.desc)
+
+
+INPUTS = list(_inputs())
+
+
+def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[torch.Tensor]:
+    """Parameters of several shapes."""
+    made = torch.Generator().manual_seed(0)
+    return [torch.randn(s, dtype=dtype, generator=made).requires_grad_() for s in shapes]
+
+
+def give(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
+    """Set the gradients of a step."""
+    made = torch.Generator().manual_seed(1000 + step)
+    for param in params:
+        if sparse:
+            rows = torch.randint(len(param), (4,), generator=made)
+            values = torch.randn((4, *param.shape[1:]), dtype=param.dtype, generator=made)
+            param.grad = torch.sparse_coo_tensor(
+                rows[None], values, param.shape, check_invariants=True
+            )
+        else:
+            param.grad = torch.randn(param.shape, dtype=param.dtype, generator=made)
