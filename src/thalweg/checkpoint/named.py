@@ -72,7 +72,7 @@ def slots_of(optimizer: Any) -> SlotStore | None:
     """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
     if isinstance(optimizer, MicroBatchStep):
         optimizer = optimizer.step
-    own = optimizer._inner if isinstance(optimizer, TrainingStep) else optimizer
+    own = cast(Any, optimizer)._inner if isinstance(optimizer, TrainingStep) else optimizer
     return getattr(own, "_slots", None)
 
 
