@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -200,7 +201,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            self._lost = f"{self._silence()}: {_first_line(error)}."
+            said = _first_line(error)
+            self._lost = f"{self._silence()}: {said}."
             raise ReplicaLostError(self._lost) from error
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
@@ -286,4 +288,5 @@ def _meeting() -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")[:200]
+    line = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(line, 300, placeholder=" ...").rstrip(".")
