@@ -145,7 +145,12 @@ class Ranks:
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:
-            self._wait(distributed.broadcast, tensor, group_src=source)
+            whole = tensor.detach().contiguous()
+            sent = whole.view(-1).view(torch.uint8)  # which all backends know
+            self._wait(distributed.broadcast, sent, group_src=source)
+            if whole.data_ptr() != tensor.data_ptr():
+                with torch.no_grad():
+                    tensor.copy_(whole)
 
     def texts(self, own: str) -> list[str]:
         """The texts of all ranks."""

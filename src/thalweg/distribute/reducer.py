@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement, Said
+from thalweg.distribute.agreement import Agreement, Meeting, Said
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.kinds import signature
 from thalweg.distribute.message import Doing, tell
@@ -47,6 +47,7 @@ class Reducer:
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
         self._underway: Underway | None = None
+        self._declined: Meeting | None = None
         self._has_begun = False
         self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._is_awaited = False
@@ -229,6 +230,9 @@ class Reducer:
             self._finish()
 
     def _finish(self) -> None:
+        if self._declined is not None:
+            declined, self._declined = self._declined, None
+            declined.is_agreed()  # or that others do something else goes unheard
         if self._underway is not None and not self._underway.finish():
             self._underway = None
 
@@ -243,6 +247,7 @@ class Reducer:
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
         meeting = None if trusted else self._agreement.meet(self._variables, declines)
         if declines and meeting is not None:
+            self._declined = meeting
             return None
         self._underway = Underway(self._variables, self._dense, self._sender, meeting)
         return None if declines else self._underway.arrived
