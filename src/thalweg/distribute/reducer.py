@@ -225,7 +225,7 @@ class Reducer:
     def _keep_up(self) -> None:
         """Send zeros if the others send their gradients without a word before this step."""
         if self._is_trusted:
-            self._is_trusted = False
+            self._is_trusted = self._has_begun = False
             self._begin(True, (), declines=True)
             self._finish()
 
