@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +52,27 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def told(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What so many ranks have found in the cases of `distribute_cases`; they run once."""
+    import fcntl
+
+    import distribute_cases
+    from workers import told_by_ranks
+
+    count: int = request.param
+    base = tmp_path_factory.getbasetemp()
+    shared = base if not hasattr(request.config, "workerinput") else base.parent
+    folder = shared / f"ranks-{count}"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = folder / "found.json"
+        if not found.exists():
+            told = told_by_ranks(Path(distribute_cases.__file__), folder, count)
+            found.write_text(json.dumps(told))
+        return json.loads(found.read_text())

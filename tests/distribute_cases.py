@@ -1,7 +1,7 @@
 """What ranks of a process group do in tests: each case returns what it found, as JSON.
 
-Run by `test_distribute.py` on each rank: rank, a file to meet, the number of ranks, and names of
-cases if not all of them are wanted.
+Run by `test_distribute.py` and `test_sharding.py` on each rank: rank, a file to meet, the number of
+ranks, and names of cases if not all of them are wanted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.checkpoint import checkpoint as computed_again
 
+import agreement_cases
 import resumed
+import sharding_cases
 import thalweg
 import thalweg.tf as tf
 from thalweg import IndexedSlices, Variable, checkpoint, v1
@@ -1010,8 +1012,9 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     strategy = Strategy()
-    names = sys.argv[4:] or [name for name in CASES if name not in WIDE]
-    print(json.dumps({name: CASES[name](strategy) for name in names}))
+    cases = {**CASES, **sharding_cases.CASES, **agreement_cases.CASES}
+    names = sys.argv[4:] or [name for name in cases if name not in WIDE]
+    print(json.dumps({name: cases[name](strategy) for name in names}))
     distributed.destroy_process_group()
 
 

@@ -8,14 +8,19 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 
-from thalweg import ReplicaLostError, Variable
+from thalweg import ReplicaLostError, Variable, checkpoint
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import Bucket
 from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.sharding import step as shared_step
+from thalweg.distribute.sharding.scattering import Scatter
+from thalweg.engines.measuring import LEAF
 from thalweg.keras.optimizers import Adam
 
 TIMEOUT = 3.0  # seconds
@@ -35,7 +40,8 @@ def lose(how: str) -> None:
 
 def main() -> None:
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    how, when = sys.argv[4].split("-")
+    how, when, *kind = sys.argv[4].split("-")
+    is_shared = bool(kind)  # the slots
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{path}",
@@ -44,25 +50,37 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     torch.set_num_threads(1)
-    strategy = Strategy(timeout=TIMEOUT)
-    w, opt = Variable(torch.zeros(1000), name="w"), Adam(0.1)
-    number = 0
+    strategy = Strategy(timeout=TIMEOUT, shard_slots=is_shared)
+    size = 2 * LEAF if is_shared else 1000
+    w, opt = Variable(torch.zeros(size), name="w"), Adam(0.1)
+    number, saved = 0, str(Path(path).parent / "saved")
 
     def step() -> None:
         if (rank, number, when) == (1, AT, "before"):
             lose(how)
-        opt.apply_gradients([(torch.ones(1000), w)])
+        opt.apply_gradients([(torch.ones(size), w)])
+        if is_shared and number == 1:
+            checkpoint.save(saved, optimizer=opt, variables=[w])
         if (rank, number, when) == (1, AT, "after"):
             lose(how)
 
-    real = Bucket.send
+    sender: Any = Scatter if is_shared else Bucket
+    real = sender.send
 
-    def send(self: Bucket, ranks: Ranks, ordered: bool) -> None:
+    def send(self: Any, ranks: Ranks, ordered: bool) -> None:
         if (rank, number, when) == (1, AT, "during"):
             lose(how)
         real(self, ranks, ordered)
 
-    Bucket.send = send
+    sender.send = send
+    real_join = shared_step.join
+
+    def join(*args: Any) -> None:
+        if (rank, number, when) == (1, AT, "joining"):
+            lose(how)
+        real_join(*args)
+
+    shared_step.join = join
     begun = time.monotonic()
     try:
         while True:
@@ -70,19 +88,25 @@ def main() -> None:
             begun = time.monotonic()
             strategy.run(step)
     except ReplicaLostError as error:
-        seconds, again = time.monotonic() - begun, ""
+        seconds, again, save = time.monotonic() - begun, "", ""
         try:
             strategy.run(step)
         except ReplicaLostError as other:
             again = str(other)
+        try:
+            checkpoint.save(saved, optimizer=opt, variables=[w])
+        except ReplicaLostError as other:
+            save = str(other)
         found = {
             "message": str(error),
             "again": again,
+            "save": save,
             "seconds": seconds,
             "steps": int(opt.iterations),
             "first": w[0].item(),
             "alike": bool((w == w[0]).all()),
             "slots": [float(slot.flatten()[0]) for slot in opt.weights[1:]],
+            "saved": saved,
         }
         print(json.dumps(found), flush=True)
     os._exit(0)  # a group without one of its ranks cannot be left

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
 
-import distribute_cases
 import thalweg
 from thalweg.catalogue import by_rule
 from thalweg.distribute import (
@@ -20,7 +18,6 @@ from thalweg.distribute import (
     in_cross_replica_context,
 )
 from thalweg.keras.optimizers import SGD
-from workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
@@ -30,15 +27,14 @@ SUM = {2: 3.0, 3: 6.0}  # of rank + 1 over all ranks
 COUNTS = (2, pytest.param(3, marks=pytest.mark.slow))
 
 
-@pytest.fixture(scope="module", params=COUNTS)
-def count(request: pytest.FixtureRequest) -> int:
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "told" in metafunc.fixturenames:
+        metafunc.parametrize("told", COUNTS, indirect=True)
 
 
-@pytest.fixture(scope="module")
-def told(count: int, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    script = Path(distribute_cases.__file__)
-    return told_by_ranks(script, tmp_path_factory.mktemp("ranks"), count)
+@pytest.fixture
+def count(told: list[dict[str, Any]]) -> int:
+    return len(told)
 
 
 def moved(gradient: float, rate: float = 0.5) -> list[float]:
@@ -182,8 +178,9 @@ def test_losses_without_a_list_of_variables(
     for rank, each in enumerate(told):
         first, broken, more, none, last, values = each["losses_without_a_list_of_variables"][gate]
         assert first == last == "nothing was raised"
-        trouble = "ReplicaMismatchError: rank {} raised an error before its gradients were there"
         error = "KeyError: 'no such batch'"
+        trouble = "ReplicaMismatchError: rank {} raised an error before its gradients were there: "
+        trouble += error
         assert broken == (error if rank else trouble.format(count - 1))
         assert more.endswith("disagrees with rank 0 at the number of variables: 2 vs 1")
         assert none.endswith("disagrees with rank 0 at the number of variables: 0 vs 1")
@@ -444,5 +441,8 @@ def test_bad_arguments_are_refused() -> None:
     words = "reduction='ordered' and compression='float16' exclude one another"
     with pytest.raises(thalweg.InvalidArgumentError, match=words):
         Strategy(reduction="ordered", compression="float16")
+    words = "shard_slots=True and compression='bfloat16' exclude one another"
+    with pytest.raises(thalweg.InvalidArgumentError, match=words):
+        Strategy(shard_slots=True, compression="bfloat16")
     with pytest.raises(thalweg.InvalidArgumentError, match="reduction must be 'sum' or 'ordered'"):
         Strategy(reduction="mean")  # pyright: ignore[reportArgumentType]

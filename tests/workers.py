@@ -38,6 +38,6 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str)
     given = [str(folder / "store"), str(count), *names]
     with ExitStack() as stack:  # at its end one may wait for another that is no more
         ranks = [stack.enter_context(Fresh(script, str(rank), *given)) for rank in range(count)]
-        ended = [rank.done(250) for rank in ranks]
+        ended = [rank.done(300) for rank in ranks]
     assert not any(each.returncode for each in ended), [each.stderr for each in ended]
     return [json.loads(each.stdout.splitlines()[-1]) for each in ended]

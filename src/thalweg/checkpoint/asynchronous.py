@@ -33,7 +33,7 @@ class Saving:
 
     def _write(self, taken: Snapshot, progress: Progress | None) -> None:
         try:
-            taken.write(self.path, progress)
+            taken.write(self.path, progress, together=False)
         except BaseException as error:
             self._error = error
         finally:
@@ -94,7 +94,8 @@ def save_async(
     extra: Any = None,
     progress: Progress | None = None,
 ) -> Saving:
-    """As `save`, but only until all is copied; a thread writes the copy.
+    """As `save`, but only until all is copied; a thread writes the copy, that of rank 0 where slots
+    are shared out over ranks.
 
     Arguments and errors are those of `save`; what comes of writing is raised by `wait`, or else by
     the next save to the same path, which waits for this one.

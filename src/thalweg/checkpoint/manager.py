@@ -119,6 +119,7 @@ class CheckpointManager:
         self._best, self._mode = best, mode
         self._name, self._clock = name, clock
         self._asynchronous = asynchronous
+        self._removes = True
         self._saving: Saving | None = None
 
     def save(
@@ -136,6 +137,8 @@ class CheckpointManager:
         Args:
             step: The number, 0 or more.
             metrics: Optional. Numbers by name, the one called `best` among them.
+
+        Where slots are shared out over ranks, all of them call this, and rank 0 writes.
 
         Returns:
             The file. Where a thread writes it, it is there after `wait`, or the next `save`, which
@@ -159,6 +162,7 @@ class CheckpointManager:
             optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
         )
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
+        self._removes = taken.is_here()
         failure = self._ended()
         taken.document.update(step=number, time=self._time())
         if self._asynchronous:
@@ -284,8 +288,10 @@ class CheckpointManager:
         return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
 
     def _remove(self) -> None:
+        if self._keep is None or not self._removes:
+            return
         there = self.checkpoints()
-        if self._keep is None or len(there) <= self._keep:
+        if len(there) <= self._keep:
             return
         winner = self._winner(there) if self._best is not None else None
         stays = {each.step for each in there[-self._keep :]}

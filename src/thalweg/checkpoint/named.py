@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import distinct, flatten
-from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
+from thalweg.core.slots import SlotStore
+from thalweg.core.state import LISTED, Entry, Loading, Part, fitting, keys_of
 from thalweg.core.state import distinct as distinct_names
+from thalweg.distribute import Locals, is_on_mesh
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
@@ -66,6 +68,14 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
     return dict(zip(keys_of(tensors), tensors, strict=True))
 
 
+def slots_of(optimizer: Any) -> SlotStore | None:
+    """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
+    if isinstance(optimizer, MicroBatchStep):
+        optimizer = optimizer.step
+    own = cast(Any, optimizer)._inner if isinstance(optimizer, TrainingStep) else optimizer
+    return getattr(own, "_slots", None)
+
+
 def check_kind(optimizer: Any) -> None:
     """Refuse what is no optimizer.
 
@@ -105,8 +115,23 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [Entry(name, each) for name, each in tensors.items()]
+    parts = Locals()
+    entries = [
+        Part(name, parts.part(each), var=each, parts=parts)
+        if is_on_mesh(each)
+        else Entry(name, each)
+        for name, each in tensors.items()
+    ]
     return fitting(entries, given, "The variables")
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with the values that DTensors have on all ranks; all of them call this."""
+    parts = Locals()
+    return {
+        name: parts.whole(parts.part(each), each) if is_on_mesh(each) else each
+        for name, each in tensors.items()
+    }
 
 
 class _Names:

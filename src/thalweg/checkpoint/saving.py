@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,11 +18,16 @@ from thalweg.checkpoint.named import (
     check_kind,
     loading,
     named,
+    slots_of,
     state_of,
     values,
+    whole,
 )
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
+from thalweg.core.slots import SlotStore
+from thalweg.distribute import Shards, is_on_mesh
+from thalweg.distribute.ranks import Ranks
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
@@ -47,13 +53,35 @@ class Snapshot:
     Attributes:
         document: What is no tensor, as JSON.
         tensors: The tensors by their names in a file.
+        slots: Those of the optimizer, which are told of the file; None if it has none.
+        ranks: Those that have parts of it, if it is shared out; rank 0 has the snapshot.
     """
 
     document: dict[str, Any]
     tensors: dict[str, Tensor]
+    slots: SlotStore | None = None
+    ranks: Ranks | None = None
 
-    def write(self, path: Path, progress: Progress | None = None) -> None:
-        """Write it; see `save`."""
+    def write(self, path: Path, progress: Progress | None = None, together: bool = True) -> None:
+        """Write it; see `save`.
+
+        Args:
+            path, progress: As in `save`.
+            together: Whether all ranks wait for it.
+        """
+        write = partial(self._write, path, progress)
+        if self.ranks is not None and together:
+            self.ranks.once(write, os.fsdecode(path))
+        elif self.is_here():
+            write()
+        if self.slots is not None:
+            self.slots.saved(os.fsdecode(path))
+
+    def is_here(self) -> bool:
+        """Whether it is this process that writes it."""
+        return self.ranks is None or not self.ranks.rank
+
+    def _write(self, path: Path, progress: Progress | None) -> None:
         stored = {name: of_tensor(each) for name, each in self.tensors.items()}
         container.write(path, stored, self.document, progress)
 
@@ -112,15 +140,22 @@ def _taken(
 ) -> Snapshot:
     own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
     document: dict[str, Any] = {"kind": KIND}
+    slots = slots_of(optimizer)
+    parts = None if slots is None else slots.parts
+    shards = parts if isinstance(parts, Shards) else None
+    ranks = None if shards is None else shards.ranks
+    if any(map(is_on_mesh, tensors.values())):
+        ranks = Ranks()
     if optimizer is not None:
-        document["state"] = own(state_of(optimizer, tensors), "optimizer")
+        with nullcontext() if shards is None else shards.collecting():
+            document["state"] = own(state_of(optimizer, tensors), "optimizer")
         document["optimizer"] = described.described(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")
-    document["variables"] = given(tensors, "variables")
+    document["variables"] = given(whole(tensors), "variables")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
     document["metrics"] = given(numbers, "metrics")
-    return Snapshot(document, {**own.tensors, **given.tensors})
+    return Snapshot(document, {**own.tensors, **given.tensors}, slots, ranks)
 
 
 @untraced
@@ -150,8 +185,12 @@ def save(
         extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
         progress: Optional. Called with the bytes written and the bytes in all.
 
+    Where the optimizer's slots are shared out over the ranks of a `thalweg.distribute.Strategy`, or
+    variables are DTensors, all ranks call this: rank 0 writes, and the others go on when it has.
+
     Raises:
         CheckpointWriteError: The file cannot be written. What was there before is intact.
+        ReplicaLostError: Another rank, which has a part of the slots, did not answer.
         FailedPreconditionError: The optimizer's state is variables of a graph: use
             `thalweg.v1.train.Saver`.
         InvalidTypeError: Something is of a type that no file holds.
@@ -253,6 +292,9 @@ def restore(
             (*left, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
         state.restore(*(replace(each, is_ours=True) for each in loadings))
+    slots = slots_of(given)
+    if slots is not None:
+        slots.saved(os.fsdecode(path))
     if left and variables is not False:
         warn(
             f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"

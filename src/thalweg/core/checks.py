@@ -83,19 +83,6 @@ def counting(counter: Tensor) -> Call:
     return partial(plain.add_, 1)
 
 
-def check_shapes(
-    variables: Sequence[Tensor], slots: Sequence[Sequence[Tensor]], titles: Sequence[str]
-) -> None:
-    """Refuse a variable that was given another shape since its slots were made."""
-    for var, own, title in zip(variables, slots, titles, strict=True):
-        for slot in own:
-            if slot.shape != var.shape:
-                raise InvalidArgumentError(
-                    f"'{title}' has shape {tuple(var.shape)} now, but its slot has shape"
-                    f" {tuple(slot.shape)}. Make a new optimizer for it."
-                )
-
-
 def check_numerics(peaks: Float64, titles: Sequence[str]) -> None:
     """Refuse gradients that are not finite.
 

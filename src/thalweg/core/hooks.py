@@ -11,6 +11,7 @@ from thalweg.core.columns import Groups
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.section import Call
+from thalweg.core.sharing import Sharing
 from thalweg.engines import Selection
 from thalweg.engines.engine import Copies as Copies
 from thalweg.engines.engine import Dtype as Dtype
@@ -30,6 +31,7 @@ class Hooks:
         constrains: Whether constraints follow the updates; not in a part of a step that is put
             back as a whole.
         is_prepared: Whether `prepare` has been called.
+        sharing: How this step is shared with other processes; None for not at all.
         begun: Is given a sentence when the step is written: that it was taken.
     """
 
@@ -38,6 +40,7 @@ class Hooks:
     repeats: bool = True
     constrains: bool = True
     is_prepared: bool = False
+    sharing: Sharing | None = None
 
     def __init__(self) -> None:
         self.begun: list[str] = []

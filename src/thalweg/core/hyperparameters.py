@@ -353,6 +353,15 @@ class Hyperparameters:
         finally:
             self._known = before
 
+    @contextlib.contextmanager
+    def uncalled(self) -> Generator[None]:
+        """Let NaN stand for what callables would give in the `with` block, and call nothing."""
+        before, self._given = self._given, dict.fromkeys(self._values, math.nan)
+        try:
+            yield
+        finally:
+            self._given = before
+
     def create(
         self, scope: str, begun: Callable[[str, Any], Any] = lambda _, value: value
     ) -> dict[str, Variable]:

@@ -6,16 +6,40 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.checks import check_memories
+from thalweg.core.section import Call
+from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, StateVariable, Variable, over
+
+
+class Parts(Protocol):
+    """Which part of each variable this process keeps slots of; others keep those of the rest.
+
+    Attributes:
+        checkpoint: The last file that all of them were saved to, or restored from; None for none.
+    """
+
+    checkpoint: str | None
+
+    def part(self, var: Tensor) -> Tensor:
+        """The elements of a variable: a view of it."""
+        ...
+
+    def cut(self, value: Tensor, var: Tensor) -> Tensor:
+        """The same elements of a tensor of the variable's shape."""
+        ...
+
+    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+        """The tensor of which each process has its part; all of them call this."""
+        ...
 
 
 class SlotStore:
@@ -28,6 +52,10 @@ class SlotStore:
     each, and a step checks and marks one block instead of every slot. They share torch's version
     counter with it: to autograd, writing to one slot is writing to all of its block, so that
     `backward` through a slot that was saved for it is refused after any of them has changed.
+
+    Attributes:
+        parts: What this process keeps of slots that are made by `make`, but for those of shape ();
+            None for all of it.
     """
 
     def __init__(self) -> None:
@@ -36,6 +64,9 @@ class SlotStore:
         self._owners: dict[int, Tensor] = {}
         self._names: list[str] = []
         self._moves = Moves()
+        self.parts: Parts | None = None
+        self._in_parts: set[str] = set()  # the kinds of slot that are in parts
+        self._checkpoint: str | None = None
         self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
@@ -127,10 +158,13 @@ class SlotStore:
         """
         made: list[Variable] = []
         is_scalar = kind is not None and kind.scalar
+        likes: Sequence[Tensor] = variables
+        if self.parts is not None and not is_scalar:
+            likes = [self.parts.part(var) for var in variables]
+            self._in_parts.add(name)
         here = [not isinstance(var, SymbolicVariable) for var in variables]
-        own = list(compress(variables, here))
-        dtypes = [dtype_of(kind, var) for var in own]
-        tensors = iter(laid_out(own, dtypes, initial, is_scalar))
+        dtypes = [dtype_of(kind, var) for var in compress(variables, here)]
+        tensors = iter(laid_out(list(compress(likes, here)), dtypes, initial, is_scalar))
         for index, var in enumerate(variables):
             if isinstance(var, SymbolicVariable):
                 dtype = dtype_of(kind, var)
@@ -144,14 +178,62 @@ class SlotStore:
             made.append(self.put(var, name, slot))
         return made
 
+    def parts_of(self, name: str) -> Parts | None:
+        """What this process keeps of the slots of a kind; None for all."""
+        return self.parts if name in self._in_parts else None
+
+    def whole(self, var: Tensor, name: str) -> Tensor:
+        """The value of a slot, all of it; all processes that keep parts of it call this."""
+        slot, parts = self.of(var, [name])[0], self.parts_of(name)
+        return slot if parts is None else parts.whole(slot, var)
+
+    def saved(self, path: str) -> None:
+        """Note that all slots are in a file."""
+        self._checkpoint = path
+        if self.parts is not None:
+            self.parts.checkpoint = path
+
+    def remake(
+        self, variables: Sequence[Tensor], kinds: Sequence[Slot], parts: Parts, cut: Call
+    ) -> dict[int, Variable]:
+        """Make slots again, in other parts, with the values they have.
+
+        Args:
+            variables: The variables whose slots are made again.
+            kinds: The kinds of slot, none of them of shape ().
+            parts: What this process keeps of them from now on.
+            cut: Called when all values have been taken: `parts` may change now.
+
+        Returns:
+            The new slots by the `id` of those whose place they take.
+        """
+        names = [kind.name for kind in kinds]
+        owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
+        before = {name: [self.of(var, [name])[0] for var in owners] for name in names}
+        values = {name: [self.whole(var, name) for var in owners] for name in names}
+        cut()
+        self.parts, taken = parts, dict[int, Variable]()
+        parts.checkpoint = parts.checkpoint or self._checkpoint
+        for kind in kinds:
+            slots = before[kind.name]
+            titles = [slot.name for slot in slots]
+            made = self.make(owners, kind.name, kind.initial, titles, kind)
+            for var, slot, own, value in zip(owners, slots, made, values[kind.name], strict=True):
+                own.detach().copy_(parts.cut(value, var))
+                taken[id(slot)] = own
+        return taken
+
     def __copy__(self) -> SlotStore:
         """The same slots in a store of its own."""
         copied = SlotStore()
+        copied.parts, copied._in_parts = self.parts, set(self._in_parts)
+        copied._checkpoint = self._checkpoint
         copied._slots = {key: dict(own) for key, own in self._settled().items()}
         copied._owners, copied._names = dict(self._owners), list(self._names)
         return copied
 
     def __getstate__(self) -> list[tuple[Tensor, dict[str, Variable]]]:
+        self.check_whole()
         return [(self._owners[key], own) for key, own in self._settled().items()]
 
     def __setstate__(self, state: list[tuple[Tensor, dict[str, Variable]]]) -> None:
@@ -161,6 +243,7 @@ class SlotStore:
                 self.put(var, name, slot)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
+        self.check_whole()
         copied = SlotStore()
         own = [slot for *_, slot in self.items()]
         # What waits for a slot, and what stands for one in a graph, has no memory.
@@ -168,6 +251,18 @@ class SlotStore:
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
         copied._copied = slots, memo
         return copied
+
+    def check_whole(self, what: str = "copied or pickled") -> None:
+        """Refuse what cannot be done with parts of slots.
+
+        Raises:
+            FailedPreconditionError: This process has parts of them.
+        """
+        if self.parts is not None:
+            raise FailedPreconditionError(
+                f"An optimizer whose slots are shared out over processes cannot be {what}. Use its"
+                " state_dict(), or thalweg.checkpoint.save, in all of them."
+            )
 
 
 def _is_here(slot: Any) -> bool:

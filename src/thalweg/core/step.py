@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_memories, check_numerics, check_shapes, sparse_and_constrained
+from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
 from thalweg.core.hooks import Hooks
 from thalweg.core.kept import Kept, Planned
@@ -96,7 +96,9 @@ def repeat(
         return None
     try:
         planned = _again(hooks, kept, given, how, copies)
-        return None if planned is None else _carried_out(hooks, planned, how, is_last)
+        if planned is None:
+            return None
+        return _carried_out(hooks, planned, how, is_last, _is_checked(hooks, how))
     except BaseException as error:
         say(error, hooks.begun)
         raise
@@ -159,17 +161,26 @@ def _again(
         return None
     stages, selection = how.stages, hooks.selection
     asked = Request(rule, stages, variables, gradients, last.slots, last.titles, selection, copies)
-    if how.narrow != narrow or not ready.again(asked):
+    if how.narrow != narrow or not ready.again(_own(hooks, asked)):
         return None
     try:
         _prepare(hooks, variables)
     except BaseException:
         ready.let_go()
         raise
-    if hooks.calls and not ready.again(asked):
+    if hooks.calls and not ready.again(_own(hooks, asked)):
         ready.let_go()
         return None
     return Planned(asked, ready, scalar_slots, narrow)
+
+
+def _check(hooks: Hooks, pairs: Sequence[Pair], how: Processing) -> None:
+    hooks.check(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
+
+
+def _own(hooks: Hooks, asked: Request) -> Request:
+    """What this process does of the step."""
+    return asked if hooks.sharing is None else hooks.sharing.share(asked)
 
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
@@ -189,21 +200,22 @@ def _anew(
     """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
     pairs = hooks.convert(given)
-    hooks.check(pairs, how.narrow)
+    _check(hooks, pairs, how)
     hooks.create(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform(pairs)
-    if _is_checked(hooks, how):
-        variables = [var for _, var in pairs]
-        peaks = Tensors([values_of(grad) for grad, _ in pairs], variables).peaks()
-        check_numerics(peaks, hooks.titles(variables))
-    rule = hooks.rule()
+    rule, is_checked = hooks.rule(), _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
+        if is_checked:
+            _check_numerics(hooks, pairs)
         if is_last:
             kept.forget_others([var for _, var in pairs])
         return _by_hooks(hooks, pairs, how, copies, is_last)
     if rule.whole and how and how.trust is None and _has_rows(pairs):
         # Rows are processed as they come, before the rule has them added up.
+        if is_checked:
+            _check_numerics(hooks, pairs)
+            is_checked = False
         pairs, decision = materialised(pairs, how, hooks.selection.denormals == "flush")
         if not decision.taken:
             return Outcome(False, written(decision.calls))
@@ -214,42 +226,51 @@ def _anew(
     slots = [hooks.slots(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
     titles = hooks.titles(variables)
-    check_shapes(variables, own, titles)
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
     if hooks.calls:
-        hooks.check(pairs, how.narrow)
-    ready = kept.gate.ready(asked)
-    outcome = _carried_out(
-        hooks, Planned(asked, ready, scalar_slots, how.narrow), how, is_last, check=True
-    )
+        _check(hooks, pairs, how)
+    ready = kept.gate.ready(_own(hooks, asked))
+    planned = Planned(asked, ready, scalar_slots, how.narrow)
+    outcome = _carried_out(hooks, planned, how, is_last, is_checked, is_new=True)
     if ready.is_single:
         kept.last = Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
     return outcome
 
 
 def _carried_out(
-    hooks: Hooks, planned: Planned, how: Processing, is_last: bool, check: bool = False
+    hooks: Hooks,
+    planned: Planned,
+    how: Processing,
+    is_last: bool,
+    is_checked: bool,
+    is_new: bool = False,
 ) -> Outcome:
-    """Measure, decide, write, constrain, finish, count."""
+    """Measure, decide, write, constrain, finish, count.
+
+    Args:
+        is_checked: Whether gradients that are not finite are refused.
+        is_new: Whether the scalars are looked at, as in a step that is not repeated.
+    """
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
-    memory = Memory(asked, scalar_slots) if rule.calls_users else None
+    memory = Memory(_own(hooks, asked), scalar_slots) if rule.calls_users else None
+    measures = ready if hooks.sharing is None else hooks.sharing.measures(ready, asked)
     try:
-        if not check and _is_checked(hooks, how):
-            check_numerics(ready.peaks(), asked.titles)
+        if is_checked:
+            check_numerics(measures.peaks(), asked.titles)
         groups = hooks.groups(asked.variables, asked.gradients)
         columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
         decision, moved = Decision(True, []), []
         if how or rule.measures:
-            known = how.known(ready, asked.variables, columns, tuple(rule.measures.values()))
+            known = how.known(measures, asked.variables, columns, tuple(rule.measures.values()))
             columns = processed(columns, known, how, ready.dtypes)
             decision = known.decision()
             if not decision.taken:
                 return Outcome(False, written(decision.calls, begun=hooks.begun))
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
-        if check:
+        if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
         counts = [*moved, *decision.calls]
@@ -259,10 +280,19 @@ def _carried_out(
             then += hooks.finish()
         if memory is not None:
             memory.check()
+        if hooks.sharing is not None:
+            hooks.sharing.begin()
         write = _at_once if ready.is_single else _in_rounds
         return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
         ready.let_go()
+
+
+def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
+    """Refuse gradients that are not finite, of a step that is not planned as a whole."""
+    variables = [var for _, var in pairs]
+    peaks = Tensors([values_of(grad) for grad, _ in pairs], variables).peaks()
+    check_numerics(peaks, hooks.titles(variables))
 
 
 def _is_checked(hooks: Hooks, how: Processing) -> bool:
@@ -278,6 +308,9 @@ def _at_once(
     if hooks.constrains:
         places = _constrained(asked)
         then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
+    joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
+    if joining is not None:
+        then = [joining, *then]
     return written(own.calls, then, counts, hooks.begun)
 
 

@@ -260,6 +260,15 @@ class TrackableSlots(Trackable):
                 self._slots.forget(var, slot_name)
             raise
 
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        """Have other slots.
+
+        Args:
+            store: Those.
+            taken: Those that take the place of others, by the `id` of these.
+        """
+        self._slots = store
+
     def _keep_slot(self, slot: Any) -> None:
         """A slot was made and has its value."""
 

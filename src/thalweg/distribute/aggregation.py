@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg.core.pairs import as_gradient, check_variables
+from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducer import Reducer
-from thalweg.distribute.reducing import filled
+from thalweg.distribute.reducing import completed, filled
+from thalweg.distribute.sharding.meshes import is_on_mesh
 from thalweg.distribute.strategy import Strategy, get_strategy
+from thalweg.engines.layout import check_shape
+from thalweg.errors import FailedPreconditionError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.variable import titles_of
 
@@ -46,16 +51,14 @@ def here() -> Strategy:
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
-def summed(
-    owner: Any, strategy: Strategy, given: Pairs, told: Callable[[], Sequence[str]]
-) -> Pairs:
+def summed(owner: Any, strategy: Strategy, given: Pairs, said: Said) -> Pairs:
     """The pairs that have a gradient on some rank, with the sums over all ranks.
 
     Args:
         owner: The optimizer.
         strategy: The strategy, of several replicas.
         given: Gradients, None among them, and variables; symbolic or not.
-        told: What must be the same on all ranks, in words, one thing a line.
+        said: What must be the same on all ranks.
 
     Raises:
         ReplicaMismatchError: The ranks differ.
@@ -63,19 +66,10 @@ def summed(
         TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
             ReplicaMismatchError.
     """
+    if is_deferred(given):
+        return _in_graph(strategy, given, said)
     variables = [var for _, var in given]
-    if not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair):
-        return _in_graph(strategy, given)
-
-    def converted() -> Pairs:
-        check_variables(variables)
-        titles = titles_of(variables)
-        return [
-            (None if grad is None else as_gradient(grad, var, title), var)
-            for (grad, var), title in zip(given, titles, strict=True)
-        ]
-
-    found = sums_of(owner, strategy, converted, variables, told)
+    found = sums_of(owner, strategy, partial(converted, given), variables, said)
     return [(grad, var) for grad, var in found if grad is not None]
 
 
@@ -84,11 +78,11 @@ def sums_of(
     strategy: Strategy,
     given: Callable[[], Pairs],
     variables: Sequence[Any],
-    told: Callable[[], Sequence[str]],
+    said: Said,
 ) -> Pairs:
     """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
     reducer = strategy.reducer_of(owner)
-    found = reducer.summed(given, variables, told)
+    found = reducer.summed(given, variables, said)
     if strategy.sending.compression is not None:
         _summed_last[owner] = reducer
     return found
@@ -102,14 +96,63 @@ def taken(owner: Any) -> None:
             reducer.taken()
 
 
-def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:
+def is_deferred(given: Pairs) -> bool:
+    """Whether a graph is being built with these pairs."""
+    return not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair)
+
+
+def converted(given: Pairs) -> Pairs:
+    """The pairs with gradients as tensors or `IndexedSlices`, of the shapes of their variables.
+
+    Raises:
+        TypeError, ValueError: There is something else.
+        FailedPreconditionError: A variable is a DTensor.
+    """
+    variables = [var for _, var in given]
+    check_variables(variables)
+    found: Pairs = []
+    for (grad, var), title in zip(given, titles_of(variables), strict=True):
+        if is_on_mesh(var):
+            raise FailedPreconditionError(
+                f"'{title}' is a DTensor, whose gradients torch has summed. Take the step outside"
+                " of strategies."
+            )
+        if grad is not None:
+            grad = as_gradient(grad, var, title)
+            check_shape(grad, var, title)
+        found.append((grad, var))
+    return found
+
+
+def _in_graph(strategy: Strategy, given: Pairs, said: Said) -> Pairs:
     """The sums as nodes of the graph, of the same graph on all ranks."""
+    variables = [var for _, var in given]
+    Agreement(strategy.ranks, values=False).check(variables, Said(said.words))
     pairs = [(grad, var) for grad, var in filled(given, strategy.ranks) if grad is not None]
     sums = reduced(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
 
 
-def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextManager[None]:
+def awaited(owner: Any, strategy: Strategy | None = None) -> AbstractContextManager[None]:
+    """A block in which gradients of an optimizer are summed: errors before that are told.
+
+    Args:
+        owner: The optimizer.
+        strategy: The strategy; by default that of this thread.
+    """
+    found = get_strategy() if strategy is None else strategy
+    is_across = strategy is None and in_cross_replica_context()
+    if found.ranks.is_alone or is_across or not executing_eagerly():
+        return contextlib.nullcontext()
+    return found.reducer_of(owner).telling()
+
+
+def completed_here(given: Pairs) -> Pairs:
+    """The pairs, with zeros for None where another replica has a gradient."""
+    return completed(converted(given), get_strategy().ranks)
+
+
+def guarding(owner: Any) -> AbstractContextManager[None]:
     """A block in which an optimizer computes the gradients that it then applies.
 
     What it raises is told to the other replicas, and they are sent as they come.
@@ -117,4 +160,4 @@ def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextMa
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():
         return contextlib.nullcontext()
-    return strategy.reducer_of(owner).guarding(told)
+    return strategy.reducer_of(owner).guarding()

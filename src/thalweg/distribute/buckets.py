@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,43 @@ class Sending:
         return [f"{name} of the strategy: {getattr(self, name)}" for name in names]
 
 
+class Sent(Protocol):
+    """Tensors that are sent together, and come back as sums.
+
+    Attributes:
+        places: Their numbers.
+    """
+
+    places: list[int]
+
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors to where they are sent from."""
+        ...
+
+    def clear(self, place: int) -> None:
+        """Have zeros sent for a tensor."""
+        ...
+
+    def send(self, ranks: Ranks, ordered: bool) -> None:
+        """Begin to add up what all ranks have in it."""
+        ...
+
+    def wait(self) -> None:
+        """Return when nothing of it is under way any more."""
+        ...
+
+    def sums(self) -> dict[int, Tensor]:
+        """The sums by the numbers of the tensors; waits for them."""
+        ...
+
+    def holders(self) -> int:
+        """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
+        ...
+
+
+Made = TypeVar("Made")
+
+
 class Bucket:
     """Memory for copies of some tensors, one after the other, on their way to all ranks.
 
@@ -49,14 +87,22 @@ class Bucket:
             self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
         parts = self._flat.split([each.numel() for each in plain])
         views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
-        self.parts = [
-            torch.view_as_complex(view) if each.is_complex() else view
-            for view, each in zip(views, like, strict=True)
-        ]
+        self.parts = {
+            place: torch.view_as_complex(view) if each.is_complex() else view
+            for place, view, each in zip(places, views, like, strict=True)
+        }
         self.dtype = like[0].dtype
         self._narrow: Tensor | None = None  # what is sent in place of it,
         self._divisor = 1  # divided by that
         self._sent: Pending | None = None
+
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """See `Sent`."""
+        copied_to([self.parts[place] for place in places], tensors)
+
+    def clear(self, place: int) -> None:
+        """See `Sent`."""
+        self.parts[place].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Have numbers of 16 bits sent in place of those in it.
@@ -78,12 +124,12 @@ class Bucket:
         left = self._flat / count
         left.copy_(self._narrow.copy_(left))
         torch.sub(self._flat, left, alpha=count, out=left).nan_to_num_(0.0, 0.0, 0.0)
-        sizes = [part.numel() for part in self.parts]
-        shapes = [part.shape for part in self.parts]
+        sizes = [part.numel() for part in self.parts.values()]
+        shapes = [part.shape for part in self.parts.values()]
         return [each.view(shape) for each, shape in zip(left.split(sizes), shapes, strict=True)]
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Begin to add up what all ranks have in it."""
+        """See `Sent`."""
         if ordered:
             self._flat.copy_(tree.over_ranks(self._flat, ranks))
         else:
@@ -91,7 +137,7 @@ class Bucket:
             self._sent = ranks.begin_adding(sent)
 
     def wait(self) -> None:
-        """Return when nothing of it is under way any more."""
+        """See `Sent`."""
         if self._sent is not None:
             self._sent.wait()
             self._sent = None
@@ -99,25 +145,29 @@ class Bucket:
                 self._flat.copy_(self._narrow).mul_(self._divisor)
 
     def sums(self) -> dict[int, Tensor]:
-        """The sums, which lie in it, by their numbers; waits for them."""
+        """See `Sent`; they have the shapes of the tensors, and lie in it."""
         self.wait()
         # Each time new tensors: `holders` sees those that somebody keeps.
-        pairs = zip(self.places, self.parts, strict=True)
-        return {place: part.detach() for place, part in pairs}
+        return {place: part.detach() for place, part in self.parts.items()}
 
     def holders(self) -> int:
-        """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
+        """See `Sent`."""
         storage = self._flat.untyped_storage()
         return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
 
 
-def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
+def planned(
+    like: Sequence[tuple[int, Tensor]],
+    size: int,
+    made: Callable[[Sequence[int], Sequence[Tensor]], Made],
+) -> list[Made]:
     """Buckets for tensors: those of one dtype and device go together, in order.
 
     Args:
         like: Numbers, and tensors of the same shapes and dtypes on all ranks, so that all plan
             alike.
         size: Bytes after which a bucket is full; a larger tensor has one of its own.
+        made: Makes a bucket; see `Bucket`.
     """
     full: list[list[tuple[int, Tensor]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
@@ -129,7 +179,13 @@ def planned(like: Sequence[tuple[int, Tensor]], size: int) -> list[Bucket]:
             members, bytes_ = [], 0
         filling[kind] = ([*members, (place, each)], bytes_ + more)
     full += [members for members, _ in filling.values()]
-    return [Bucket([place for place, _ in each], [like for _, like in each]) for each in full]
+    return [made([place for place, _ in each], [like for _, like in each]) for each in full]
+
+
+def copied_to(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to others of their shapes."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def _real(tensor: Tensor) -> Tensor:

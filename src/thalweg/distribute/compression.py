@@ -52,7 +52,7 @@ class Compression:
         if bucket.dtype not in _WIDE:
             return
         own = [variables[place] for place in bucket.places]
-        for part, var in zip(bucket.parts, own, strict=True):
+        for part, var in zip(bucket.parts.values(), own, strict=True):
             left = None if id(var) in self._next else self._left.get(var)
             if left is not None and (left.shape, left.device) == (part.shape, part.device):
                 part.add_(left)

@@ -33,12 +33,9 @@ class Underway:
         meeting: Meeting | None,
     ) -> None:
         self._variables, self._sender, self._meeting = list(variables), sender, meeting
-        self._buckets = sender.buckets([(place, variables[place].detach()) for place in dense])
-        self._homes = {
-            place: (bucket, part)
-            for bucket in self._buckets
-            for place, part in zip(bucket.places, bucket.parts, strict=True)
-        }
+        like = [(place, variables[place].detach()) for place in dense]
+        self._buckets = sender.buckets(like, self._variables)
+        self._homes = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._numbers = {id(var): place for place, var in enumerate(variables)}
         self._left = {id(bucket): len(bucket.places) for bucket in self._buckets}
         self._arrived: dict[int, tuple[Tensor, int]] = {}  # with their versions as they were sent
@@ -50,10 +47,9 @@ class Underway:
         home = self._homes.get(place)
         if home is None or grad is None or not _is_dense(grad, var) or place in self._arrived:
             return
-        bucket, part = home
-        part.copy_(grad)
+        home.put([place], [grad])
         self._arrived[place] = grad, grad._version
-        self._left[id(bucket)] -= 1
+        self._left[id(home)] -= 1
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
             if not self._is_agreed():
                 return
@@ -63,9 +59,9 @@ class Underway:
         """Send what is left; what did not come is zeros. Returns whether all ranks do."""
         if not self._is_agreed():
             return False
-        for place, (_, part) in self._homes.items():
+        for place, bucket in self._homes.items():
             if place not in self._arrived:
-                part.zero_()
+                bucket.clear(place)
         while self._sent < len(self._buckets):
             self._send()
         return True
@@ -89,7 +85,7 @@ class Underway:
 
     def sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of their variables; waits for them."""
-        return {place: part for bucket in self._buckets for place, part in bucket.sums().items()}
+        return {place: sum_ for each in self._buckets for place, sum_ in each.sums().items()}
 
     def _is_agreed(self) -> bool:
         return self._meeting is None or self._meeting.is_agreed()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from thalweg.errors import InvalidTypeError, ReplicaLostError
+from thalweg.errors import CheckpointWriteError, InvalidTypeError, ReplicaLostError
 
-# torch 2.13 renamed it.
-_joins = getattr(distributed, "all_gather_single", None) or getattr(
-    distributed, "all_gather_into_tensor", None
-)
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -55,7 +52,9 @@ class Ranks:
         self.rank = 0 if is_one else distributed.get_rank(group)
         self.size = 1 if is_one else distributed.get_world_size(group)
         self.device = torch.device("cpu")
-        if not is_one and distributed.get_backend(group) == "nccl":
+        backend = "" if is_one else distributed.get_backend(group)
+        self._is_gloo = backend == "gloo"
+        if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
@@ -63,7 +62,7 @@ class Ranks:
         """This process alone, whatever groups there are."""
         made = cls.__new__(cls)
         made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
-        made.device = torch.device("cpu")
+        made.device, made._is_gloo = torch.device("cpu"), False
         return made
 
     @property
@@ -81,12 +80,13 @@ class Ranks:
 
     def begin_adding(self, tensor: Tensor) -> Pending:
         """As `add`, which is done when the result is waited for."""
-        return Pending(self, self._begin(distributed.all_reduce, tensor))
+        return Pending(self, [self._begin(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
         """As `maximum`, likewise."""
-        work = self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
-        return Pending(self, work)
+        return Pending(
+            self, [self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
+        )
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape."""
@@ -94,22 +94,63 @@ class Ranks:
         self._wait(distributed.all_gather, found, tensor)
         return found
 
-    def exchanged(self, tensor: Tensor) -> Tensor:
-        """For each rank its part of this one's vector, and from each its part for this one."""
-        found = torch.empty_like(tensor)
-        self._wait(distributed.all_to_all_single, found, tensor)
-        return found
+    def begin_exchanging(self, tensor: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Pending]:
+        """Begin to send each rank its part of a vector.
 
-    def joined(self, tensor: Tensor) -> Tensor:
-        """The vectors of all ranks, one after the other."""
-        found = tensor.new_empty(self.size * tensor.numel())
-        self._wait(_joins, found, tensor)
-        return found
+        Args:
+            tensor: The parts, one after the other.
+            sizes: How long they are, the same on all ranks.
+
+        Returns:
+            What all ranks have sent to this one, one rank after the other; once it has arrived.
+        """
+        own = sizes[self.rank]
+        found = tensor.new_empty(self.size * own)
+        splits = [own] * self.size, list(sizes)
+        work = self._begin(distributed.all_to_all_single, found, tensor, *splits)
+        return found, Pending(self, [work])
+
+    def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
+        """Begin to send this rank's tensor to all, and to set the others to those of their ranks.
+
+        Args:
+            tensors: One for each rank; all ranks give the same shapes.
+        """
+        if self._is_gloo:  # whose all_gather takes four times as long
+            several = [
+                self._begin(distributed.broadcast, each, group_src=rank)
+                for rank, each in enumerate(tensors)
+                if each.numel()
+            ]
+            return Pending(self, several)
+        own = tensors[self.rank]
+        return Pending(self, [self._begin(distributed.all_gather, list(tensors), own)])
+
+    def collect(self, tensors: Sequence[Tensor]) -> None:
+        """Send this rank's tensor to rank 0, which sets its others to those of their ranks.
+
+        Args:
+            tensors: One for each rank; all ranks give the same shapes.
+        """
+        with self._told():
+            works = [
+                distributed.irecv(each, group=self._group, group_src=rank)
+                if not self.rank
+                else distributed.isend(each, group=self._group, group_dst=0)
+                for rank, each in enumerate(tensors)
+                if each.numel() and (rank == self.rank) != (not self.rank)
+            ]
+        Pending(self, works).wait()
 
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:
-            self._wait(distributed.broadcast, tensor, group_src=source)
+            whole = tensor.detach().contiguous()
+            sent = whole.view(-1).view(torch.uint8)  # which all backends know
+            self._wait(distributed.broadcast, sent, group_src=source)
+            if whole.data_ptr() != tensor.data_ptr():
+                with torch.no_grad():
+                    tensor.copy_(whole)
 
     def texts(self, own: str) -> list[str]:
         """The texts of all ranks."""
@@ -119,6 +160,29 @@ class Ranks:
         padded[: len(data)] = data
         parts = zip(self.gathered(padded), sizes, strict=True)
         return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
+
+    def once(self, write: Callable[[], None], path: str) -> None:
+        """Have rank 0 write a file; all ranks call this, and go on when it is there.
+
+        Args:
+            write: Writes it.
+            path: The file.
+
+        Raises:
+            CheckpointWriteError: Rank 0 cannot write it; what it has raised, on rank 0.
+            ReplicaLostError: A rank did not answer.
+        """
+        trouble: BaseException | None = None
+        if not self.rank:
+            try:
+                write()
+            except BaseException as error:
+                trouble = error
+        said = self.texts("" if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        if trouble is not None:
+            raise trouble
+        if said[0].strip():
+            raise CheckpointWriteError(f"Rank 0 has not written {path}. {said[0]}")
 
     def _wait(self, function: Any, *args: Any, **kwargs: Any) -> None:
         work = self._begin(function, *args, **kwargs)
@@ -142,8 +206,20 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            self._lost = f"{self._silence()}: {_first_line(error)}."
+            said = _first_line(error)
+            self._lost = f"{self._silence()}: {said}."
             raise ReplicaLostError(self._lost) from error
+        except BaseException:
+            self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
+            raise
+
+    def give_up(self, why: str) -> None:
+        """Have every later call fail: this rank cannot go on with the others.
+
+        Args:
+            why: A sentence.
+        """
+        self._lost = self._lost or why
 
     def _silence(self) -> str:
         others = sorted({*range(self.size)} - {self.rank})
@@ -159,19 +235,20 @@ class Ranks:
 
 
 class Pending:
-    """A message under way."""
+    """Messages under way."""
 
-    def __init__(self, ranks: Ranks, work: Any) -> None:
-        self._ranks, self._work = ranks, work
+    def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
+        self._ranks, self._works = ranks, works
 
     def wait(self) -> None:
-        """Return when it has arrived.
+        """Return when they have arrived.
 
         Raises:
-            ReplicaLostError: It will not.
+            ReplicaLostError: They will not.
         """
         with self._ranks._told():
-            self._ranks._finish(self._work)
+            for work in self._works:
+                self._ranks._finish(work)
 
 
 def _is_group(given: Any) -> bool:
@@ -216,4 +293,5 @@ def _meeting() -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")[:200]
+    line = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(line, 300, placeholder=" ...").rstrip(".")

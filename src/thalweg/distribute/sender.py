@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute.buckets import Bucket, Sending, planned
+from thalweg.distribute.buckets import Bucket, Sending, Sent, planned
 from thalweg.distribute.compression import Compression
 from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.sharding.scattering import Scatter
+from thalweg.distribute.sharding.shards import Shards
 
 
 class Sender:
@@ -22,36 +25,53 @@ class Sender:
         ranks: The ranks.
         how: How gradients are sent.
         compresses: Whether they are sent in 16 bits, if `how` says so.
+        shards: Who has what of the variables, if each rank gets its parts of the sums alone; they
+            are not compressed.
     """
 
-    def __init__(self, ranks: Ranks, how: Sending, compresses: bool = False) -> None:
-        self.ranks, self._how = ranks, how
+    def __init__(
+        self, ranks: Ranks, how: Sending, compresses: bool = False, shards: Shards | None = None
+    ) -> None:
+        self.ranks, self._how, self._shards = ranks, how, shards
         dtype = how.compression if compresses else None
         self._compression = None if dtype is None else Compression(dtype, ranks.size)
-        self._buckets: list[Bucket] = []
+        self._buckets: list[Sent] = []
         self._holders: list[int] = []
         self._layout: list[Any] | None = None
 
-    def buckets(self, like: Sequence[tuple[int, Tensor]]) -> list[Bucket]:
+    @property
+    def scatters(self) -> bool:
+        """Whether each rank gets its parts of the sums alone."""
+        return self._shards is not None
+
+    def buckets(
+        self, like: Sequence[tuple[int, Tensor]], variables: Sequence[Any]
+    ) -> Sequence[Sent]:
         """Buckets for tensors, the last one first, as the backward pass computes them.
 
         Args:
             like: Numbers, and tensors of the same shapes and dtypes.
+            variables: The variables by these numbers.
         """
         for bucket in self._buckets:
             bucket.wait()  # a step that failed has not
         like = sorted(like, key=lambda each: -each[0])
-        layout = [(place, each.shape, each.dtype, each.device) for place, each in like]
+        layout: list[Any] = [(place, each.shape, each.dtype, each.device) for place, each in like]
+        made = Bucket
+        if self._shards is not None:
+            made = partial(Scatter, self._shards, variables)
+            own = [variables[place] for place, _ in like]  # its buckets keep them alive
+            layout += [(id(var), self._shards.pieces(var)) for var in own]
         if layout != self._layout or self._holders != [each.holders() for each in self._buckets]:
             self._layout, self._buckets = None, []  # or they would be there twice for a while
-            self._buckets = planned(like, self._how.bucket_size)
+            self._buckets = planned(like, self._how.bucket_size, made)
             self._holders = [each.holders() for each in self._buckets]
             self._layout = layout
         return self._buckets
 
-    def send(self, bucket: Bucket, variables: Sequence[Any]) -> None:
+    def send(self, bucket: Sent, variables: Sequence[Any]) -> None:
         """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
-        if self._compression is not None:
+        if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)
         bucket.send(self.ranks, self._how.ordered)
 

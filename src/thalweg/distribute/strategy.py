@@ -17,10 +17,12 @@ from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
+from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import over_axis, reduced
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
+from thalweg.distribute.sharding.shards import Shards
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import executing_eagerly, group
 
@@ -42,7 +44,11 @@ class Strategy:
             number of ranks that is a power of 2, see `gradients`.
         compression: Optional. "float16" or "bfloat16": dense gradients of 32 and 64 bits that an
             optimizer sums in eager mode are sent in 16. What rounding leaves out is kept by the
-            rank, and added to the variable's next gradient. Not with `reduction="ordered"`.
+            rank, and added to the variable's next gradient. Not with `reduction="ordered"`, nor
+            with `shard_slots`.
+        shard_slots: Whether the slots of an optimizer are shared out over the ranks from its next
+            step on: each rank keeps, and updates, a part of each variable, and sends it to the
+            others. Its state is then read by all ranks together, see `state_dict`.
 
     Attributes:
         ranks: The ranks.
@@ -50,7 +56,8 @@ class Strategy:
     Raises:
         InvalidTypeError: `group` is no process group.
         InvalidArgumentError: A number is not above 0, `reduction` or `compression` is none of
-            these, an ordered reduction has another number of ranks, or is compressed.
+            these, an ordered reduction has another number of ranks, or `compression` comes with an
+            ordered reduction or with `shard_slots`.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
@@ -72,6 +79,7 @@ class Strategy:
         bucket_size: int = SIZE,
         reduction: Literal["sum", "ordered"] = "sum",
         compression: Literal["float16", "bfloat16"] | None = None,
+        shard_slots: bool = False,
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
             if number is not None and not number > 0:
@@ -87,16 +95,22 @@ class Strategy:
                 f"reduction='ordered' and compression={compression!r} exclude one another: 16 bits"
                 " would round away what the order keeps."
             )
+        if compression is not None and shard_slots:
+            raise InvalidArgumentError(
+                f"shard_slots={shard_slots!r} and compression={compression!r} exclude one another:"
+                " what 16 bits leave out is kept for whole sums alone."
+            )
         ranks = Ranks(group, timeout)
         if reduction == "ordered" and ranks.size & (ranks.size - 1):
             raise InvalidArgumentError(
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
         narrow = None if compression is None else DTYPES[compression]
-        self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow))
+        self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow), shard_slots)
 
-    def _set(self, ranks: Ranks, sending: Sending) -> None:
+    def _set(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
         self.ranks, self.sending = ranks, sending
+        self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
@@ -104,7 +118,8 @@ class Strategy:
         """What sends the gradients of an optimizer."""
         found = self._reducers.get(optimizer)
         if found is None:
-            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending)
+            shards = Shards(self.ranks) if self._shard_slots else None
+            found = self._reducers[optimizer] = Reducer(self.ranks, self.sending, shards)
         return found
 
     @classmethod
@@ -220,7 +235,8 @@ class Strategy:
             return tape.gradient(value, chosen)
 
         first = self.ranks.rank * own
-        sums = tree.summed(first, first + own, of_one)
+        with telling(self.ranks, Doing.STEP):
+            sums = tree.summed(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
     def group(self, value: Any, name: str | None = None) -> Any:

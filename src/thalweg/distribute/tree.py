@@ -8,7 +8,7 @@ the same whatever else lies in the vector, so the bits are those of one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -60,7 +60,22 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
     size = -(-flat.numel() // ranks.size)
     sent = flat.new_zeros(size * ranks.size)
     sent[: flat.numel()] = flat
-    shards = list(ranks.exchanged(sent).view(ranks.size, size).unbind())
-    while len(shards) > 1:
-        shards = [one + other for one, other in zip(shards[::2], shards[1::2], strict=True)]
-    return ranks.joined(shards[0])[: flat.numel()]
+    found, arriving = ranks.begin_exchanging(sent, [size] * ranks.size)
+    arriving.wait()
+    shards = sent.view(ranks.size, size).unbind()
+    shards[ranks.rank].copy_(in_pairs(found.view(ranks.size, size).unbind()))
+    ranks.begin_sharing(shards).wait()
+    return sent[: flat.numel()]
+
+
+def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
+    """The sum of some vectors: neighbours are added, then their sums; one without one stays.
+
+    The vectors are written to, and the first of them is the sum.
+    """
+    found = list(vectors)
+    while len(found) > 1:
+        for one, other in zip(found[::2], found[1::2], strict=False):
+            one.add_(other)
+        found = found[::2]
+    return found[0]

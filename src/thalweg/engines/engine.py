@@ -141,6 +141,15 @@ class Ready(Protocol):
         """
         ...
 
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """What `sums` adds up, see `measuring`: for each variable (leaves, formulas), float64.
+
+        A variable with a sparse gradient has none.
+        """
+        ...
+
     def peaks(self) -> Float64:
         """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
         ...

@@ -119,8 +119,8 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
             )
         if slot.shape != var.shape or slot.device != var.device:
             raise InvalidArgumentError(
-                f"A slot of '{name}' has shape {tuple(slot.shape)} on {slot.device} but the"
-                f" variable has shape {tuple(var.shape)} on {var.device}."
+                f"'{name}' has shape {tuple(var.shape)} on {var.device} now, but its slot has shape"
+                f" {tuple(slot.shape)} on {slot.device}. Make a new optimizer for it."
             )
         check_memory(slot, f"A slot of '{name}'")
         if slot.is_neg() or overlapping(slot):
@@ -257,10 +257,32 @@ def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -
         InvalidArgumentError: If shapes or devices differ.
     """
     check_kind(grad, var, name, narrow)
-    if grad.shape != var.shape:
+    check_shape(grad, var, name)
+
+
+def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
+    """Refuse a gradient, dense or sparse, that has not the shape of its variable.
+
+    Raises:
+        InvalidArgumentError: It has another one.
+    """
+    shape = tuple(var.shape)
+    if not isinstance(grad, IndexedSlices):
+        if grad.shape != var.shape:
+            raise InvalidArgumentError(
+                f"Gradient of '{name}' has shape {tuple(grad.shape)} but the variable has shape"
+                f" {shape}."
+            )
+        return
+    if not shape or tuple(grad.values.shape[1:]) != shape[1:]:
         raise InvalidArgumentError(
-            f"Gradient of '{name}' has shape {tuple(grad.shape)} but the variable has shape"
-            f" {tuple(var.shape)}."
+            f"Gradient of '{name}' has rows of shape {tuple(grad.values.shape[1:])} but the"
+            f" variable has shape {shape}."
+        )
+    if grad.dense_shape is not None and tuple(grad.dense_shape) != shape:
+        raise InvalidArgumentError(
+            f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
+            f" {shape}."
         )
 
 
@@ -301,20 +323,10 @@ def check_slices(
         LayoutError: If values or indices are not in memory.
     """
     check_kind(grad.values, var, name, narrow)
-    shape = tuple(var.shape)
-    if not shape or tuple(grad.values.shape[1:]) != shape[1:]:
-        raise InvalidArgumentError(
-            f"Gradient of '{name}' has rows of shape {tuple(grad.values.shape[1:])} but the"
-            f" variable has shape {shape}."
-        )
-    if grad.dense_shape is not None and tuple(grad.dense_shape) != shape:
-        raise InvalidArgumentError(
-            f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
-            f" {shape}."
-        )
+    check_shape(grad, var, name)
     check_memory(grad.indices, f"The indices of the gradient of '{name}'")
     try:
-        grad.check_range(shape[0], "scatter" if scatter else "fused")
+        grad.check_range(var.shape[0], "scatter" if scatter else "fused")
     except InvalidArgumentError as error:
         error.add_note(f"In the gradient of '{name}'.")
         raise

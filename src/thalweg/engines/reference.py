@@ -21,7 +21,7 @@ from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.denormals import denormals
 from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scalars, Stages
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.measuring import combined, leaf_counts, leaves_of
+from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
 from thalweg.indexed_slices import IndexedSlices
@@ -293,17 +293,32 @@ class ReferencePart:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        grad, var = self._values, self._tensors[0]
-        if stages:
-            grad = transform(
-                stages, grad, columns.of(0, self._dtype), self._flush, _of(self._dtype)
-            )
         if isinstance(self._gradient, IndexedSlices):
+            grad, var = self._staged(stages, columns), self._tensors[0]
             beside = [grad if each is gradient_squares else var for each in formulas]
-            return [_sum(each, [one, one], {}) for each, one in zip(formulas, beside, strict=True)]
-        tensors = [var, grad, *self._tensors[1:]]
+            found = [_leaves(each, [one, one], {}) for each, one in zip(formulas, beside)]
+            return [combined(each, np.array([len(each)])) for each in found]
+        (leaves,) = self.leaves(formulas, stages, columns)
+        return list(combined(leaves, np.array([len(leaves)])).T)
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """See `Ready`."""
+        if isinstance(self._gradient, IndexedSlices):
+            return [np.empty((0, len(formulas)))]
+        var, own = self._tensors[0], columns.of(0, self._dtype)
+        tensors = [var, self._staged(stages, columns), *self._tensors[1:]]
+        flat = [_flat(tensor, var) for tensor in tensors]
+        return [np.stack([_leaves(each, flat, own) for each in formulas], axis=-1)]
+
+    def _staged(self, stages: Stages, columns: Columns) -> Tensor:
+        """The gradient, or its values, after the stages."""
+        grad = self._values
+        if not stages:
+            return grad
         own = columns.of(0, self._dtype)
-        return [_sum(each, [_flat(tensor, var) for tensor in tensors], own) for each in formulas]
+        return transform(stages, grad, own, self._flush, _of(self._dtype))
 
     def peaks(self) -> Float64:
         """See `Ready`."""
@@ -372,18 +387,17 @@ def _flat(tensor: Tensor, var: Tensor) -> Tensor:
     return layout.like(tensor, var).as_strided((var.numel(),), (1,))
 
 
-def _sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
-    """The sum of a formula over elements, in the order that all engines have; of shape (1,)."""
+def _leaves(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
+    """The leaves of the sum of a formula over elements, in the order that all engines have."""
     wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
-    counts = leaf_counts([wide[0].numel()])
     if wide[0].device.type == "cpu":
         with np.errstate(all="ignore"):
             values = numpy_formula(formula, np.float64)(
                 *(each.numpy() for each in wide), **_pick(formula, scalars, np.float64)
             )[0]
-        return combined(leaves_of(values.reshape(-1)), counts)
+        return leaves_of(values.reshape(-1))
     values = torch_evaluate(formula, wide, scalars)[0]
-    return combined(leaves_of(values.reshape(-1)), counts).cpu().numpy()
+    return leaves_of(values.reshape(-1)).cpu().numpy()
 
 
 def _numpy_results(

@@ -36,6 +36,10 @@ class Part(Protocol):
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]: ...
+
     def peaks(self) -> Float64: ...
 
     def calls(self, columns: Columns) -> list[Call]: ...
@@ -84,6 +88,17 @@ class Together:
                 found, part.sums(formulas, stages, columns.only(own)), strict=True
             ):
                 total[own] = each
+        return found
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """See `Ready`."""
+        found = [np.empty((0, len(formulas)))] * self._count
+        for own, part in self._parts:
+            parts = part.leaves(formulas, stages, columns.only(own))
+            for index, leaves in zip(own, parts, strict=True):
+                found[index] = leaves
         return found
 
     def peaks(self) -> Float64:

@@ -104,5 +104,5 @@ class MicroBatchStep:
 class _Count(Entry):
     of: Any = None
 
-    def set_to(self, value: Any) -> list[Any]:
+    def _set(self, value: Any) -> list[Any]:
         return [partial(setattr, self.of, "count", int(value))]

@@ -79,7 +79,8 @@ def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict
 
 def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
     optimizer._check_has_state()
-    return [optimizer._slots.all_of(var) for var in variables]
+    store = optimizer._slots
+    return [{name: store.whole(var, name) for name in store.all_of(var)} for var in variables]
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:

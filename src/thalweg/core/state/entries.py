@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg.core.slots import Parts, SlotStore
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import dtype_name, name_of
@@ -59,6 +60,11 @@ class Entry:
         """What TensorFlow calls it: "Adam/w/m" in Keras, "w/Adam" in `tf.train`."""
         return name_of(self.own).split(":")[0]
 
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of a value that it can be set to."""
+        return self.own.shape
+
     def read(self) -> Tensor:
         """A copy of the value.
 
@@ -73,8 +79,8 @@ class Entry:
         problem = flaw(given)
         if problem is not None:
             return f"{self.name!r} is {problem}"
-        if given.shape != self.own.shape or given.dtype not in (self.own.dtype, *self.dtypes):
-            return f"{self.name!r} is {_kind(given)}, not {_kind(self.own)}"
+        if given.shape != self.shape or given.dtype not in (self.own.dtype, *self.dtypes):
+            return f"{self.name!r} is {_kind(given)}, not {_kind(self.own, self.shape)}"
         if not _is_writable(self.own):
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
@@ -86,12 +92,61 @@ class Entry:
 
     def calls(self, given: Any) -> list[Call]:
         """What sets it, in C alone; all conversions are made now."""
-        value = kept(given, self.own.dtype, self.own.device)
-        return self.set_to(value)
+        return self._set(kept(self.mine(given), self.own.dtype, self.own.device))
 
     def set_to(self, value: Tensor) -> list[Call]:
         """As `calls`, without a copy of the value: it is plain, and nothing writes to it."""
+        return self._set(self.mine(value))
+
+    def _set(self, value: Tensor) -> list[Call]:
         return [partial(plain(self.own).copy_, value)]
+
+    def mine(self, value: Tensor) -> Tensor:
+        """What this process keeps of a value."""
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Entry):
+    """This process' part of a tensor, all of which is in a state.
+
+    Attributes:
+        var: The variable that has as many elements.
+        parts: What this process has of them.
+    """
+
+    var: Tensor
+    parts: Parts
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.var.shape
+
+    def read(self) -> Tensor:
+        """The value; all processes call this."""
+        check_memory(self.own, f"'{name_of(self.own)}'")
+        return self.parts.whole(self.own, self.var)
+
+    def mine(self, value: Tensor) -> Tensor:
+        return self.parts.cut(plain(value), self.var)
+
+
+def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
+    """The slots of a variable.
+
+    Args:
+        store: All slots.
+        var: The variable.
+        key: What their names begin with.
+    """
+    found: list[Entry] = []
+    for name, slot in store.all_of(var).items():
+        parts = store.parts_of(name)
+        if parts is None:
+            found.append(Entry(f"{key}/{name}", slot))
+        else:
+            found.append(Part(f"{key}/{name}", slot, var=var, parts=parts))
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,9 +243,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
     with DisableTorchFunctionSubclass():
-        return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
+        found = tensor.shape if shape is None else shape
+        return f"{dtype_name(tensor.dtype)} of shape {tuple(found)}"
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ class Leaves:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._elements = sum(sizes)
-        self._tree = Tree(leaf_counts(sizes))
+        self._counts = leaf_counts(sizes)
+        self._tree = Tree(self._counts)
         self._chunks = dense_chunks(sizes, LEAF)
         self._bounds = slices(self._chunks, chunk_of(self._elements))
 
@@ -84,6 +85,10 @@ class Leaves:
             (tensors, ...).
         """
         return self._tree.combined(leaves)
+
+    def apart(self, leaves: Float64) -> list[Float64]:
+        """Those of each tensor; as `combined` otherwise."""
+        return np.split(leaves, np.cumsum(self._counts)[:-1])
 
     def sums(
         self,

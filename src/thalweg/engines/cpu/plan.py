@@ -121,13 +121,24 @@ class Group:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
     ) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
+        return self._leaves.combined(self._measured(formulas, stages, columns, flush))
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
+    ) -> list[Float64]:
+        """What is added up to them: (leaves, formulas) for each member."""
+        return self._leaves.apart(self._measured(formulas, stages, columns, flush))
+
+    def _measured(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
+    ) -> Float64:
         kernel = launch.measuring(formulas, stages, self._streams, self.dtype)
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         scalars = {
             name: separate[name][self.members] if name in separate else shared[name]
             for name in kernel.scalars
         }
-        return self._leaves.sums(kernel, self.table.base, scalars, flush and bool(stages))
+        return self._leaves.measure(kernel, self.table.base, scalars, flush and bool(stages))
 
     def peaks(self) -> Float64:
         """Largest magnitude of each member's gradient."""
@@ -361,6 +372,18 @@ class DensePlan:
         for group in self.groups:
             found[group.members] = group.sums(formulas, stages, columns, flush)
         return list(found.T)
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """See `Ready`."""
+        found = [np.empty((0, len(formulas)))] * len(self.variables)
+        flush = self._selection.denormals == "flush"
+        for group in self.groups:
+            parts = group.leaves(formulas, stages, columns, flush)
+            for index, leaves in zip(group.members, parts, strict=True):
+                found[index] = leaves
+        return found
 
     def peaks(self) -> Float64:
         """See `Ready`."""

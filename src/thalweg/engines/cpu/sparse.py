@@ -255,6 +255,12 @@ class SparsePlan:
             for each in formulas
         ]
 
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """See `Ready`."""
+        return [np.empty((0, len(formulas)))]
+
     def peaks(self) -> Float64:
         """See `Ready`."""
         return peaks([self.values])

@@ -11,7 +11,7 @@ import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch import Tensor
 
-from thalweg.distribute import get_strategy
+from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
@@ -126,6 +126,11 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
                     " new optimizer and compile the model again."
                 )
+        if shards_of(wrapped) is not None:
+            raise FailedPreconditionError(
+                "Keras has variables of the slots, which cannot be shared out over ranks. Make the"
+                " strategy without shard_slots."
+            )
         pairs = list(zip(_shares(grads), tensors, strict=True))
         if self.weight_decay is not None:
             hooks = wrapped._hooks(False)

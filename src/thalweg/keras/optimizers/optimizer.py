@@ -6,10 +6,12 @@ slots), `options` (clipping, functions, engine), `state_dict`, and `differentiat
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -21,6 +23,7 @@ from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
+from thalweg.core.slots import SlotStore
 from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
@@ -170,9 +173,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
         is done. A note on the exception says which is the case.
         """
-        with self._lock, self._hyper:
+        waits = experimental_aggregate_gradients and self._is_summed()
+        told = distribute.awaited(self) if waits else contextlib.nullcontext()
+        with self._lock, self._hyper, told:
             given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
             if not given:
+                if waits and executing_eagerly():
+                    distribute.summed(self, distribute.get_strategy(), [], self._said())
                 return None
             if distribute.in_cross_replica_context() and current_session() is None:
                 raise RuntimeError(
@@ -180,16 +187,24 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                     " the function that thalweg.distribute.Strategy.run calls."
                 )
             aggregates = experimental_aggregate_gradients
-            if aggregates and self._sums_first():
-                given, aggregates = self._summed(as_pairs(given)), False
-            hooks = self._hooks(aggregates)
+            sums_first = aggregates and self._sums_first()
+            hooks = self._hooks(aggregates and not sums_first)
+            if not sums_first:
+                if waits and executing_eagerly():
+                    given = distribute.completed_here(as_pairs(given))
+                given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+            elif distribute.shards_of(self) is not None:
+                given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
+            else:
+                given = self._summed(as_pairs(given))
             how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
             kept = self._plans.now()
-            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
-            if outcome is None:
-                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                    return self._deferred(given, name, aggregates)
-                outcome = take(hooks, kept, given, how, tries=False)
+            with distribute.taking(hooks.sharing):
+                outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
+                if outcome is None:
+                    if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                        return self._deferred(given, name, aggregates and not sums_first)
+                    outcome = take(hooks, kept, given, how, tries=False)
             distribute.taken(self)
             raise_first(outcome.errors)
             return self.iterations
@@ -215,14 +230,49 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             return False
         return _BEFORE.isdisjoint(self._overridden())
 
+    def _is_summed(self) -> bool:
+        """Whether this class sums gradients over replicas, of which there are several."""
+        if self._aggregator is not None or distribute.get_strategy().ranks.is_alone:
+            return False
+        return "_aggregate_gradients" not in self._overridden()
+
+    def _waited_for(self) -> AbstractContextManager[None]:
+        """The block in which gradients are computed, for which other replicas wait."""
+        if self._sums_first():
+            return distribute.guarding(self)
+        return distribute.awaited(self) if self._is_summed() else contextlib.nullcontext()
+
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
+        found = distribute.summed(self, distribute.get_strategy(), pairs, self._said())
         return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
 
-    def _told(self) -> list[str]:
-        """What must be the same on all replicas, in words."""
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._plans = Plans()
+
+    def _summed_in_parts(
+        self, pairs: list[tuple[Any, Any]], hooks: KerasHooks
+    ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
+        sees = self._transformers or "_transform_gradients" in self._overridden()
+        rule = hooks.rule()
+        whole = sees or rule is None or (rule.whole and bool(self._clipping))
+        strategy = distribute.get_strategy()
+        found, step = distribute.summed_in_parts(
+            self, strategy, pairs, self._said(), hooks, scatters=not whole
+        )
+        return found or with_gradients(pairs, titles_of([var for _, var in pairs])), step
+
+    def _said(self) -> distribute.Said:
+        """What must be the same on all replicas."""
+        return distribute.Said(self._in_words, self._in_numbers)
+
+    def _in_words(self) -> list[str]:
         arguments = distribute.in_words(self._arguments())
-        return [f"optimizer: {type(self).__name__}", *arguments, f"step: {int(self.iterations)}"]
+        step = [f"step: {int(self.iterations)}"] if executing_eagerly() else []
+        return [f"optimizer: {type(self).__name__}", *arguments, *step]
+
+    def _in_numbers(self) -> tuple[int, list[float]]:
+        return int(self.iterations), list(self._hyper.numbers().values())
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
@@ -336,7 +386,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _arguments(self) -> dict[str, Any]:
         """What the constructor was given that numbers depend on, by name."""
         try:
-            found = dict(self.get_config())
+            with self._hyper.uncalled():
+                found = dict(self.get_config())
         except NotImplementedError:  # a subclass without one
             found = {}
         found.pop("name", None)

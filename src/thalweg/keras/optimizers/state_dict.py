@@ -81,7 +81,11 @@ class StateDict(TrackableSlots, state.Copied):
             "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
             The second variable of a name is "name:0#1".
 
+        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy`, all ranks call
+        this, and each gets all of them.
+
         Raises:
+            ReplicaLostError: A rank has not called it.
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
         return self._saved(_titles)
@@ -94,7 +98,7 @@ class StateDict(TrackableSlots, state.Copied):
             owners = self._owners()
             check_memories([slot for *_, slot in self._slots.items()])
             slots = {
-                name: {key: state.taken(slot) for key, slot in self._slots.all_of(var).items()}
+                name: {each.name[1:]: each.read() for each in state.of_slots(self._slots, var, "")}
                 for name, var in zip(names(owners), owners, strict=True)
             }
             for name, own in self._pending.items():
@@ -214,9 +218,7 @@ class StateDict(TrackableSlots, state.Copied):
         for key, title, var in called:
             if not all_of_them and title not in given:
                 continue
-            entries += [
-                Entry(f"{key}/{name}", slot) for name, slot in self._slots.all_of(var).items()
-            ]
+            entries += state.of_slots(self._slots, var, key)
             known |= {f"{key}/{name}": value for name, value in rest.pop(title, {}).items()}
         return entries, known, rest
 

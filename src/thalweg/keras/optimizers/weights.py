@@ -13,7 +13,7 @@ from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Loading, readable, restore
+from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
@@ -153,10 +153,15 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
+        distribute.note(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
         self._take_slots(name, missing, made)
         return made
+
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._weights = [taken.get(id(weight), weight) for weight in self._weights]
 
     def _keep_slot(self, slot: Any) -> None:
         self._weights.append(slot)
@@ -167,8 +172,12 @@ class Weights(TrackableSlots):
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
         """The slot of a variable.
 
+        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
+        and all ranks call this.
+
         Raises:
             KeyError: There is no slot of this name, or not yet.
+            ReplicaLostError: A rank has not called it.
         """
         found = self._slots.get(var, slot_name)
         if found is None:
@@ -178,6 +187,9 @@ class Weights(TrackableSlots):
             there = ", ".join(self._slots.all_of(var))
             rest = f" It has {there}." if there else " It has none before its first step."
             raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{rest}")
+        if self._slots.parts_of(slot_name) is not None:
+            with self._lock:
+                return over(self._slots.whole(var, slot_name), found.name)
         self._slots.handed_out([found])
         return found
 
@@ -235,7 +247,10 @@ class Weights(TrackableSlots):
 
     @property
     def weights(self) -> list[Tensor]:
-        """The optimizer's variables in order of creation, `iterations` first."""
+        """The optimizer's variables in order of creation, `iterations` first.
+
+        Where slots are shared out over ranks, they are the parts that this one has, flat.
+        """
         self._settle()
         self._slots.handed_out(self._weights)
         return list(self._weights)
@@ -246,12 +261,17 @@ class Weights(TrackableSlots):
 
     @untraced
     def get_weights(self) -> list[Any]:
-        """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has."""
+        """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has.
+
+        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy`, all ranks call
+        this, and each gets all of them.
+        """
         self._settle()
         if any(map(is_symbolic, self._weights)):
             return _session().run(self._weights)
         with self._lock:
-            return [_as_numpy(weight) for weight in self._weights]
+            check_memories(self._weights)
+            return [_as_numpy(entry.read()) for entry in self._weight_entries()]
 
     @untraced
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -274,7 +294,7 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        values = [_fitting(*each) for each in zip(self._weights, weights, strict=True)]
+        values = [_fitting(*each) for each in zip(self._weight_entries(), weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         if any(map(is_symbolic, self._weights)):
@@ -283,10 +303,20 @@ class Weights(TrackableSlots):
             for weight, value in zip(own, values, strict=True):
                 weight.load(value, session)
             return
-        entries = [Entry(name_of(weight), weight) for weight in self._weights]
+        entries = self._weight_entries()
         with self._lock.to_load():
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
+
+    def _weight_entries(self) -> list[Entry]:
+        parts = {
+            id(entry.own): entry
+            for var in self._slots.owners()
+            for entry in of_slots(self._slots, var, "")
+        }
+        found = [parts.get(id(weight)) for weight in self._weights]
+        pairs = zip(found, self._weights, strict=True)
+        return [each or Entry(name_of(weight), weight) for each, weight in pairs]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """`iter`, the hyperparameters that are variables, and whatever else is tracked."""
@@ -312,7 +342,7 @@ def _is_counter(variable: Any) -> bool:
     return is_variable and variable.shape == () and variable.dtype in COUNTERS
 
 
-def _fitting(weight: Any, value: Any) -> Tensor:
+def _fitting(entry: Entry, value: Any) -> Tensor:
     """A value given for a weight, in its dtype.
 
     Raises:
@@ -320,15 +350,16 @@ def _fitting(weight: Any, value: Any) -> Tensor:
         InvalidTypeError: It is not numeric, or complex.
         InvalidArgumentError: The weight holds integers, and the value is not one.
     """
+    weight, shape = entry.own, tuple(entry.shape)
     title = name_of(weight)
     try:
         given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except TypeError:
         raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
     given = readable(given, f"The value for '{title}'")
-    if tuple(weight.shape) != tuple(given.shape):
+    if shape != tuple(given.shape):
         raise ValueError(
-            f"Optimizer weight shape {tuple(weight.shape)} not compatible with provided"
+            f"Optimizer weight shape {shape} not compatible with provided"
             f" weight shape {tuple(given.shape)}."
         )
     if given.is_complex():
@@ -342,7 +373,6 @@ def _fitting(weight: Any, value: Any) -> Tensor:
 
 
 def _as_numpy(weight: Tensor) -> Any:
-    check_memories([weight])
     detached = weight.detach().cpu()
     if detached.dtype == torch.bfloat16:
         detached = detached.float()

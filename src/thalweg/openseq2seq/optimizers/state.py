@@ -42,9 +42,9 @@ class Master(Entry):
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
         return super().difference(given)
 
-    def set_to(self, value: Tensor) -> list[Any]:
+    def _set(self, value: Tensor) -> list[Any]:
         rounded = saturated(value, self.var.dtype)
-        return [*super().set_to(value), partial(self.var.detach().copy_, rounded)]
+        return [*super()._set(value), partial(self.var.detach().copy_, rounded)]
 
 
 @dataclass(frozen=True)

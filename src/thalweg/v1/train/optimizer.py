@@ -20,6 +20,7 @@ from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import Call
+from thalweg.core.slots import SlotStore
 from thalweg.core.step import finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
@@ -171,7 +172,7 @@ class Optimizer(State, StateDict):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
-        with distribute.guarding(self, self._told):
+        with distribute.guarding(self):
             pairs = self.compute_gradients(
                 loss,
                 var_list=var_list,
@@ -297,13 +298,15 @@ class Optimizer(State, StateDict):
         global_step: Any,
         name: str,
         captured: list[Any] | None = None,
+        sharing: Any = None,
     ) -> None:
         """Apply gradients now; those that are None are left out."""
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
             given = [(grad, var) for grad, var in given if grad is not None]
-        raise_first(self._take(given, global_step, name, captured=captured).errors)
+        outcome = self._take(given, global_step, name, captured=captured, sharing=sharing)
+        raise_first(outcome.errors)
 
     def _take(
         self,
@@ -313,6 +316,7 @@ class Optimizer(State, StateDict):
         how: Processing = NOTHING,
         copies: Copies = None,
         captured: list[Any] | None = None,
+        sharing: Any = None,
     ) -> Outcome:
         """Take a step, eagerly or as a session runs.
 
@@ -324,6 +328,7 @@ class Optimizer(State, StateDict):
             copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
             captured: In a session the values of `_captured`. Without them a step inside of
                 `_taking` has those of that step.
+            sharing: How the step is shared with other ranks, if their gradients were summed for it.
 
         Returns:
             Whether the step was taken, and what was raised after the updates.
@@ -333,7 +338,11 @@ class Optimizer(State, StateDict):
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._taking(self._hooks(global_step, name, values)) as hooks:
-                return take(hooks, self._plans.now(), given, how, copies)
+                if sharing is None:
+                    given, sharing = distribute.sharing_here(self, given, hooks)
+                hooks.sharing = sharing
+                with distribute.taking(sharing):
+                    return take(hooks, self._plans.now(), given, how, copies)
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
@@ -409,11 +418,12 @@ class Optimizer(State, StateDict):
             ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
         strategy = distribute.strategy_of(distribution)
-        given = as_pairs(grads_and_vars)
+        with distribute.awaited(self, strategy):
+            given = as_pairs(grads_and_vars)
+        if given and distribute.shards_of(self, strategy) is not None:
+            return self._apply_in_parts(strategy, given, global_step, name or self._name)
         if not strategy.ranks.is_alone:
-            step = global_step.item() if isinstance(global_step, Tensor) else None
-            told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
-            found = distribute.summed(self, strategy, given, told)
+            found = distribute.summed(self, strategy, given, self._said(global_step))
             if given and not found:
                 check_any(given)
             given = found
@@ -426,11 +436,46 @@ class Optimizer(State, StateDict):
         distribute.taken(self)
         return made
 
-    def _told(self) -> list[str]:
-        """What must be the same on all replicas, in words."""
-        counters = {name: var for (name, graph), var in self._non_slots.items() if graph is None}
-        told = distribute.in_words({**self._arguments(), **counters})
-        return [f"optimizer: {type(self).__name__}", *told]
+    def _apply_in_parts(
+        self, strategy: distribute.Strategy, given: list[Any], global_step: Any, name: str
+    ) -> None:
+        """Apply gradients of all replicas to slots that are shared out over them."""
+        with self._turn(), self._locked():
+            hooks = self._hooks(global_step, name, None)
+            found, step = distribute.summed_in_parts(
+                self, strategy, given, self._said(global_step), hooks
+            )
+            if not found:
+                check_any(given)
+            self._apply(found, global_step, name, sharing=step)
+
+    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+        super()._take_store(store, taken)
+        self._plans = Plans()
+
+    def _said(self, global_step: Any = None) -> distribute.Said:
+        """What must be the same on all replicas."""
+        known = isinstance(global_step, Tensor)
+
+        def words() -> list[str]:
+            told = distribute.in_words({**self._arguments(), **self._counters_now()})
+            step = [f"global_step: {global_step.item()}"] if known else []
+            return [f"optimizer: {type(self).__name__}", *told, *step]
+
+        def numbers() -> tuple[int, list[float]]:
+            found = [*self._arguments().values(), *self._counters_now().values()]
+            plain = [
+                each.item() if isinstance(each, Tensor) and not each.dim() else each
+                for each in found
+            ]
+            step = int(global_step.item()) if known else 0
+            return step, [each for each in plain if isinstance(each, int | float)]
+
+        return distribute.Said(words, numbers)
+
+    def _counters_now(self) -> dict[str, Any]:
+        """The variables that are of no other, in eager mode."""
+        return {name: var for (name, graph), var in self._non_slots.items() if graph is None}
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thalweg import distribute
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry
@@ -55,6 +56,9 @@ class State(TrackableSlots):
     def get_slot(self, var: Any, name: str) -> Any:
         """The slot called `name` of a variable, or None if there is none (yet).
 
+        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
+        and all ranks call this.
+
         Args:
             var: A variable that was given to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
@@ -63,6 +67,9 @@ class State(TrackableSlots):
         if found is None:
             self._settle(var, name)
             found = self._slots.get(var, name)
+        if found is not None and self._slots.parts_of(name) is not None:
+            with self._locked():
+                return over(self._slots.whole(var, name), found.name)
         self._slots.handed_out([found])
         return found
 
@@ -110,6 +117,7 @@ class State(TrackableSlots):
         """Slots filled with a number for those of the variables that lack them, made together."""
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
+            distribute.note(self._slots, missing)
             titles = [self._slot_title(var, op_name) for var in missing]
             made = self._slots.make(missing, slot_name, value, titles, kind)
             self._take_slots(slot_name, missing, made)

@@ -32,7 +32,8 @@ class StateDict(state.Copied):
         A slot is called like its variable and itself, "w/momentum", a slot of the second variable
         called "w" is "w#1/momentum"; what belongs to no variable has its own name, "beta1_power".
         Hyperparameters, `global_step` and the variables that are trained are not in it. Before the
-        first step it is empty.
+        first step it is empty. Where slots are shared out over the ranks of a
+        `thalweg.distribute.Strategy`, all ranks call this, and each gets all of them.
 
         Args:
             var_list: Optional. The variables that have slots, in the order in which
@@ -173,7 +174,7 @@ class StateDict(state.Copied):
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         """The slots of one variable."""
-        return [Entry(f"{key}/{name}", slot) for name, slot in self._slots.all_of(var).items()]
+        return state.of_slots(self._slots, var, key)
 
     def _own_entries(self) -> list[Entry]:
         """What is of no variable."""

@@ -130,6 +130,8 @@ def _stored(tensor: Tensor, axes: Axes | None) -> Stored:
 
 def _slots(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
     store = None if optimizer is None else optimizer._slots
+    if store is not None:
+        store.check_whole("written as a checkpoint of TensorFlow's")
     return [] if store is None else [(var, store.all_of(var)) for var in store.owners()]
 
 

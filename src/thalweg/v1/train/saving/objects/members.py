@@ -159,6 +159,7 @@ def members_of(root: Any, graph: Any = None) -> list[Member]:
 def _add_slots(members: list[Member], places: dict[int, int]) -> None:
     variables = [(place, each) for place, each in enumerate(members) if each.is_variable]
     for keeper in [each for each in members if isinstance(each.held, TrackableSlots)]:
+        keeper.held._slots.check_whole("in a checkpoint of objects")
         for place, var in variables:
             for name, slot in keeper.held._slots.all_of(var.held).items():
                 path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escaped(name)}"

@@ -1,0 +1,43 @@
+"""Steps that several processes share: each updates its part of every variable.
+
+What a step says of its variables - titles, norms, groups, constraints - it says of whole variables,
+and the same in every process. Engines see parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from thalweg.core.outcome import After
+from thalweg.core.pairs import Pair
+from thalweg.core.processing import Measures
+from thalweg.engines.engine import Ready, Request
+
+
+class Sharing(Protocol):
+    """One step, as this process sees it."""
+
+    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+        """What lies in this process' memory of gradients and variables, to be looked at."""
+        ...
+
+    def share(self, asked: Request) -> Request:
+        """This process' part of each variable, with its gradient and its copy."""
+        ...
+
+    def measures(self, ready: Ready, asked: Request) -> Measures:
+        """What is measured of whole variables.
+
+        Args:
+            ready: The step over the parts.
+            asked: The step over whole variables.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Called once, before the first write: nothing can fail in this process any more."""
+
+    def joining(self, asked: Request) -> After | None:
+        """What brings the parts together after the writes; None if they stay apart."""
+        ...

@@ -1,0 +1,213 @@
+"""Variables that torch has shared out itself: each rank updates its local part of a DTensor.
+
+`fully_shard` (FSDP2) makes such parameters, and sums their gradients. Measures are added up over
+those dimensions of a variable's mesh that it is cut along.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.outcome import After
+from thalweg.core.pairs import Pair
+from thalweg.core.processing import Measures
+from thalweg.core.slots import SlotStore
+from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.tree import in_pairs
+from thalweg.engines.arrays import Float64
+from thalweg.engines.engine import Columns, Ready, Request, Stages
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.formula import Formula
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import name_of, variable_constraint
+
+
+def is_imported() -> bool:
+    """Whether there can be DTensors: somebody has imported their module, which takes a while."""
+    return "torch.distributed.tensor" in sys.modules
+
+
+def is_on_mesh(given: Any) -> bool:
+    """Whether something is a DTensor."""
+    return is_imported() and isinstance(given, sys.modules["torch.distributed.tensor"].DTensor)
+
+
+def note(store: SlotStore, variables: Sequence[Any]) -> None:
+    """Have a store keep slots of local parts, if there are DTensors among the variables."""
+    if store.parts is None and any(map(is_on_mesh, variables)):
+        store.parts = Locals()
+
+
+class Locals:
+    """The local parts of DTensors; all of any other variable. See `thalweg.core.slots.Parts`."""
+
+    def __init__(self) -> None:
+        self.checkpoint: str | None = None
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def part(self, var: Tensor) -> Tensor:
+        """The local tensor: the same view of it as long as it does not move."""
+        if not is_on_mesh(var):
+            return var
+        now = local(var)
+        kept = self._parts.get(id(var))
+        if kept is None or kept[0] is not var or not _is_same(kept[1], now):
+            now._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]
+            kept = self._parts[id(var)] = var, now
+        return kept[1]
+
+    def cut(self, value: Tensor, var: Tensor) -> Tensor:
+        """The local part of a value, without a message."""
+        if not is_on_mesh(var) or is_on_mesh(value):
+            return local(value)
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh: Any = var
+        own = value.detach().to(var.device)
+        return local(distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None))
+
+    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+        """The value, on each rank of the mesh; all of them call this."""
+        if not is_on_mesh(var):
+            return own.detach().clone()
+        from torch.distributed.tensor import DTensor
+
+        mesh: Any = var
+        found = DTensor.from_local(
+            own.detach(),
+            mesh.device_mesh,
+            mesh.placements,
+            run_check=False,
+            shape=var.shape,
+            stride=var.stride(),
+        )
+        return found.full_tensor().detach().clone()
+
+
+def local(tensor: Any) -> Tensor:
+    """What lies in this process of a DTensor; any other tensor as it is."""
+    if not is_on_mesh(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local().detach()
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    return same and one.shape == other.shape and one.stride() == other.stride()
+
+
+class LocalStep:
+    """One step over variables of which some are DTensors; see `thalweg.core.sharing`.
+
+    Args:
+        parts: The local parts.
+    """
+
+    def __init__(self, parts: Locals) -> None:
+        self._parts = parts
+
+    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+        """See `Sharing`."""
+        for grad, var in pairs:
+            if is_on_mesh(var) and isinstance(grad, IndexedSlices):
+                raise InvalidArgumentError(
+                    f"The gradient of '{name_of(var)}' is sparse, and the variable a DTensor, whose"
+                    " gradients must be DTensors."
+                )
+            if is_on_mesh(var) and variable_constraint(var) is not None:
+                raise InvalidArgumentError(
+                    f"'{name_of(var)}' is a DTensor, which cannot have a constraint."
+                )
+        return [(self._gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
+
+    def share(self, asked: Request) -> Request:
+        """See `Sharing`."""
+        variables = asked.variables
+        copies = asked.copies and [
+            None if copy is None else self._parts.part(copy) for copy in asked.copies
+        ]
+        return asked._replace(
+            variables=list(map(self._parts.part, variables)),
+            gradients=list(map(self._gradient, asked.gradients, variables)),
+            copies=copies,
+        )
+
+    def _gradient(self, grad: Any, var: Tensor) -> Any:
+        return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
+
+    def measures(self, ready: Ready, asked: Request) -> Measures:
+        """See `Sharing`."""
+        return _Measured(ready, asked.variables)
+
+    def begin(self) -> None:
+        """See `Sharing`."""
+
+    def joining(self, asked: Request) -> After | None:
+        """See `Sharing`."""
+        return None
+
+
+class _Measured:
+    """What a step over local parts measures of whole variables."""
+
+    def __init__(self, ready: Ready, variables: Sequence[Tensor]) -> None:
+        self._ready = ready
+        # The variables that are cut along the same dimensions of the same mesh.
+        self._cut: dict[tuple[Any, ...], list[int]] = {}
+        for place, var in enumerate(variables):
+            if is_on_mesh(var):
+                mesh: Any = var
+                dims = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
+                self._cut.setdefault((mesh.device_mesh, *dims), []).append(place)
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `Ready`."""
+        found = np.stack(self._ready.sums(formulas, stages, columns), axis=-1)
+        for (mesh, *dims), places in self._cut.items():
+            own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
+            for dim in dims:
+                ranks = Ranks(mesh.get_group(dim))
+                own = in_pairs(ranks.gathered(own.to(ranks.device)))
+            found[places] = own.cpu().numpy()
+        return list(found.T)
+
+    def peaks(self) -> Float64:
+        """See `Ready`."""
+        found = np.abs(self._ready.peaks())
+        for (mesh, *dims), places in self._cut.items():
+            # As whole numbers, magnitudes have the same order, and NaN is the largest.
+            bits = torch.from_numpy(found[places].view(np.int64))  # pyright: ignore[reportUnknownMemberType]
+            for dim in dims:
+                ranks = Ranks(mesh.get_group(dim))
+                bits = bits.to(ranks.device)
+                ranks.maximum(bits)
+            found[places] = bits.cpu().numpy().view(np.float64)
+        return found
+
+
+def placed(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The pairs with gradients cut as their variables are; all ranks call this.
+
+    Raises:
+        FailedPreconditionError: A gradient is a DTensor, and its variable is none.
+    """
+    found: list[tuple[Any, Any]] = []
+    for grad, var in pairs:
+        if is_on_mesh(grad) and not is_on_mesh(var):
+            raise FailedPreconditionError(
+                f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
+            )
+        if is_on_mesh(grad) and grad.placements != var.placements:
+            with torch.no_grad():
+                grad = grad.redistribute(var.device_mesh, var.placements)
+        found.append((grad, var))
+    return found

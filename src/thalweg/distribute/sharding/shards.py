@@ -1,0 +1,297 @@
+"""What a rank keeps of the slots that are shared out: the pieces of one optimizer's variables."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+
+from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.sharding.pieces import Piece, pieces_of
+from thalweg.engines import layout
+from thalweg.engines.measuring import LEAF
+from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import name_of
+
+
+@dataclass
+class _Known:
+    """A variable that is cut, with this rank's part of it as long as it lies where it lay."""
+
+    var: Tensor  # keeping it alive keeps its id its own
+    number: int
+    size: int
+    pieces: list[Piece]
+    is_whole: bool
+    part: Tensor | None = None
+    address: int = 0
+
+
+class Shards:
+    """Which elements of each variable belong to which rank.
+
+    A variable is cut where leaves of measures end, in the order of its memory: parts are flat. It
+    is kept whole, by one rank, if its elements do not fill one run of memory, or if its gradient
+    has rows and these do not divide a leaf; the part of other ranks is empty.
+
+    Args:
+        ranks: The ranks.
+
+    Attributes:
+        ranks: The ranks.
+        checkpoint: The last file that all of it was saved to, or restored from; None for none.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.checkpoint: str | None = None
+        self._collects = False
+        self._fate = ""  # what has become of the variables, once a rank is lost
+        self._known: dict[int, _Known] = {}
+        self._loads = [0] * ranks.size
+        self._digest: int | None = None
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def digest(self) -> int:
+        """A number that tells what is cut where."""
+        if self._digest is None:
+            text = repr([(each.size, each.pieces) for each in self._known.values()])
+            half = hashlib.blake2b(text.encode(), digest_size=7).digest()
+            self._digest = int.from_bytes(half, "little")
+        return self._digest
+
+    def learn(self, variables: Sequence[Tensor]) -> None:
+        """Cut the variables that are not cut yet; all ranks do so with the same ones."""
+        for var in variables:
+            if id(var) not in self._known:
+                self._cut(var, not layout.dense(var))
+
+    def _cut(self, var: Tensor, is_whole: bool) -> None:
+        size = var.numel()
+        pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
+        number = self._known[id(var)].number if id(var) in self._known else len(self._known)
+        self._known[id(var)] = _Known(var, number, size, pieces, is_whole)
+        self._views.clear()
+        for rank, start, stop in pieces:
+            self._loads[rank] += (stop - start) * var.element_size()
+        self._digest = None
+
+    def has_rows(self, var: Tensor) -> bool:
+        """Whether the parts of a variable are rows of it, so that a sparse gradient fits."""
+        row, known = var.shape[1:].numel(), self._of(var)
+        whole = all(piece.stop % row == 0 for piece in known.pieces) if row else True
+        return known.is_whole or (var.is_contiguous() and whole)
+
+    def keep_whole(self, var: Tensor) -> None:
+        """Give a variable that is cut to one rank."""
+        for rank, start, stop in self.pieces(var):
+            self._loads[rank] -= (stop - start) * var.element_size()
+        self._cut(var, True)
+
+    def order(self, variables: Sequence[Tensor]) -> int:
+        """A number that tells which variables these are, and in which order."""
+        return hash(tuple(self._of(var).number for var in variables)) >> 1
+
+    def pieces(self, var: Tensor) -> list[Piece]:
+        """Its pieces in the order of their elements: at most one for each rank."""
+        return self._of(var).pieces
+
+    def own(self, var: Tensor) -> slice:
+        """The elements of this rank."""
+        for rank, start, stop in self.pieces(var):
+            if rank == self.ranks.rank:
+                return slice(start, stop)
+        return slice(0, 0)
+
+    def part(self, var: Tensor) -> Tensor:
+        """This rank's elements: a view of a variable; the same one as long as it does not move.
+
+        Raises:
+            InvalidArgumentError: The variable has another size than when it was cut.
+        """
+        known = self._of(var)
+        if known.part is None or known.address != var.data_ptr() or known.part.dtype != var.dtype:
+            known.part, known.address = self.cut(var, var), var.data_ptr()
+            self._views.clear()
+        return known.part
+
+    def cut(self, value: Tensor, var: Tensor) -> Tensor:
+        """This rank's part of a value for each element of a variable; it may be a view."""
+        own = self.own(var)
+        if not self._of(var).is_whole:
+            return flat(value, var)[own]
+        plain = value.detach()
+        return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
+
+    def rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
+        """Those of a sparse gradient that this rank has, in their order.
+
+        Raises:
+            InvalidArgumentError: The variable's parts are no rows of it.
+        """
+        if not self.has_rows(var):
+            raise InvalidArgumentError(
+                f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
+                " within its rows."
+            )
+        first, last = self._rows(var)
+        mine = (grad.indices >= first) & (grad.indices < last)
+        shape = (last - first, *var.shape[1:])
+        return IndexedSlices(grad.values[mine], grad.indices[mine] - first, shape)
+
+    def as_rows(self, own: Tensor, var: Tensor) -> Tensor:
+        """This rank's part of a variable, or of a slot, as rows; the same view each time."""
+        if own.shape[1:] == var.shape[1:]:
+            return own
+        kept = self._views.get(id(own))
+        if kept is None or kept[0] is not own or kept[1].data_ptr() != own.data_ptr():
+            first, last = self._rows(var)
+            kept = self._views[id(own)] = own, own.detach().view(last - first, *var.shape[1:])
+        return kept[1]
+
+    def _rows(self, var: Tensor) -> tuple[int, int]:
+        own, row = self.own(var), var.shape[1:].numel()
+        return (own.start // row, own.stop // row) if row else (0, 0)
+
+    def shaped(self, elements: Tensor, var: Tensor) -> Tensor:
+        """This rank's elements, one after the other, as its part."""
+        if not (self._of(var).is_whole and elements.numel()):
+            return elements
+        found = torch.empty_like(var, dtype=elements.dtype).detach()
+        flat(found, var).copy_(elements)
+        return found
+
+    def view(self, tensor: Tensor, var: Tensor) -> Tensor:
+        """As `cut`, of a tensor that is written to.
+
+        Raises:
+            LayoutError: Its elements lie in another order than the variable's.
+        """
+        found = self.cut(tensor, var)
+        if found.numel() and found.untyped_storage().data_ptr() != (
+            tensor.untyped_storage().data_ptr()
+        ):
+            raise LayoutError(
+                f"'{name_of(tensor)}' has strides {tensor.stride()}, and its master"
+                f" {var.stride()}: slots that are shared out need them alike."
+            )
+        return found
+
+    def whole(self, own: Tensor, var: Tensor) -> Tensor:
+        """The value that each rank has its part of, in memory of its own; all ranks call this.
+
+        Args:
+            own: This rank's part.
+            var: The variable.
+
+        Returns:
+            The value; in `collecting`, on other ranks than 0, an empty tensor.
+
+        Raises:
+            ReplicaLostError: A rank did not answer.
+        """
+        if self._collects and self.ranks.rank:
+            with self.reading():
+                self.ranks.collect([own.detach()] * self.ranks.size)
+            return own.new_empty(0)
+        found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
+        elements = flat(found.detach(), var)
+        parts = [elements[:0]] * self.ranks.size
+        for rank, start, stop in self.pieces(var):
+            parts[rank] = elements[start:stop]
+        mine = found if self._of(var).is_whole else parts[self.ranks.rank]
+        if own.numel():
+            mine.copy_(own.detach())
+        with self.reading():
+            if self._collects:
+                self.ranks.collect(parts)
+            else:
+                self.ranks.begin_sharing(parts).wait()
+        return found.detach()
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """A block in which `whole` brings values together on rank 0 alone, which writes them."""
+        self._collects = True
+        try:
+            yield
+        finally:
+            self._collects = False
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """A block between two steps in which ranks wait for each other."""
+        try:
+            yield
+        except ReplicaLostError as error:
+            raise self.lost(error, "Variables are as after the last step.") from error
+
+    def lost(self, error: BaseException, fate: str) -> ReplicaLostError:
+        """The error of a rank that is lost, with what follows from it: no rank can go on.
+
+        Args:
+            error: What was raised.
+            fate: What has become of the variables, in a sentence.
+        """
+        self._fate = self._fate or fate
+        last = "No checkpoint was saved of it here."
+        if self.checkpoint is not None:
+            last = f"Start again from the last checkpoint, {self.checkpoint}."
+        return ReplicaLostError(
+            f"{error} {self._fate} The slots that were on other ranks are gone, so that no step can"
+            f" be taken and no state saved any more. {last}"
+        )
+
+    @contextlib.contextmanager
+    def tearing(self, number: int) -> Iterator[None]:
+        """A block in which variables are of two steps; if it fails they stay so.
+
+        Args:
+            number: The number of the step, from 1.
+        """
+        try:
+            yield
+        except BaseException as error:
+            fate = (
+                f"Variables may be mixed: parts of them as after step {number} and parts as after"
+                f" step {number - 1}."
+            )
+            self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
+            found = self.lost(error, fate)
+            if isinstance(error, Exception):
+                raise found from error
+            error.add_note(str(found))
+            raise
+
+    def _of(self, var: Tensor) -> _Known:
+        if id(var) not in self._known:
+            self.learn([var])
+        known = self._known[id(var)]
+        if known.size != var.numel():
+            raise InvalidArgumentError(
+                f"'{name_of(var)}' has {var.numel()} elements now, but its slots were shared out"
+                f" over the ranks for {known.size}. Make a new optimizer for it."
+            )
+        return known
+
+
+def flat(value: Tensor, var: Tensor) -> Tensor:
+    """The elements of a tensor in the order of a variable's memory; a view where there can be one.
+
+    Args:
+        value: A tensor of the variable's shape.
+        var: The variable.
+    """
+    with DisableTorchFunctionSubclass():
+        plain = value.detach()
+        if not layout.dense(var):
+            return plain.reshape(-1)
+        ordered = plain if value is var else layout.like(plain, var)
+        return ordered.as_strided((var.numel(),), (1,))

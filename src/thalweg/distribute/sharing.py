@@ -1,0 +1,132 @@
+"""What an optimizer asks for before a step in which ranks have parts of its variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from thalweg.core.hooks import Hooks
+from thalweg.core.pairs import as_pairs
+from thalweg.core.sharing import Sharing
+from thalweg.distribute.aggregation import Pairs, converted, is_deferred
+from thalweg.distribute.agreement import Said
+from thalweg.distribute.context import has_strategy
+from thalweg.distribute.sharding.arranging import arrange
+from thalweg.distribute.sharding.meshes import Locals, LocalStep, is_imported, note, placed
+from thalweg.distribute.sharding.shards import Shards
+from thalweg.distribute.sharding.step import SharedStep
+from thalweg.distribute.strategy import Strategy, get_strategy
+from thalweg.errors import FailedPreconditionError
+from thalweg.formula import Slot
+from thalweg.running import current_session
+
+Step = SharedStep | LocalStep
+
+
+def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
+    """Who has what of an optimizer's slots, if they are shared out in a step that is taken here.
+
+    Args:
+        owner: The optimizer.
+        strategy: The strategy of the step; the one that this thread is in by default.
+
+    Raises:
+        FailedPreconditionError: They are shared out, and the step is not taken with those ranks.
+    """
+    if strategy is None and has_strategy():
+        strategy = get_strategy()
+    shards = None if strategy is None else strategy.reducer_of(owner).shards
+    parts = owner._slots.parts
+    if isinstance(parts, Shards) and parts is not shards:
+        raise FailedPreconditionError(
+            f"The slots of {owner._name} are shared out over the ranks of a strategy that was made"
+            " with shard_slots=True. Take its steps in the function that this strategy's run calls."
+        )
+    return shards
+
+
+def summed_in_parts(
+    owner: Any,
+    strategy: Strategy,
+    given: Pairs,
+    said: Said,
+    hooks: Hooks,
+    scatters: bool = True,
+) -> tuple[Pairs, SharedStep]:
+    """The pairs of a step over slots that are shared out, which they are from now on.
+
+    Args:
+        owner, strategy, given, said: As in `summed`; `shards_of` gives shards.
+        hooks: What the optimizer has to say about such a step.
+        scatters: Whether nothing wants to see whole sums: gradients are then those of this rank,
+            and the step knows its parts of the sums.
+
+    Raises:
+        FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
+        ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `summed`.
+    """
+    reducer = strategy.reducer_of(owner)
+    kinds = _kinds(owner, given, hooks)
+    variables = [var for _, var in given]
+    found, step = reducer.shared(partial(converted, given), variables, said, scatters)
+    pairs = [(grad, var) for grad, var in found if grad is not None]
+    arrange(owner, step.shards, pairs, kinds)
+    return pairs, step
+
+
+def here(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step | None]:
+    """The pairs of a step whose gradients are sums already, and the step if it is shared.
+
+    Args:
+        owner: The optimizer.
+        given: Gradients and variables.
+        hooks: What the optimizer has to say about the step.
+
+    Raises:
+        FailedPreconditionError: As `shards_of` and `summed_in_parts`.
+    """
+    shards = shards_of(owner)
+    if shards is not None:
+        pairs = as_pairs(given)
+        kinds = _kinds(owner, pairs, hooks)
+        step = get_strategy().reducer_of(owner).step_of_sums()
+        with step.guarding():
+            found = [(grad, var) for grad, var in converted(pairs) if grad is not None]
+            shards.learn([var for _, var in found])
+            arrange(owner, shards, found, kinds)
+        return pairs, step
+    if owner._slots.parts is None:
+        if not is_imported():
+            return given, None
+        note(owner._slots, [var for _, var in as_pairs(given)])
+    parts = owner._slots.parts
+    if isinstance(parts, Locals):
+        return placed(as_pairs(given)), LocalStep(parts)
+    return given, None
+
+
+def _kinds(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
+    """The kinds of slot that are shared out: those of the variables' shapes.
+
+    Raises:
+        FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
+    """
+    if is_deferred(given) or current_session() is not None:
+        raise FailedPreconditionError(
+            "Slots are shared out in eager mode alone: make the strategy without shard_slots."
+        )
+    rule = hooks.rule()
+    if rule is None or hooks.one_by_one(given):
+        raise FailedPreconditionError(
+            f"The slots of {owner._name} cannot be shared out over the ranks: its variables are not"
+            " updated by a rule alone. Make the strategy without shard_slots."
+        )
+    return rule.element_slots
+
+
+def taking(step: Sharing | None) -> AbstractContextManager[None]:
+    """The block in which a step is taken."""
+    return step.guarding() if isinstance(step, SharedStep) else contextlib.nullcontext()
