@@ -131,7 +131,7 @@ def resume(
     try:
         _prepare(hooks, asked.variables)
         planned = Planned(asked._replace(gradients=gradients), ready, scalar_slots, narrow)
-        return _carried_out(hooks, planned, how, True)
+        return _carried_out(hooks, planned, how, True, _is_checked(hooks, how))
     except BaseException as error:
         ready.let_go()
         say(error, hooks.begun)
