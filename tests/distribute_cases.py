@@ -313,6 +313,53 @@ def assignments_are_aggregated(s: Strategy) -> Any:
 
 
 @case
+def assignments_in_graphs(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    modes, when = v1.VariableAggregation, v1.VariableSynchronization
+    with Graph().as_default():
+        x = v1.placeholder(torch.float32)
+        made: dict[str, Any] = {
+            "add_weight": SGD(0.5).add_weight("a", (2,), aggregation=modes.MEAN),
+            "tf": tf.Variable([0.0, 0.0], aggregation=modes.SUM),
+            "v1": v1.Variable([0.0, 0.0], aggregation=modes.ONLY_FIRST_REPLICA),
+            "get_variable": v1.get_variable("g", initializer=[0.0, 0.0], aggregation=modes.MEAN),
+            "compat": tf.compat.v1.Variable([0.0, 0.0], aggregation=modes.SUM),
+            "on read": v1.Variable([0.0, 0.0], aggregation=modes.SUM, synchronization=when.ON_READ),
+        }
+        sets = {name: s.run(w.assign, (x,)) for name, w in made.items()}
+        adds = {name: s.run(v1.assign_add, (w, [rank + 1.0, 0.0])) for name, w in made.items()}
+        with s.scope():
+            as_it_is = made["tf"].assign_sub([1.0, 1.0])
+        whole = v1.Variable(0, aggregation=modes.MEAN)
+        mean = s.run(whole.assign, (rank,))
+        with Session() as session:
+            session.run(v1.global_variables_initializer())
+            own = {x: [rank + 1.0, 4.0]}
+            found["new"] = {k: each.tolist() for k, each in session.run(sets, own).items()}
+            session.run([*adds.values(), as_it_is])
+            bad = {x: [1.0, 2.0, 3.0][rank:]}
+            found["refused"] = refused(lambda: session.run(sets["tf"], bad)).splitlines()[0]
+            found["integers"] = refused(lambda: session.run(mean)).splitlines()[0]
+            found["values"] = {k: each.tolist() for k, each in session.run(made).items()}
+    return found
+
+
+@case
+def refused_assignments(s: Strategy) -> Any:
+    """A value that does not fit on the last rank keeps no other waiting, nor do other variables."""
+    rank, modes = s.ranks.rank, thalweg.VariableAggregation
+    w, u = (tf.Variable([0.0, 0.0], aggregation=modes.MEAN, name=name) for name in "wu")
+    first = tf.Variable([0.0, 0.0], aggregation=modes.ONLY_FIRST_REPLICA)
+    is_last, found = rank == s.ranks.size - 1, []
+    for value in ([1.0] if is_last else [1.0, 2.0], "no" if is_last else [1.0, 2.0]):
+        for each in (w, first):
+            found.append(refused(lambda each=each, value=value: s.run(each.assign, (value,))))
+    found.append(refused(lambda: s.run((u if is_last else w).assign, ([1.0, 2.0],))))
+    s.run(w.assign_add, ([rank + 1.0, 3.0],))
+    return [found, w.tolist(), u.tolist(), first.tolist()]
+
+
+@case
 def examples_of_the_documents(s: Strategy) -> Any:
     """Those of `tf.keras.optimizers.Optimizer` and of `tf.train.Optimizer`, on each rank."""
     mirrored, opt, found = tf.distribute.MirroredStrategy(), tf.keras.optimizers.SGD(0.1), {}

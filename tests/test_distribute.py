@@ -159,6 +159,32 @@ def test_assignments_in_replicas_are_aggregated(told: list[dict[str, Any]], coun
     assert found["tf"] == [[total], "named:0"]
 
 
+def test_assignments_of_graphs_are_aggregated(told: list[dict[str, Any]], count: int) -> None:
+    total = SUM[count]
+    mean, both = total / count, [total, 4.0 * count]
+    new = {"add_weight": [mean, 4.0], "get_variable": [mean, 4.0], "tf": both, "compat": both}
+    values = {name: [first * 2, last] for name, (first, last) in new.items()}
+    values["tf"] = [2 * total - 1, 4.0 * count - 1]
+    for rank, each in enumerate(told):
+        found, own = each["assignments_in_graphs"], [rank + 1.0, 4.0]
+        assert found["new"] == {**new, "v1": [1.0, 4.0], "on read": own}
+        assert found["values"] == {**values, "v1": [2.0, 4.0], "on read": [2 * rank + 2.0, 4.0]}
+        at_once = "InvalidArgumentError: Cannot assign to 'Variable:0': it has shape (2,) but the"
+        assert found["refused"].startswith("ReplicaMismatchError: rank " if rank == 1 else at_once)
+        assert found["integers"].endswith("no mean over replicas. Use VariableAggregation.SUM.")
+
+
+def test_refused_assignments_keep_no_rank_waiting(told: list[dict[str, Any]], count: int) -> None:
+    own = ["InvalidArgumentError", "InvalidArgumentError", "InvalidTypeError", "InvalidTypeError"]
+    for rank, each in enumerate(told):
+        errors, w, u, first = each["refused_assignments"]
+        kinds = own if rank == count - 1 else ["ReplicaMismatchError"] * 4
+        assert [error.partition(":")[0] for error in errors] == [*kinds, "ReplicaMismatchError"]
+        where = "disagrees with rank 0 at what is assigned to: 'u:0', MEAN vs 'w:0', MEAN."
+        assert where in errors[-1]
+        assert (w, u, first) == ([SUM[count] / count, 3.0], [0.0, 0.0], [0.0, 0.0])
+
+
 def test_examples_of_the_documents(told: list[dict[str, Any]], count: int) -> None:
     found = agreed(told, "examples_of_the_documents")
     batch, w = torch.arange(1.0, 13.0).view(-1, 2), torch.tensor([1.0, 2.0])

@@ -27,7 +27,7 @@ from thalweg.distribute.strategy import (
     get_strategy,
     updating,
 )
-from thalweg.distribute.variable import aggregated, aggregates
+from thalweg.distribute.variable import aggregated, aggregating
 from thalweg.distribute.words import in_words
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "SharedStep",
     "Strategy",
     "aggregated",
-    "aggregates",
+    "aggregating",
     "alone",
     "current_replica",
     "filled",

@@ -13,6 +13,7 @@ import torch
 from thalweg.autodiff import Gradient, GradientTape
 from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute import tree
+from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
@@ -51,6 +52,7 @@ class Strategy:
 
     Attributes:
         ranks: The ranks.
+        assignments: What ranks compare before they assign to a variable with an aggregation.
 
     Raises:
         InvalidTypeError: `group` is no process group.
@@ -111,6 +113,7 @@ class Strategy:
         self.ranks, self.sending = ranks, sending
         self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
+        self.assignments = Agreement(ranks, values=False)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
     def reducer_of(self, optimizer: Any) -> Reducer:

@@ -32,7 +32,7 @@ class Variable(metaclass=Either):
         dtype: Optional; converts the initial value.
         constraint: Optional. A function that an optimizer applies after each update.
         synchronization: `ON_READ` stands for a value of each replica of a strategy.
-        aggregation: In eager mode how values that replicas assign become one; see
+        aggregation: How values that replicas assign become one; see
             `thalweg.keras.optimizers.Optimizer.add_weight`.
         shape: Optional; in graph mode for an initializer.
     """
@@ -64,11 +64,7 @@ class Variable(metaclass=Either):
             constraint=constraint,
             shape=shape,
         )
-        is_one = distribute.aggregates(synchronization, aggregation)
-        if not (is_one and isinstance(made, eager.Variable)):
-            return made
-        options = {"name": name, "trainable": made.trainable, "constraint": constraint}
-        return distribute.aggregated(aggregation, made, **options)
+        return distribute.aggregated(made, synchronization, aggregation)
 
 
 class Tensor(metaclass=Either):
