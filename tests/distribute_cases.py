@@ -25,7 +25,7 @@ import resumed
 import sharding_cases
 import thalweg
 import thalweg.tf as tf
-from thalweg import IndexedSlices, Variable, checkpoint, v1
+from thalweg import IndexedSlices, Variable, checkpoint, optim, v1
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
@@ -357,6 +357,26 @@ def refused_assignments(s: Strategy) -> Any:
     found.append(refused(lambda: s.run((u if is_last else w).assign, ([1.0, 2.0],))))
     s.run(w.assign_add, ([rank + 1.0, 3.0],))
     return [found, w.tolist(), u.tolist(), first.tolist()]
+
+
+@case
+def optimizers_of_torchs_kind(s: Strategy) -> Any:
+    """Their steps, which sum nothing, are refused in a strategy and free outside of it."""
+    w = torch.nn.Parameter(torch.zeros(2))
+    u = torch.nn.Parameter(torch.zeros(2))
+    whole, early = optim.SGD([w], 0.5), optim.SGD([u], 0.5, in_backward=True)
+    called: list[int] = []
+    w.grad = ones(s)
+    errors = [
+        refused(lambda: s.run(whole.step, (lambda: called.append(1),))),
+        refused(lambda: s.run(u.sum().backward)),
+    ]
+    with s.scope():
+        errors.append(refused(early.step))
+    before = [w.tolist(), u.tolist(), called]
+    whole.step()
+    Strategy.alone().run(whole.step)
+    return [errors, before, torch.equal(w.detach(), -ones(s))]
 
 
 @case

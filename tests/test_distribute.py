@@ -185,6 +185,13 @@ def test_refused_assignments_keep_no_rank_waiting(told: list[dict[str, Any]], co
         assert (w, u, first) == ([SUM[count] / count, 3.0], [0.0, 0.0], [0.0, 0.0])
 
 
+def test_optimizers_of_torchs_kind_are_refused(told: list[dict[str, Any]], count: int) -> None:
+    errors, before, is_free = agreed(told, "optimizers_of_torchs_kind")
+    alone = "FailedPreconditionError: SGD would train this replica alone: optimizers of torch's"
+    assert all(error.startswith(alone) and f"the {count} replicas" in error for error in errors)
+    assert (before, is_free) == ([[0.0, 0.0], [0.0, 0.0], []], True)
+
+
 def test_examples_of_the_documents(told: list[dict[str, Any]], count: int) -> None:
     found = agreed(told, "examples_of_the_documents")
     batch, w = torch.arange(1.0, 13.0).view(-1, 2), torch.tensor([1.0, 2.0])

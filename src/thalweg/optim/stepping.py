@@ -20,6 +20,7 @@ from thalweg.optim.folding import fold, forget, put_back, taken_out
 from thalweg.optim.groups import Group
 from thalweg.optim.in_backward import listen
 from thalweg.optim.part import Part
+from thalweg.running import replicas
 from thalweg.tracing import untraced
 
 
@@ -88,7 +89,12 @@ class OneSweep:
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
+                `swapped()`.
         """
+        self._check_alone()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -106,8 +112,20 @@ class OneSweep:
                     self._end_step()
         return loss
 
+    def _check_alone(self) -> None:
+        count = replicas()
+        if count > 1:
+            raise FailedPreconditionError(
+                f"{type(self).__name__} would train this replica alone: optimizers of torch's kind"
+                f" do not add up the gradients of the {count} replicas of the strategy. Take the"
+                " step outside of strategy.run, with a module inside of"
+                " torch.nn.parallel.DistributedDataParallel; or take it with an optimizer of"
+                " thalweg.keras.optimizers or thalweg.v1."
+            )
+
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
+        self._check_alone()
         own = self._own
         with own._lock:
             self._take_step(own.alone.setdefault(id(param), {}), param)
