@@ -190,6 +190,57 @@ def reductions(s: Strategy) -> Any:
 
 
 @case
+def reductions_of_whole_numbers(s: Strategy) -> Any:
+    """Means of a nest with None over replicas and an axis, at once and in a graph."""
+    value = {"a": torch.tensor([[1, 2 + s.ranks.rank]]), "none": None}
+    found = [s.reduce("mean", value, axis) for axis in (None, 1)]
+    with Graph().as_default(), Session() as session:
+        x = v1.placeholder(torch.int64, [None, 2])
+        nest = {**value, "a": x}
+        made = [s.reduce("mean", nest, axis) for axis in (None, 1)]
+        more = s.reduce("sum", 1.5)
+        assert more.dtype == torch.float32
+        found += [{**each, "a": session.run(each["a"], {x: value["a"].numpy()})} for each in made]
+        dtypes = [str(each["a"].dtype) for each in made]
+        whole = float(session.run(more))
+    return [[[each["a"].tolist(), each["none"]] for each in found], dtypes, whole]
+
+
+@case
+def missing_gradients_are_said(s: Strategy) -> Any:
+    """Which variables have no gradient on any rank; graphs and shared-out slots included."""
+    found = []
+    for sharing in (s, Strategy(shard_slots=True)):
+        one, other, nowhere = variable("one"), variable("other"), variable("nowhere")
+        first, second = (ones(s), None) if s.ranks.rank == 0 else (None, ones(s))
+        pairs = [(first, one), (second, other), (None, nowhere)]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            sharing.run(SGD(0.5).apply_gradients, (pairs,))
+        found.append([str(each.message) for each in said])
+    with Graph().as_default(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made, nowhere = v1.Variable([1.0], name="made"), v1.Variable([1.0], name="nowhere")
+        s.run(SGD(0.5).apply_gradients, ([(v1.constant([1.0]), made), (None, nowhere)],))
+    return [*found, [str(each.message) for each in said]]
+
+
+@case
+def what_ordered_sums_depend_on(s: Strategy) -> Any:
+    """Ranks with other numbers of threads or of micro-batches."""
+    rank, found = s.ranks.rank, []
+    for threads, batches in ((1 + rank, 8), (1, 8 * (1 + rank)), (1, 8)):
+        if s.ranks.size & (s.ranks.size - 1):
+            return found
+        ordered, opt, w = Strategy(reduction="ordered"), SGD(0.5), variable()
+        torch.set_num_threads(threads)
+        pairs = ordered.gradients(lambda number, w=w: w.sum() / 8, [w], batches)
+        found.append(refused(lambda: ordered.run(opt.apply_gradients, (pairs,))))  # noqa: B023
+        torch.set_num_threads(1)
+    return found
+
+
+@case
 def none_counts_as_zeros(s: Strategy) -> Any:
     rank, found = s.ranks.rank, {}
     for name, make in FACES.items():

@@ -107,6 +107,31 @@ def test_values_are_reduced(told: list[dict[str, Any]], count: int) -> None:
     assert several == [[SUM[count]] * 2] * 2
 
 
+def test_whole_numbers_have_means(told: list[dict[str, Any]], count: int) -> None:
+    over, along = [1.0, 1 + SUM[count] / count], (count + SUM[count] + count) / (2 * count)
+    expected = [[[over], None], [[along], None]]
+    found = agreed(told, "reductions_of_whole_numbers")
+    assert found == [expected * 2, ["torch.float32"] * 2, 1.5 * count]
+
+
+def test_variables_without_gradients_are_named(told: list[dict[str, Any]]) -> None:
+    text = ["Gradients do not exist for variables ['nowhere:0'] when minimizing the loss."]
+    assert agreed(told, "missing_gradients_are_said") == [text] * 3
+
+
+def test_ranks_compare_what_ordered_sums_depend_on(told: list[dict[str, Any]], count: int) -> None:
+    found = agreed(told, "what_ordered_sums_depend_on")
+    if count == 3:
+        assert found == []
+        return
+    start = "ReplicaMismatchError: rank 1 disagrees with rank 0 at "
+    assert found == [
+        f"{start}threads of torch: 2 vs 1.",
+        f"{start}micro_batches of the strategy: 16 vs 8.",
+        "nothing was raised",
+    ]
+
+
 def test_none_counts_as_zeros_where_another_rank_has_a_gradient(
     told: list[dict[str, Any]], count: int
 ) -> None:
@@ -458,6 +483,13 @@ def test_without_a_group_there_is_one_replica() -> None:
     assert context is not None
     assert context.all_reduce("mean", [torch.ones(1), None])[1] is None
     assert context.merge_call(lambda strategy, x: x, (5,)) == 5
+    assert context.merge_call(lambda _: (has_strategy(), in_cross_replica_context())) == (
+        False,
+        True,
+    )
+    with strategy.scope():
+        assert has_strategy()
+    assert strategy.reduce("mean", [torch.tensor(3), None], axis=None)[0].dtype == torch.float32
     assert strategy.experimental_local_results(3) == (3,)
 
 

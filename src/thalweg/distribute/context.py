@@ -17,10 +17,12 @@ class Replicas(Protocol):
     Attributes:
         ranks: The ranks.
         sending: How they send gradients.
+        is_default: Whether it stands where nobody made one.
     """
 
     ranks: Ranks
     sending: Sending
+    is_default: bool
 
 
 Which = TypeVar("Which", bound=Replicas)
@@ -72,7 +74,8 @@ def innermost() -> Entered | None:
 
 def has_strategy() -> bool:
     """Whether this thread is in the scope of a strategy that somebody made."""
-    return bool(thread.strategies)
+    here = innermost()
+    return here is not None and not (here.replica is None and here.strategy.is_default)
 
 
 def in_cross_replica_context() -> bool:
