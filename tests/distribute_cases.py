@@ -235,7 +235,7 @@ def what_ordered_sums_depend_on(s: Strategy) -> Any:
         ordered, opt, w = Strategy(reduction="ordered"), SGD(0.5), variable()
         torch.set_num_threads(threads)
         pairs = ordered.gradients(lambda number, w=w: w.sum() / 8, [w], batches)
-        found.append(refused(lambda: ordered.run(opt.apply_gradients, (pairs,))))  # noqa: B023
+        found.append(refused(lambda: ordered.run(opt.apply_gradients, (pairs,))))
         torch.set_num_threads(1)
     return found
 
