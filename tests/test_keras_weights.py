@@ -186,11 +186,12 @@ def test_trainable_weight_cannot_be_on_read() -> None:
 
 
 def test_modes_of_a_weight_are_checked() -> None:
-    assert SGD().add_weight("w", (), aggregation=1)._aggregation is VariableAggregation.SUM
+    add: Any = SGD().add_weight
+    assert add("w", (), aggregation=1)._aggregation is VariableAggregation.SUM
     with pytest.raises(ValueError, match="Invalid variable aggregation mode: 'mean'"):
-        SGD().add_weight("w", (), aggregation="mean")
+        add("w", (), aggregation="mean")
     with pytest.raises(ValueError, match="Invalid variable synchronization mode: 9"):
-        SGD().add_weight("w", (), synchronization=9)
+        add("w", (), synchronization=9)
 
 
 @all_rows

@@ -27,7 +27,7 @@ from thalweg.distribute.strategy import (
     get_strategy,
     updating,
 )
-from thalweg.distribute.variable import aggregated, aggregating
+from thalweg.distribute.variable import aggregated, aggregating, mode
 from thalweg.distribute.words import in_words
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "in_words",
     "is_on_mesh",
     "loss_factor",
+    "mode",
     "note",
     "record_loss_reduction",
     "scale_loss_for_estimator",

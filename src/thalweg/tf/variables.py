@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thalweg import distribute, graph
+from thalweg import graph, v1
 from thalweg import variable as eager
 from thalweg.graph.either import Either, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
@@ -55,7 +55,7 @@ class Variable(metaclass=Either):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
     ) -> Any:
-        made: Any = graph.Variable(
+        return v1.Variable(
             initial_value,
             trainable is not False,
             validate_shape=validate_shape,
@@ -63,8 +63,9 @@ class Variable(metaclass=Either):
             dtype=dtype,
             constraint=constraint,
             shape=shape,
+            synchronization=synchronization,
+            aggregation=aggregation,
         )
-        return distribute.aggregated(made, synchronization, aggregation)
 
 
 class Tensor(metaclass=Either):

@@ -226,6 +226,8 @@ class Weights(TrackableSlots):
             ValueError: Trainable together with `VariableSynchronization.ON_READ`; or an
                 `aggregation` or `synchronization` that is none.
         """
+        synchronization = distribute.mode(VariableSynchronization, synchronization)
+        aggregation = distribute.mode(VariableAggregation, aggregation)
         if synchronization is VariableSynchronization.ON_READ:
             if trainable:
                 raise ValueError(

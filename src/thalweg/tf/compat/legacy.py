@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thalweg import distribute, graph
+from thalweg import graph, v1
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.convert import call, pair, tensor
@@ -61,8 +61,8 @@ def Variable(
     ignored.
     """
     own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
-    made = graph.Variable(*own, constraint=constraint, shape=shape)
-    return distribute.aggregated(made, synchronization, aggregation)
+    modes = {"synchronization": synchronization, "aggregation": aggregation}
+    return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
 
 
 def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:
