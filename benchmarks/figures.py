@@ -19,6 +19,7 @@ import dense
 import graph
 import host
 import loop
+import ranks
 import record
 import saving
 import sparse
@@ -50,6 +51,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "allocation": host.allocation,
     "recompiling": host.recompiling,
     "saving": saving.files,
+    "ranks": ranks.ranks,
     "trainings": trainings.trainings,
     "import": startup.importing,
     "first-step": startup.first_steps,

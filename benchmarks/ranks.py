@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -40,6 +40,7 @@ RATE = 1e-4
 ORDERED = "thalweg ordered"
 
 Step = Callable[[], Any]
+Made = tuple[Step, Callable[[], int]]  # a step, and the bytes of the slots that a rank has after it
 
 
 def _model(width: int) -> nn.Sequential:
@@ -56,7 +57,7 @@ def _inputs(width: int) -> Callable[[], Sequence[torch.Tensor]]:
     return lambda: torch.randn(2, BATCH, width, generator=generator)
 
 
-def _ours(width: int, **options: Any) -> Step:
+def _ours(width: int, **options: Any) -> Made:
     model, optimizer, strategy = _model(width), Adam(RATE), Strategy(**options)
     variables, batch, ranks = list(model.parameters()), _inputs(width), strategy.ranks.size
 
@@ -68,10 +69,16 @@ def _ours(width: int, **options: Any) -> Step:
 
         strategy.run(optimizer.minimize, (loss, variables))
 
-    return step
+    return step, lambda: _bytes(optimizer.variables()) - optimizer.iterations.nbytes
 
 
-def _theirs(width: int, make: Callable[[Any], torch.optim.Optimizer]) -> Step:
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """The memory that tensors lie in."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def _theirs(width: int, make: Callable[[Any], torch.optim.Optimizer]) -> Made:
     model, batch = DistributedDataParallel(_model(width)), _inputs(width)
     optimizer = make(model.parameters())
 
@@ -81,7 +88,12 @@ def _theirs(width: int, make: Callable[[Any], torch.optim.Optimizer]) -> Step:
         mse_loss(model(given), wanted).backward()
         optimizer.step()
 
-    return step
+    def slots() -> int:
+        own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+        kept = [each for state in own.state.values() for each in state.values()]
+        return _bytes(each for each in kept if each.dim())  # step numbers are none
+
+    return step, slots
 
 
 def _fused(parameters: Any) -> torch.optim.Optimizer:
@@ -92,7 +104,7 @@ def _zero(parameters: Any) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=RATE, fused=True)
 
 
-CONTENDERS: dict[str, Callable[[int], Step]] = {
+CONTENDERS: dict[str, Callable[[int], Made]] = {
     "thalweg": _ours,
     "DDP": lambda width: _theirs(width, _fused),
     "thalweg sharded": lambda width: _ours(width, shard_slots=True),
@@ -121,9 +133,11 @@ def _measured(file: str) -> None:
     found: dict[str, Any] = {}
     for payload, width in WIDTHS.items():
         able = not ranks.size & (ranks.size - 1)  # to add in order
-        steps = {k: make(width) for k, make in CONTENDERS.items() if able or k != ORDERED}
+        made = {k: make(width) for k, make in CONTENDERS.items() if able or k != ORDERED}
+        steps = {name: step for name, (step, _) in made.items()}
         for step in steps.values():
             _timed(step)
+        slots = {name: count() for name, (_, count) in made.items()}
         times: dict[str, list[float]] = {name: [] for name in steps}
         with no_collection():
             began, busy = perf_counter(), busy_elsewhere()
@@ -132,7 +146,7 @@ def _measured(file: str) -> None:
                 for name in order:
                     times[name].append(_timed(steps[name]))
             others = (busy_elsewhere() - busy) / (perf_counter() - began) - (ranks.size - 1)
-        found[payload] = {"times": times, "others": max(others, 0.0)}
+        found[payload] = {"times": times, "slots": slots, "others": max(others, 0.0)}
     if ranks.rank == 0:
         Path(file).write_text(json.dumps(found))
 
@@ -149,6 +163,11 @@ def ranks() -> list[Figure]:
     """Steps on two ranks in units of torch's."""
     found = measured(2)[JUDGED]
     times = {name: 1e3 * median(each) for name, each in found["times"].items()}
+    slots = found["slots"]
+    held = Figure(
+        "ranks_2_slots", slots["thalweg sharded"] / slots["ZeRO"], 1.01,
+        note="bytes of slots on rank 0, beside ZeroRedundancyOptimizer's",
+    )  # fmt: skip
     pairs = (("ranks_2", "thalweg", "DDP"), ("ranks_2_sharded", "thalweg sharded", "ZeRO"))
     return [
         Figure(
@@ -156,7 +175,7 @@ def ranks() -> list[Figure]:
             disturbance=found["others"], times={each: times[each] for each in (one, other)},
         )
         for name, one, other in pairs
-    ]  # fmt: skip
+    ] + [held]  # fmt: skip
 
 
 def _ratio(times: dict[str, list[float]], one: str, other: str) -> float:
@@ -165,7 +184,7 @@ def _ratio(times: dict[str, list[float]], one: str, other: str) -> float:
 
 def _print(all_found: dict[int, dict[str, Any]]) -> None:
     table = Table(title="milliseconds of a step; in units of torch's, ordered: of thalweg's")
-    for heading in ("ranks", "gradients", *CONTENDERS, "noise"):
+    for heading in ("ranks", "gradients", *CONTENDERS, "MB of slots on rank 0", "noise"):
         table.add_column(heading, justify="right")
     for count, found in all_found.items():
         for payload, one in found.items():
@@ -175,6 +194,8 @@ def _print(all_found: dict[int, dict[str, Any]]) -> None:
                 if name in times:
                     cells[name] += f" ({_ratio(times, name, unit):.2f})"
             row = [cells.get(name, "-") for name in CONTENDERS]
+            slots = one["slots"]
+            row.append(" ".join(f"{each / 1e6:.2f}" for each in slots.values()))
             table.add_row(str(count), payload, *row, f"{one['others']:.1f}")
     Console(width=110).print(table)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.checkpoint import checkpoint as computed_again
 
+import agreement_cases
 import resumed
 import sharding_cases
 import thalweg
@@ -1128,7 +1129,8 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     torch.set_num_threads(1)
-    strategy, cases = Strategy(), {**CASES, **sharding_cases.CASES}
+    strategy = Strategy()
+    cases = {**CASES, **sharding_cases.CASES, **agreement_cases.CASES}
     names = sys.argv[4:] or [name for name in cases if name not in WIDE]
     print(json.dumps({name: cases[name](strategy) for name in names}))
     distributed.destroy_process_group()

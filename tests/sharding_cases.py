@@ -15,6 +15,7 @@ from torch import Tensor
 import thalweg
 from thalweg import Hyper, IndexedSlices, Rule, Slot, Variable, checkpoint
 from thalweg.distribute import Strategy
+from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.scattering import Scatter
 from thalweg.distribute.tree import in_pairs
@@ -323,11 +324,11 @@ def kept_from_step_to_step(s: Strategy) -> Any:
         trained(sharing, opt, own[step % 2], (step,))
         alone(other, one[step % 2], (step,), count)
     asked: list[int] = []
-    real = Ranks.begin_maximum
+    real = Agreement.meet
 
-    def begin_maximum(self: Ranks, tensor: Tensor) -> Any:
+    def meet(self: Agreement, *args: Any) -> Any:
         asked.append(step)
-        return real(self, tensor)
+        return real(self, *args)
 
     def gone_on(optimizer: Any, chosen: Sequence[Variable], rank: int) -> None:
         numbers = drawn(step, rank, chosen)
@@ -335,13 +336,13 @@ def kept_from_step_to_step(s: Strategy) -> Any:
             lambda: sum((a * b).sum() for a, b in zip(chosen, numbers, strict=True)), chosen
         )
 
-    Ranks.begin_maximum = begin_maximum
+    Agreement.meet = meet
     try:
         for step in range(4, 8):
             sharing.run(gone_on, (opt, own[1], s.ranks.rank))
             alone(other, one[1], (step,), count)
     finally:
-        Ranks.begin_maximum = real
+        Agreement.meet = real
     return {"bits": [bits(each) for each in own] == [bits(each) for each in one], "asked": asked}
 
 

@@ -236,8 +236,9 @@ def test_losses_without_a_list_of_variables(
     for rank, each in enumerate(told):
         first, broken, more, none, last, values = each["losses_without_a_list_of_variables"][gate]
         assert first == last == "nothing was raised"
-        trouble = "ReplicaMismatchError: rank {} raised an error before its gradients were there"
         error = "KeyError: 'no such batch'"
+        trouble = "ReplicaMismatchError: rank {} raised an error before its gradients were there: "
+        trouble += error
         assert broken == (error if rank else trouble.format(count - 1))
         assert more.endswith("disagrees with rank 0 at the number of variables: 2 vs 1")
         assert none.endswith("disagrees with rank 0 at the number of variables: 0 vs 1")

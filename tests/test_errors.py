@@ -352,12 +352,6 @@ FOREIGN: dict[str, tuple[Any, Any, type[BaseException], str]] = {
         )
         for dtype in (torch.qint8, torch.quint8, torch.qint32)
     },
-    "distributed": (
-        spread,
-        torch.ones(4),
-        LayoutError,
-        "'Variable:0' has no memory that holds its 4 elements",
-    ),
     "on another device": (
         lambda mesh: leaf(torch.ones(2, device="meta")),
         torch.ones(2, device="meta"),

@@ -115,7 +115,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(told: Told) -> None:
     assert own == "KeyError: 'no rate'"
     nothing = "Nothing has changed on any rank."
     assert others == {
-        f"ReplicaMismatchError: rank 1 raised an error in its step. {nothing}",
+        f"ReplicaMismatchError: rank 1 raised an error in its step: KeyError: 'no rate'. {nothing}",
     }
     shapes = [each["ranks_in_trouble"]["shape"] for each in told]
     assert shapes[0].startswith("ReplicaMismatchError: rank ")

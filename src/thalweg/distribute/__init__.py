@@ -1,6 +1,8 @@
 """Training on several ranks of torch.distributed, each with its part of the batch."""
 
 from thalweg.distribute.aggregation import (
+    awaited,
+    completed_here,
     guarding,
     here,
     strategy_of,
@@ -8,6 +10,7 @@ from thalweg.distribute.aggregation import (
     sums_of,
     taken,
 )
+from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context, within
 from thalweg.distribute.loss import factor as loss_factor
 from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
@@ -34,12 +37,15 @@ __all__ = [
     "Locals",
     "ReduceOp",
     "ReplicaContext",
+    "Said",
     "Shards",
     "SharedStep",
     "Strategy",
     "aggregated",
     "aggregating",
     "alone",
+    "awaited",
+    "completed_here",
     "current_replica",
     "filled",
     "get_replica_context",

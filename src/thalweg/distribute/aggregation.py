@@ -10,12 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg.core.pairs import as_gradient, check_variables
+from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducer import Reducer
-from thalweg.distribute.reducing import filled
+from thalweg.distribute.reducing import completed, filled
 from thalweg.distribute.sharding.meshes import is_on_mesh
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
@@ -50,16 +51,14 @@ def here() -> Strategy:
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
-def summed(
-    owner: Any, strategy: Strategy, given: Pairs, told: Callable[[], Sequence[str]]
-) -> Pairs:
+def summed(owner: Any, strategy: Strategy, given: Pairs, said: Said) -> Pairs:
     """The pairs that have a gradient on some rank, with the sums over all ranks.
 
     Args:
         owner: The optimizer.
         strategy: The strategy, of several replicas.
         given: Gradients, None among them, and variables; symbolic or not.
-        told: What must be the same on all ranks, in words, one thing a line.
+        said: What must be the same on all ranks.
 
     Raises:
         ReplicaMismatchError: The ranks differ.
@@ -68,9 +67,9 @@ def summed(
             ReplicaMismatchError.
     """
     if is_deferred(given):
-        return _in_graph(strategy, given)
+        return _in_graph(strategy, given, said)
     variables = [var for _, var in given]
-    found = sums_of(owner, strategy, partial(converted, given), variables, told)
+    found = sums_of(owner, strategy, partial(converted, given), variables, said)
     return [(grad, var) for grad, var in found if grad is not None]
 
 
@@ -79,11 +78,11 @@ def sums_of(
     strategy: Strategy,
     given: Callable[[], Pairs],
     variables: Sequence[Any],
-    told: Callable[[], Sequence[str]],
+    said: Said,
 ) -> Pairs:
     """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
     reducer = strategy.reducer_of(owner)
-    found = reducer.summed(given, variables, told)
+    found = reducer.summed(given, variables, said)
     if strategy.sending.compression is not None:
         _summed_last[owner] = reducer
     return found
@@ -125,14 +124,35 @@ def converted(given: Pairs) -> Pairs:
     return found
 
 
-def _in_graph(strategy: Strategy, given: Pairs) -> Pairs:
+def _in_graph(strategy: Strategy, given: Pairs, said: Said) -> Pairs:
     """The sums as nodes of the graph, of the same graph on all ranks."""
+    variables = [var for _, var in given]
+    Agreement(strategy.ranks, values=False).check(variables, Said(said.words))
     pairs = [(grad, var) for grad, var in filled(given, strategy.ranks) if grad is not None]
     sums = reduced(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
 
 
-def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextManager[None]:
+def awaited(owner: Any, strategy: Strategy | None = None) -> AbstractContextManager[None]:
+    """A block in which gradients of an optimizer are summed: errors before that are told.
+
+    Args:
+        owner: The optimizer.
+        strategy: The strategy; by default that of this thread.
+    """
+    found = get_strategy() if strategy is None else strategy
+    is_across = strategy is None and in_cross_replica_context()
+    if found.ranks.is_alone or is_across or not executing_eagerly():
+        return contextlib.nullcontext()
+    return found.reducer_of(owner).telling()
+
+
+def completed_here(given: Pairs) -> Pairs:
+    """The pairs, with zeros for None where another replica has a gradient."""
+    return completed(converted(given), get_strategy().ranks)
+
+
+def guarding(owner: Any) -> AbstractContextManager[None]:
     """A block in which an optimizer computes the gradients that it then applies.
 
     What it raises is told to the other replicas, and they are sent as they come.
@@ -140,4 +160,4 @@ def guarding(owner: Any, told: Callable[[], Sequence[str]]) -> AbstractContextMa
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():
         return contextlib.nullcontext()
-    return strategy.reducer_of(owner).guarding(told)
+    return strategy.reducer_of(owner).guarding()

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.distribute.ranks import Pending, Ranks
-from thalweg.errors import ReplicaMismatchError
+from thalweg.distribute.message import Doing, Message, compare
+from thalweg.distribute.ranks import Ranks
 from thalweg.variable import dtype_name, titles_of
 
 EVERY = 1000  # steps
 
 _VALUES = "the bits of the values"
+_HINTS = [(_VALUES, "Set them alike: strategy.broadcast(variables).")]
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Said(NamedTuple):
+    """What an optimizer says of itself, which must be the same on all ranks.
+
+    Attributes:
+        words: Gives all that numbers depend on, one thing a line.
+        numbers: Gives what of it may change from step to step, and is cheap to have: how many
+            steps were taken, and hyperparameters.
+    """
+
+    words: Callable[[], Sequence[str]]
+    numbers: Callable[[], tuple[int, Sequence[float]]] = lambda: (0, ())
 
 
 class Agreed(NamedTuple):
@@ -50,102 +65,100 @@ class Agreement:
 
     def check(
         self,
-        variables: Sequence[Tensor],
-        told: Callable[[], Sequence[str]],
+        variables: Sequence[Any],
+        said: Said,
         trouble: BaseException | None = None,
         doubt: bool = False,
         kinds: bytes = b"",
         beside: int = 0,
+        doing: Doing = Doing.STEP,
     ) -> Agreed:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
         Args:
             variables: Those of the step.
-            told: What else must be the same, in words, one thing a line.
+            said: What else must be the same.
             trouble: What kept this rank from having gradients.
             doubt: Anything that all ranks are to know of one another.
             kinds: What kinds the gradients are of; they may differ.
-            beside: A number that must be the same on all ranks, too; `told` tells of it.
+            beside: A number that must be the same on all ranks, too; `said` has words for it.
+            doing: What they are about to do.
 
         Raises:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
             BaseException: `trouble`, on its rank.
         """
-        mine = self._ranks.rank + 1 if trouble is not None else 0
-        digest, kind = self._digest(variables) ^ beside, _hashed(kinds)
+        digest = 0
+        if trouble is None:
+            try:
+                digest = self._digest(variables) ^ beside ^ _numbered(*said.numbers())
+            except Exception as error:
+                trouble = error
         due = self._steps % EVERY == 0
-        first = self._message(digest, -digest, kind, -kind, mine, due, doubt)
-        self._ranks.maximum(first)
-        highest, lowest, most, least, troubled, is_due, is_doubted = first.tolist()
-        if trouble is not None:
-            raise trouble
-        if troubled:
-            raise ReplicaMismatchError(
-                f"rank {troubled - 1} raised an error before its gradients were there. Nothing has"
-                " changed on any rank."
-            )
-        if highest != -lowest or is_due:
-            self._compare(variables, told)
+        same, most = (digest, hashed(kinds)), (due, doubt)
+        heard = Message(self._ranks, doing, same, most, trouble).heard()
+        (is_same, is_alike), (is_due, is_doubted) = heard
+        if not is_same or is_due:
+            self._compare(variables, said)
         self._steps += 1
-        return Agreed(bool(is_doubted), most == -least)
+        return Agreed(bool(is_doubted), is_alike)
 
     def meet(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
         """Ask whether all ranks have the same variables, and none declines."""
-        digest = self._digest(variables)
-        asked = self._message(digest, -digest, declines)
-        return Meeting(asked, self._ranks.begin_maximum(asked))
-
-    def _message(self, *numbers: int) -> Tensor:
-        return torch.tensor(numbers, device=self._ranks.device)
+        same, most = (self._digest(variables),), (declines,)
+        return Meeting(Message(self._ranks, Doing.BACKWARD, same, most))
 
     def _digest(self, variables: Sequence[Tensor]) -> int:
         known, digest = self._known
         if len(known) != len(variables) or any(
             one is not other for one, other in zip(known, variables, strict=True)
         ):
-            digest = _hashed("\n".join(_lines(variables, False)).encode())
+            digest = hashed("\n".join(_lines(variables, False)).encode())
             self._known = list(variables), digest
         return digest
 
-    def _compare(self, variables: Sequence[Tensor], told: Callable[[], Sequence[str]]) -> None:
+    def _compare(self, variables: Sequence[Tensor], said: Said) -> None:
         trouble: Exception | None = None
+        lines: list[str] = []
         try:
-            own = "\n".join([*told(), *_lines(variables, self._values)])
-        except Exception as error:  # the others wait for what this one says
-            own, trouble = f"optimizer: one that raised {type(error).__name__}: {error}", error
-        first, *others = self._ranks.texts(own)
-        if trouble is not None:
-            raise trouble
-        for rank, other in enumerate(others, 1):
-            if other != first:
-                raise ReplicaMismatchError(_difference(first, rank, other))
+            lines = [*said.words(), *_lines(variables, self._values)]
+        except Exception as error:
+            trouble = error
+        Message(self._ranks, Doing.STEP, trouble=trouble).heard()
+        compare(self._ranks, lines, _HINTS)
 
 
 class Meeting:
     """A question that all ranks are asked while they go on."""
 
-    def __init__(self, asked: Tensor, pending: Pending) -> None:
-        self._asked, self._pending = asked, pending
+    def __init__(self, message: Message) -> None:
+        self._message = message
         self._answer: bool | None = None
 
     def is_agreed(self) -> bool:
         """The answer, the same on all ranks; waits for it."""
         if self._answer is None:
-            self._pending.wait()
-            highest, lowest, is_declined = self._asked.tolist()
-            self._answer = highest == -lowest and not is_declined
+            alike, (is_declined, _) = self._message.heard()
+            self._answer = alike[0] and not is_declined
         return self._answer
 
 
-def _hashed(text: bytes) -> int:
+def hashed(text: bytes) -> int:
+    """A number of 56 bits, the same on all ranks if the text is."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-def _lines(variables: Sequence[Tensor], values: bool) -> list[str]:
+def _numbered(step: int, numbers: Sequence[float]) -> int:
+    with np.errstate(over="ignore"):  # steps compute with float32
+        rounded = np.array(numbers, np.float32)
+    return hashed(struct.pack("q", step) + rounded.tobytes())
+
+
+def _lines(variables: Sequence[Any], values: bool) -> list[str]:
     titles = titles_of(variables)
     found = [f"the number of variables: {len(variables)}"]
     found += [
-        f"variable {place}: '{title}' {dtype_name(var.dtype)} {tuple(var.shape)}"
+        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape(var)}"
         for place, (title, var) in enumerate(zip(titles, variables, strict=True))
     ]
     if values:
@@ -161,11 +174,5 @@ def _sum(var: Tensor) -> int:
     return int(plain.view(_BITS[plain.element_size()]).sum(dtype=torch.int64)) % 2**64
 
 
-def _difference(first: str, rank: int, other: str) -> str:
-    """In words, the first line that differs."""
-    pairs = zip_longest(first.split("\n"), other.split("\n"), fillvalue=": nothing")
-    one, two = next((one, two) for one, two in pairs if one != two)
-    (where, _, mine), (there, _, its) = one.partition(": "), two.partition(": ")
-    place = where if where == there else f"{where} and {there}"
-    hint = " Set them alike: strategy.broadcast(variables)." if where.startswith(_VALUES) else ""
-    return f"rank {rank} disagrees with rank 0 at {place}: {its} vs {mine}.{hint}"
+def _shape(var: Any) -> Any:
+    return None if var.shape is None else tuple(var.shape)  # of a graph's variable

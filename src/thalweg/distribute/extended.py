@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import flatten
-from thalweg.distribute.agreement import Agreement
+from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import Replicas, across
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
@@ -115,7 +115,7 @@ class Extended:
             tensors = [*variables.parameters(), *variables.buffers()]
         else:
             tensors = list(leaves_of(flatten(variables)))
-        Agreement(ranks, values=False).check(tensors, list)
+        Agreement(ranks, values=False).check(tensors, Said(list))
         with torch.no_grad():
             copies = [
                 each.detach().clone(memory_format=torch.contiguous_format) for each in tensors

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thalweg.errors import ReplicaMismatchError
+from thalweg.errors import InvalidTypeError, ReplicaMismatchError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import TRAINED, dtype_name
@@ -63,6 +63,7 @@ class Kind(NamedTuple):
         if self.missing:
             differ = ["None", *differ]
         if len(differ) > 1:
+            title = title[0].upper() + title[1:]
             raise ReplicaMismatchError(
                 f"{title} is {differ[0]} on one rank and {differ[1]} on another. All ranks must"
                 f" give the same kind and dtype{'.' if self.missing else ', or None.'}"
@@ -86,12 +87,26 @@ class Kind(NamedTuple):
         )
 
 
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse what ranks do not add up.
+
+    Raises:
+        InvalidTypeError: It is of another dtype.
+    """
+    if dtype not in _DTYPES:
+        raise InvalidTypeError(
+            f"A value is of {dtype_name(dtype)}, but replicas add up"
+            f" {', '.join(map(dtype_name, _DTYPES))}. Convert it first."
+        )
+
+
 def signature(gradients: Sequence[Any]) -> bytes:
     """What kinds gradients are of, a byte each; equal on two ranks if the kinds are."""
-    return bytes(map(_byte, gradients))
+    return bytes(map(kind_of, gradients))
 
 
-def _byte(grad: Any) -> int:
+def kind_of(grad: Any) -> int:
+    """What kind a gradient is of, as a number below 256."""
     if grad is None:
         return 0
     number = _NUMBERS.get(grad.dtype, len(_DTYPES))

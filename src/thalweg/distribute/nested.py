@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.distribute.context import Replicas
+from thalweg.distribute.kinds import check_dtype
+from thalweg.distribute.message import Doing, tell, telling
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import summed
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
@@ -48,7 +51,8 @@ def _reduced(
 
 
 def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
-    gradients = [_concrete(leaf) for leaf in leaves]
+    with telling(strategy.ranks, Doing.VALUES):
+        gradients = [_concrete(leaf) for leaf in leaves]
     if strategy.ranks.is_alone and op is ReduceOp.SUM:
         return gradients
     pairs = [(grad, None) for grad in gradients]
@@ -60,7 +64,11 @@ def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _concrete(leaf: Any) -> Tensor | IndexedSlices | None:
-    return leaf if leaf is None or isinstance(leaf, IndexedSlices) else as_gradient(to_tensor(leaf))
+    if leaf is not None and not isinstance(leaf, IndexedSlices):
+        leaf = as_gradient(to_tensor(leaf))
+    if leaf is not None:
+        check_dtype(leaf.dtype)
+    return leaf
 
 
 def _in_graph(
@@ -76,6 +84,9 @@ def _in_graph(
         kind="pure",
         outputs=[_known(leaf, op, axis) for leaf in given],
     )
+    ranks = strategy.ranks
+    for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
+        output.op.abandoned = partial(tell, ranks, Doing.VALUES)
     found: list[Any] = [None] * len(leaves)
     for place, output in zip(present, made, strict=True):
         is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)

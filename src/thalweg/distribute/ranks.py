@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -144,7 +145,12 @@ class Ranks:
     def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:
-            self._wait(distributed.broadcast, tensor, group_src=source)
+            whole = tensor.detach().contiguous()
+            sent = whole.view(-1).view(torch.uint8)  # which all backends know
+            self._wait(distributed.broadcast, sent, group_src=source)
+            if whole.data_ptr() != tensor.data_ptr():
+                with torch.no_grad():
+                    tensor.copy_(whole)
 
     def texts(self, own: str) -> list[str]:
         """The texts of all ranks."""
@@ -200,7 +206,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            self._lost = f"{self._silence()}: {_first_line(error)}."
+            said = _first_line(error)
+            self._lost = f"{self._silence()}: {said}."
             raise ReplicaLostError(self._lost) from error
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
@@ -286,4 +293,5 @@ def _meeting() -> dict[str, Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")[:200]
+    line = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(line, 300, placeholder=" ...").rstrip(".")

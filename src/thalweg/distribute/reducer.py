@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement
+from thalweg.distribute.agreement import Agreement, Meeting, Said
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.kinds import signature
+from thalweg.distribute.message import Doing, tell
 from thalweg.distribute.overlapping import Underway
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducing import MaybePair, filled, sums_of
@@ -20,8 +21,6 @@ from thalweg.distribute.sender import Sender
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep, before
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
-
-Told = Callable[[], Sequence[str]]
 
 
 class Reducer:
@@ -48,6 +47,7 @@ class Reducer:
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
         self._underway: Underway | None = None
+        self._declined: Meeting | None = None
         self._has_begun = False
         self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._is_awaited = False
@@ -57,17 +57,17 @@ class Reducer:
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        told: Told,
+        said: Said,
     ) -> list[MaybePair]:
         """As `reducing.summed`, after the ranks have compared what they are about to do.
 
         Args:
             gradients: Gives the pairs; what it raises is told to the other ranks.
             variables: Those of the pairs, or anything if `gradients` raises.
-            told: What must be the same on all ranks, in words, one thing a line.
+            said: What must be the same on all ranks.
         """
         with self._in_a_step():
-            whole, known = self._agreed(gradients, variables, told)
+            whole, known = self._agreed(gradients, variables, said)
             found = sums_of(whole, self._sender, known)
             self._sender.sent(variables[place] for place in self._dense)
         self._steps += 1
@@ -77,13 +77,13 @@ class Reducer:
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        told: Told,
+        said: Said,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
         """As `summed`, for a step over slots that are shared out.
 
         Args:
-            gradients, variables, told: As in `summed`.
+            gradients, variables, said: As in `summed`.
             scatters: Whether a rank gets its parts of the sums alone.
 
         Returns:
@@ -91,7 +91,7 @@ class Reducer:
         """
         shards = self._shards_here()
         with self._in_a_step():
-            whole, known = self._agreed(gradients, variables, told, scatters)
+            whole, known = self._agreed(gradients, variables, said, scatters)
             shards.learn([var for grad, var in whole if grad is not None])
             found = sums_of(whole, self._sender, known)
         self._steps += 1
@@ -130,11 +130,12 @@ class Reducer:
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        told: Told,
+        said: Said,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
         """The pairs, of one kind on all ranks, and the sums that are there by now."""
         self._is_awaited = False
+        self._keep_up()
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
@@ -146,8 +147,8 @@ class Reducer:
         given = [grad for grad, _ in pairs]
         is_other = underway is None or not underway.carries(own, given)
         is_other = is_other or scatters != self._sender.scatters
-        beside, alike = self._beside(told, scatters)
-        agreed = self._agreement.check(own, alike, trouble, is_other, signature(given), beside)
+        beside, whole_said = self._beside(said, scatters)
+        agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
         self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
@@ -166,20 +167,21 @@ class Reducer:
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
-    def _beside(self, told: Told, scatters: bool) -> tuple[int, Told]:
-        """What must be the same besides `told`: as a number, and with it in words."""
+    def _beside(self, said: Said, scatters: bool) -> tuple[int, Said]:
+        """What must be the same besides `said`: as a number, and with it."""
         if self.shards is None:
-            return 0, lambda: [*told(), *self._sending.told()]
+            return 0, said._replace(words=lambda: [*said.words(), *self._sending.told()])
         cut = self.shards.digest
         own = [f"what slots are where: {cut:x}", f"whether sums are sent in parts: {scatters}"]
-        return cut ^ scatters, lambda: [*told(), *self._sending.told(), *own]
+        words = lambda: [*said.words(), *self._sending.told(), *own]  # noqa: E731
+        return cut ^ scatters, said._replace(words=words)
 
     def taken(self) -> None:
         """Say that the last sums were applied: an error before that leaves all as it was."""
         self._sender.taken()
 
     @contextlib.contextmanager
-    def telling(self, told: Told) -> Iterator[None]:
+    def telling(self) -> Iterator[None]:
         """A block with a `summed` in it, which the other ranks wait for: errors before are told."""
         self._is_awaited = True
         try:
@@ -189,18 +191,19 @@ class Reducer:
         except Exception as error:
             if self._is_awaited:
                 with self._in_a_step():
-                    self._agreement.check([], told, error)
+                    self._keep_up()
+                    tell(self._ranks, Doing.STEP, error)
             raise
 
     @contextlib.contextmanager
-    def guarding(self, told: Told) -> Iterator[None]:
+    def guarding(self) -> Iterator[None]:
         """A block that computes gradients for `summed`, which the other ranks wait for."""
         self._underway, self._has_begun = None, False
         self._sender.begin()
         with self._in_a_step():
-            yield from self._guarded(told)
+            yield from self._guarded()
 
-    def _guarded(self, told: Told) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         trusted, self._is_trusted = self._is_trusted, False
         begin = partial(self._begin, trusted)
         try:
@@ -210,13 +213,26 @@ class Reducer:
             raise
         except Exception as error:
             self._end(begin)
-            self._agreement.check([], told, error)
+            tell(self._ranks, Doing.STEP, error)
         else:
             self._end(begin)
 
     def _end(self, begin: Callable[..., Any]) -> None:
         """End the backward pass; one that has not begun sends what the others wait for."""
         begin((), declines=True)
+        self._finish()
+
+    def _keep_up(self) -> None:
+        """Send zeros if the others send their gradients without a word before this step."""
+        if self._is_trusted:
+            self._is_trusted = self._has_begun = False
+            self._begin(True, (), declines=True)
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._declined is not None:
+            declined, self._declined = self._declined, None
+            declined.is_agreed()  # or that others do something else goes unheard
         if self._underway is not None and not self._underway.finish():
             self._underway = None
 
@@ -231,6 +247,7 @@ class Reducer:
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
         meeting = None if trusted else self._agreement.meet(self._variables, declines)
         if declines and meeting is not None:
+            self._declined = meeting
             return None
         self._underway = Underway(self._variables, self._dense, self._sender, meeting)
         return None if declines else self._underway.arrived

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.distribute.agreement import hashed
 from thalweg.distribute.buckets import Sending
-from thalweg.distribute.kinds import Kind
+from thalweg.distribute.kinds import Kind, kind_of
+from thalweg.distribute.message import Doing, Message, compare
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
 from thalweg.distribute.sender import Sender
@@ -27,7 +29,8 @@ MaybePair = tuple[Gradient, Any]
 def filled(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     """The pairs with zeros, or no rows, for each None that is a gradient on another rank.
 
-    While a graph is built, gradients and variables may be symbolic; see `summed`.
+    All ranks give as many. While a graph is built, gradients and variables may be symbolic; see
+    `summed`.
     """
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
@@ -41,11 +44,28 @@ def filled(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     return [(kind.filled(grad, var), var) for kind, (grad, var) in zip(kinds, pairs, strict=True)]
 
 
+def completed(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
+    """The pairs, of one kind on all ranks: `filled`, after a look at numbers and shapes."""
+    own = [None if value is None else (kind_of(value), _shape(value)) for value, _ in pairs]
+    if Message(ranks, Doing.VALUES, [hashed(repr(own).encode())]).heard().alike[0]:
+        return list(pairs)
+    compare(ranks, [f"the number of values: {len(pairs)}"])
+    whole, titles = filled(pairs, ranks), _titles(pairs)
+    shapes = ["None" if value is None else str(_shape(value)) for value, _ in whole]
+    compare(ranks, [f"the shape of {one}: {shape}" for one, shape in zip(titles, shapes)])
+    return whole
+
+
+def _shape(value: Tensor | IndexedSlices) -> tuple[int, ...]:
+    """That of a value, of slices that of a row."""
+    return tuple(value.values.shape[1:] if isinstance(value, IndexedSlices) else value.shape)
+
+
 def _titles(pairs: Sequence[Any]) -> list[str]:
     variables = [var for _, var in pairs]
     if any(var is None for var in variables):
-        return [f"Value {place}" for place in range(len(variables))]
-    return [f"The gradient of '{title}'" for title in titles_of(variables)]
+        return [f"value {place}" for place in range(len(variables))]
+    return [f"the gradient of '{title}'" for title in titles_of(variables)]
 
 
 def summed(
@@ -64,12 +84,14 @@ def summed(
         sending: How.
 
     Raises:
-        ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtypes
-            differ. Every rank raises it.
+        ReplicaMismatchError: The ranks give other shapes, or as many; a gradient is dense on one
+            rank and sparse on another, or its dtypes differ. Every rank raises it.
         ReplicaLostError: A rank did not answer.
     """
-    whole = filled(pairs, ranks)
-    return whole if ranks.is_alone else sums_of(whole, Sender(ranks, sending or Sending()), {})
+    pairs = list(pairs)
+    if ranks.is_alone:
+        return pairs
+    return sums_of(completed(pairs, ranks), Sender(ranks, sending or Sending()), {})
 
 
 @torch.no_grad()

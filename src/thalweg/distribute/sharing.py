@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from thalweg.core.hooks import Hooks
 from thalweg.core.pairs import as_pairs
 from thalweg.core.sharing import Sharing
 from thalweg.distribute.aggregation import Pairs, converted, is_deferred
+from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.sharding.arranging import arrange
 from thalweg.distribute.sharding.meshes import Locals, LocalStep, is_imported, note, placed
@@ -51,14 +52,14 @@ def summed_in_parts(
     owner: Any,
     strategy: Strategy,
     given: Pairs,
-    told: Callable[[], Sequence[str]],
+    said: Said,
     hooks: Hooks,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
     """The pairs of a step over slots that are shared out, which they are from now on.
 
     Args:
-        owner, strategy, given, told: As in `summed`; `shards_of` gives shards.
+        owner, strategy, given, said: As in `summed`; `shards_of` gives shards.
         hooks: What the optimizer has to say about such a step.
         scatters: Whether nothing wants to see whole sums: gradients are then those of this rank,
             and the step knows its parts of the sums.
@@ -70,7 +71,7 @@ def summed_in_parts(
     reducer = strategy.reducer_of(owner)
     kinds = _kinds(owner, given, hooks)
     variables = [var for _, var in given]
-    found, step = reducer.shared(partial(converted, given), variables, told, scatters)
+    found, step = reducer.shared(partial(converted, given), variables, said, scatters)
     pairs = [(grad, var) for grad, var in found if grad is not None]
     arrange(owner, step.shards, pairs, kinds)
     return pairs, step

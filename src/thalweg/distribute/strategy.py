@@ -18,6 +18,7 @@ from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
+from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
@@ -235,7 +236,8 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
-        sums = tree.over_batches(first, first + own, of_one)
+        with telling(self.ranks, Doing.STEP):
+            sums = tree.over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
     def group(self, value: Any, name: str | None = None) -> Any:

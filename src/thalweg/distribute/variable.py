@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import in_cross_replica_context
+from thalweg.distribute.message import Doing, tell
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
@@ -54,13 +56,15 @@ class AggregatedGraphVariable(GraphVariable):
         own, strategy = super()._operand(value), _in_replicas()
         if strategy is None:
             return own
-        return operation(
+        made = operation(
             partial(_of_all, strategy, self._aggregation),
             [by_reference(self), whole(own)],
             "all_reduce",
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),
         )
+        made.op.abandoned = partial(tell, strategy.ranks, Doing.VALUES)
+        return made
 
 
 def _in_replicas() -> Strategy | None:
@@ -86,7 +90,8 @@ def _of_all(
     except Exception as error:
         trouble = error
     told = f"what is assigned to: '{variable.name}', {aggregation.name}"
-    strategy.assignments.check([variable], lambda: [told], trouble, beside=aggregation.value)
+    said, number = Said(lambda: [told]), aggregation.value
+    strategy.assignments.check([variable], said, trouble, beside=number, doing=Doing.VALUES)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         first = own.detach().clone(memory_format=torch.contiguous_format)
         strategy.ranks.spread([first])

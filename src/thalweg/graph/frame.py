@@ -33,13 +33,14 @@ class Values(Protocol):
 class Frame(dict[SymbolicTensor, Any]):
     """What one run has been fed and has computed; variables are read from the session."""
 
-    __slots__ = ("feeds", "lock", "session")
+    __slots__ = ("failed", "feeds", "lock", "session")
 
     def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, Any]) -> None:
         super().__init__(feeds)
         self.session = session
         self.feeds = feeds
         self.lock: str | None = None  # which lock of the session this thread holds
+        self.failed: Step | None = None
 
     def __missing__(self, tensor: SymbolicTensor) -> Any:
         if isinstance(tensor, GraphVariable):
@@ -76,7 +77,7 @@ class Frame(dict[SymbolicTensor, Any]):
                 for tensor in step.dropped:
                     self.pop(tensor, None)
         except Exception as error:
-            op = step.operation
+            self.failed, op = step, step.operation
             error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
             raise
 

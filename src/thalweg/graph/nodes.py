@@ -55,6 +55,7 @@ class Operation:
         self.function: Callable[..., Any] | None = None  # None: it only orders others
         self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()  # the arguments of a run
         self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
+        self.abandoned: Callable[[BaseException], None] | None = None  # a run failed before it
         self.stateful = False  # writes buffers while it computes
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()

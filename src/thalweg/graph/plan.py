@@ -67,6 +67,21 @@ class Plan:
         """Whether it needs more than shared locks."""
         return any(lock != SHARED for lock, _ in self.segments)
 
+    def abandon(self, failed: Step | None, error: BaseException) -> None:
+        """Tell of an error those who wait for what has not run, if `failed` was not it.
+
+        Args:
+            failed: The step that failed; None if the run has not begun.
+            error: What it raised.
+        """
+        is_left = failed is None
+        for step in (each for _, segment in self.segments for each in segment):
+            is_left = is_left or step is failed
+            if is_left and step.operation.abandoned is not None:
+                if step is not failed:
+                    step.operation.abandoned(error)
+                return
+
 
 def make_plan(
     fetches: Sequence[Operation | SymbolicTensor], fed: frozenset[SymbolicTensor]

@@ -95,13 +95,26 @@ class Session:
         """
         self._check_open()
         wanted = tuple(leaves_of(fetches))
-        feeds = converted_feeds(self.graph, feed_dict) if feed_dict else {}
-        results = self._execute(self._plan(wanted, frozenset(feeds)), feeds, len(wanted))
+        try:
+            feeds = converted_feeds(self.graph, feed_dict) if feed_dict else {}
+            plan = self._plan(wanted, frozenset(feeds))
+        except Exception as error:
+            self._abandon(wanted, error)
+            raise
+        results = self._execute(plan, feeds, len(wanted))
         return packed(fetches, iter(results))
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
         """A function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
+
+    def _abandon(self, wanted: tuple[Any, ...], error: BaseException) -> None:
+        """Tell of a run that cannot begin those who wait for a part of it."""
+        operations = self.graph.get_operations()
+        if any(op.abandoned is not None for op in operations):
+            fed = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
+            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
+            make_plan(fetches, fed).abandon(None, error)
 
     def _plan(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
         key = (wanted, fed)
@@ -140,6 +153,10 @@ class Session:
                 finally:
                     frame.lock = None
                     self._lock.release(lock)
+        except Exception as error:
+            if frame.failed is not None:
+                plan.abandon(frame.failed, error)
+            raise
         finally:
             thread.frames.pop()
             torch.set_grad_enabled(recorded)

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Measures
+from thalweg.distribute.message import Doing, Message
 from thalweg.distribute.sharding.joining import join
 from thalweg.distribute.sharding.measuring import Measured
 from thalweg.distribute.sharding.shards import Shards
@@ -103,25 +104,15 @@ class SharedStep:
             raise self.shards.lost(error, before(self._number)) from error
         except ReplicaMismatchError:
             raise
-        except BaseException:
+        except BaseException as error:
             if not self._has_met:
-                self._meet(is_in_trouble=True)
+                self._meet(error)
             raise
 
-    def _meet(self, is_in_trouble: bool = False) -> None:
+    def _meet(self, trouble: BaseException | None = None) -> None:
         """Wait for all ranks, and go on if none is in trouble."""
-        ranks = self.shards.ranks
-        own = ranks.rank + 1 if is_in_trouble else 0
-        found = torch.tensor([own, self._order, -self._order], device=ranks.device)
-        ranks.maximum(found)
-        troubled, highest, lowest = found.tolist()
-        if is_in_trouble:
-            return
-        if troubled:
-            raise ReplicaMismatchError(
-                f"rank {troubled - 1} raised an error in its step. Nothing has changed on any rank."
-            )
-        if highest != -lowest:
+        heard = Message(self.shards.ranks, Doing.SHARED, (self._order,), trouble=trouble).heard()
+        if not heard.alike[0]:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different variables, or in another order. Nothing has"
                 " changed on any rank."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
-from thalweg import distribute
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.errors import NumericsWarning, warn
@@ -29,7 +29,7 @@ class Differentiation:
         """See `Optimizer`."""
         raise NotImplementedError
 
-    def _told(self) -> list[str]:
+    def _waited_for(self) -> AbstractContextManager[None]:
         """See `Optimizer`."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class Differentiation:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
             TypeError: There is no `var_list`, or an element of it is not a variable.
         """
-        with distribute.guarding(self, self._told):
+        with self._waited_for():
             pairs = self._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
         if not pairs and isinstance(var_list, Iterator):
             warn(

@@ -6,10 +6,12 @@ slots), `options` (clipping, functions, engine), `state_dict`, and `differentiat
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -171,9 +173,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
         is done. A note on the exception says which is the case.
         """
-        with self._lock, self._hyper:
+        waits = experimental_aggregate_gradients and self._is_summed()
+        told = distribute.awaited(self) if waits else contextlib.nullcontext()
+        with self._lock, self._hyper, told:
             given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
             if not given:
+                if waits and executing_eagerly():
+                    distribute.summed(self, distribute.get_strategy(), [], self._said())
                 return None
             if distribute.in_cross_replica_context() and current_session() is None:
                 raise RuntimeError(
@@ -184,6 +190,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             sums_first = aggregates and self._sums_first()
             hooks = self._hooks(aggregates and not sums_first)
             if not sums_first:
+                if waits and executing_eagerly():
+                    given = distribute.completed_here(as_pairs(given))
                 given, hooks.sharing = distribute.sharing_here(self, given, hooks)
             elif distribute.shards_of(self) is not None:
                 given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
@@ -222,8 +230,20 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             return False
         return _BEFORE.isdisjoint(self._overridden())
 
+    def _is_summed(self) -> bool:
+        """Whether this class sums gradients over replicas, of which there are several."""
+        if self._aggregator is not None or distribute.get_strategy().ranks.is_alone:
+            return False
+        return "_aggregate_gradients" not in self._overridden()
+
+    def _waited_for(self) -> AbstractContextManager[None]:
+        """The block in which gradients are computed, for which other replicas wait."""
+        if self._sums_first():
+            return distribute.guarding(self)
+        return distribute.awaited(self) if self._is_summed() else contextlib.nullcontext()
+
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        found = distribute.summed(self, distribute.get_strategy(), pairs, self._told)
+        found = distribute.summed(self, distribute.get_strategy(), pairs, self._said())
         return _all_of(pairs, found)
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
@@ -238,14 +258,21 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         whole = sees or rule is None or (rule.whole and bool(self._clipping))
         strategy = distribute.get_strategy()
         found, step = distribute.summed_in_parts(
-            self, strategy, pairs, self._told, hooks, scatters=not whole
+            self, strategy, pairs, self._said(), hooks, scatters=not whole
         )
         return _all_of(pairs, found), step
 
-    def _told(self) -> list[str]:
-        """What must be the same on all replicas, in words."""
+    def _said(self) -> distribute.Said:
+        """What must be the same on all replicas."""
+        return distribute.Said(self._in_words, self._in_numbers)
+
+    def _in_words(self) -> list[str]:
         arguments = distribute.in_words(self._arguments())
-        return [f"optimizer: {type(self).__name__}", *arguments, f"step: {int(self.iterations)}"]
+        step = [f"step: {int(self.iterations)}"] if executing_eagerly() else []
+        return [f"optimizer: {type(self).__name__}", *arguments, *step]
+
+    def _in_numbers(self) -> tuple[int, list[float]]:
+        return int(self.iterations), list(self._hyper.numbers().values())
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)

@@ -55,7 +55,7 @@ def reduced(
     if owner is None:
         sums = summed(pairs, strategy.ranks, strategy.sending)
     else:
-        sums = sums_of(owner, strategy, lambda: pairs, variables, owner._told)
+        sums = sums_of(owner, strategy, lambda: pairs, variables, owner._said())
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
 
@@ -87,7 +87,7 @@ def waited_for(owner: Any, reduces: bool) -> AbstractContextManager[None]:
     strategy = here() if reduces else None
     if strategy is None or strategy.ranks.is_alone:
         return contextlib.nullcontext()
-    return strategy.reducer_of(owner).telling(owner._told)
+    return strategy.reducer_of(owner).telling()
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:

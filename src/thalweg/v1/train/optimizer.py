@@ -172,7 +172,7 @@ class Optimizer(State, StateDict):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
-        with distribute.guarding(self, self._told):
+        with distribute.guarding(self):
             pairs = self.compute_gradients(
                 loss,
                 var_list=var_list,
@@ -418,13 +418,12 @@ class Optimizer(State, StateDict):
             ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
         strategy = distribute.strategy_of(distribution)
-        given = as_pairs(grads_and_vars)
+        with distribute.awaited(self, strategy):
+            given = as_pairs(grads_and_vars)
         if given and distribute.shards_of(self, strategy) is not None:
             return self._apply_in_parts(strategy, given, global_step, name or self._name)
         if not strategy.ranks.is_alone:
-            step = global_step.item() if isinstance(global_step, Tensor) else None
-            told = lambda: [*self._told(), f"global_step: {step}"]  # noqa: E731
-            found = distribute.summed(self, strategy, given, told)
+            found = distribute.summed(self, strategy, given, self._said(global_step))
             if given and not found:
                 check_any(given)
             given = found
@@ -443,7 +442,9 @@ class Optimizer(State, StateDict):
         """Apply gradients of all replicas to slots that are shared out over them."""
         with self._turn(), self._locked():
             hooks = self._hooks(global_step, name, None)
-            found, step = distribute.summed_in_parts(self, strategy, given, self._told, hooks)
+            found, step = distribute.summed_in_parts(
+                self, strategy, given, self._said(global_step), hooks
+            )
             if not found:
                 check_any(given)
             self._apply(found, global_step, name, sharing=step)
@@ -452,11 +453,29 @@ class Optimizer(State, StateDict):
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _told(self) -> list[str]:
-        """What must be the same on all replicas, in words."""
-        counters = {name: var for (name, graph), var in self._non_slots.items() if graph is None}
-        told = distribute.in_words({**self._arguments(), **counters})
-        return [f"optimizer: {type(self).__name__}", *told]
+    def _said(self, global_step: Any = None) -> distribute.Said:
+        """What must be the same on all replicas."""
+        known = isinstance(global_step, Tensor)
+
+        def words() -> list[str]:
+            told = distribute.in_words({**self._arguments(), **self._counters_now()})
+            step = [f"global_step: {global_step.item()}"] if known else []
+            return [f"optimizer: {type(self).__name__}", *told, *step]
+
+        def numbers() -> tuple[int, list[float]]:
+            found = [*self._arguments().values(), *self._counters_now().values()]
+            plain = [
+                each.item() if isinstance(each, Tensor) and not each.dim() else each
+                for each in found
+            ]
+            step = int(global_step.item()) if known else 0
+            return step, [each for each in plain if isinstance(each, int | float)]
+
+        return distribute.Said(words, numbers)
+
+    def _counters_now(self) -> dict[str, Any]:
+        """The variables that are of no other, in eager mode."""
+        return {name: var for (name, graph), var in self._non_slots.items() if graph is None}
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]

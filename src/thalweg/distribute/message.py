@@ -1,0 +1,163 @@
+"""What ranks tell one another before they send anything else: so many numbers, whatever they do."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from thalweg.distribute.ranks import Ranks
+from thalweg.errors import ReplicaLostError, ReplicaMismatchError
+
+_SAME, _MOST = 2, 2  # how many numbers of either kind there are
+
+
+class Doing(IntEnum):
+    """What a rank is about to do."""
+
+    BACKWARD = 1
+    STEP = 2
+    SHARED = 3
+    VALUES = 4
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        return _WORDS[self][0]
+
+    @property
+    def fate(self) -> str:
+        """When a rank has raised an error that kept it from this."""
+        return _WORDS[self][1]
+
+
+_WORDS = {
+    Doing.BACKWARD: ("computes gradients", "before its gradients were there"),
+    Doing.STEP: ("applies gradients", "before its gradients were there"),
+    Doing.SHARED: ("takes a step over its share of the slots", "in its step"),
+    Doing.VALUES: ("adds up values", "before its values were there"),
+}
+
+
+class Heard(NamedTuple):
+    """What all ranks have told.
+
+    Attributes:
+        alike: For each number that may be the same on all ranks whether it is.
+        most: The largest of each other number.
+    """
+
+    alike: Sequence[bool]
+    most: Sequence[int]
+
+
+class Message:
+    """A few numbers that all ranks tell one another while they go on.
+
+    Those of ranks that do different things are of one length, too, so that all of them find out.
+
+    Args:
+        ranks: The ranks.
+        doing: What this one is about to do.
+        same: Numbers below 2**63 that are compared.
+        most: Numbers of which the largest is found.
+        trouble: What keeps this rank from doing it.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        doing: Doing,
+        same: Sequence[int] = (),
+        most: Sequence[int] = (),
+        trouble: BaseException | None = None,
+    ) -> None:
+        self._ranks, self._doing, self._trouble = ranks, doing, trouble
+        numbers = [ranks.rank + 1 if trouble is not None else 0, *most]
+        numbers += [0] * (1 + _MOST - len(numbers))
+        for each in (doing, *same, *[0] * (_SAME - len(same))):
+            numbers += [each, -each]
+        self._numbers = torch.tensor(numbers, device=ranks.device)
+        self._pending = ranks.begin_maximum(self._numbers)
+
+    def heard(self) -> Heard:
+        """What the others have told; waits for it.
+
+        Raises:
+            BaseException: The trouble, on its rank.
+            ReplicaMismatchError: Another rank is in trouble, or does something else.
+            ReplicaLostError: A rank did not answer.
+        """
+        self._pending.wait()
+        troubled, *numbers = self._numbers.tolist()
+        most, pairs = numbers[:_MOST], numbers[_MOST:]
+        does_one, *alike = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
+        if troubled:
+            self._raise_trouble(troubled - 1)
+        if not does_one:
+            compare(self._ranks, [f"what it does: it {self._doing.words}"])
+        return Heard(alike, most)
+
+    def _raise_trouble(self, rank: int) -> None:
+        trouble = self._trouble
+        own = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
+        text = textwrap.shorten(self._ranks.texts(own)[rank], 300, placeholder=" ...")
+        if trouble is not None:
+            raise trouble
+        raise ReplicaMismatchError(
+            f"rank {rank} raised an error {self._doing.fate}: {text.rstrip('.')}. Nothing has"
+            " changed on any rank."
+        )
+
+
+@contextlib.contextmanager
+def telling(ranks: Ranks, doing: Doing) -> Iterator[None]:
+    """A block that ends before this rank does it: errors are told to the others, which wait."""
+    try:
+        yield
+    except Exception as error:
+        tell(ranks, doing, error)
+        raise
+
+
+def tell(ranks: Ranks, doing: Doing, trouble: BaseException) -> None:
+    """Tell the other ranks what keeps this one from doing something, and raise it.
+
+    They know of errors that all ranks raise together.
+    """
+    if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
+        Message(ranks, doing, trouble=trouble).heard()
+
+
+def compare(ranks: Ranks, lines: Sequence[str], hints: Sequence[tuple[str, str]] = ()) -> None:
+    """Raise on all ranks if they say different things.
+
+    Args:
+        ranks: The ranks.
+        lines: What this one says: what each thing is called, ": ", and what it is here.
+        hints: What things' names begin with, and what helps if those differ.
+
+    Raises:
+        ReplicaMismatchError: Names the first difference.
+    """
+    first, *others = (text.split("\n") for text in ranks.texts("\n".join(lines)))
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise ReplicaMismatchError(_difference(first, rank, other, hints))
+
+
+def _difference(
+    first: Sequence[str], rank: int, other: Sequence[str], hints: Sequence[tuple[str, str]]
+) -> str:
+    """In words, the first line that differs."""
+    length = max(len(first), len(other))
+    one, two = ([*lines, *[": nothing"] * (length - len(lines))] for lines in (first, other))
+    mine, its = next((a, b) for a, b in zip(one, two, strict=True) if a != b)
+    (where, _, mine), (there, _, its) = mine.partition(": "), its.partition(": ")
+    place = where if where == there else f"{where} and {there}"
+    hint = next((f" {help}" for begin, help in hints if where.startswith(begin)), "")
+    return f"rank {rank} disagrees with rank 0 at {place}: {its} vs {mine}.{hint}"
