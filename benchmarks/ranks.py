@@ -31,11 +31,13 @@ from thalweg.cli.ranks import launched
 from thalweg.distribute import Strategy
 from thalweg.keras.optimizers import Adam
 
-WIDTHS = {"1 MB": 256, "10 MB": 800, "40 MB": 1600}  # of four layers
+WIDTHS = {"4 kB": 16, "1 MB": 256, "10 MB": 800, "40 MB": 1600}  # of four layers
 JUDGED = "10 MB"
 LAYERS, BATCH = 4, 16
 ROUNDS, STEPS = 5, 4
 RATE = 1e-4
+
+ORDERED = "thalweg ordered"
 
 Step = Callable[[], Any]
 Made = tuple[Step, Callable[[], int]]  # a step, and the bytes of the slots that a rank has after it
@@ -107,7 +109,11 @@ CONTENDERS: dict[str, Callable[[int], Made]] = {
     "DDP": lambda width: _theirs(width, _fused),
     "thalweg sharded": lambda width: _ours(width, shard_slots=True),
     "ZeRO": lambda width: _theirs(width, _zero),
+    ORDERED: lambda width: _ours(width, reduction="ordered"),
 }
+
+
+UNITS = {"thalweg": "DDP", "thalweg sharded": "ZeRO", ORDERED: "thalweg"}
 
 
 def _timed(step: Step) -> float:
@@ -126,7 +132,8 @@ def _measured(file: str) -> None:
     ranks = Strategy().ranks
     found: dict[str, Any] = {}
     for payload, width in WIDTHS.items():
-        made = {name: make(width) for name, make in CONTENDERS.items()}
+        able = not ranks.size & (ranks.size - 1)  # to add in order
+        made = {k: make(width) for k, make in CONTENDERS.items() if able or k != ORDERED}
         steps = {name: step for name, (step, _) in made.items()}
         for step in steps.values():
             _timed(step)
@@ -176,18 +183,20 @@ def _ratio(times: dict[str, list[float]], one: str, other: str) -> float:
 
 
 def _print(all_found: dict[int, dict[str, Any]]) -> None:
-    table = Table(title="milliseconds of a step; in units of torch's")
+    table = Table(title="milliseconds of a step; in units of torch's, ordered: of thalweg's")
     for heading in ("ranks", "gradients", *CONTENDERS, "MB of slots on rank 0", "noise"):
         table.add_column(heading, justify="right")
     for count, found in all_found.items():
         for payload, one in found.items():
             times = one["times"]
-            cells = [f"{1e3 * median(times[name]):.1f}" for name in CONTENDERS]
-            cells[0] += f" ({_ratio(times, 'thalweg', 'DDP'):.2f})"
-            cells[2] += f" ({_ratio(times, 'thalweg sharded', 'ZeRO'):.2f})"
+            cells = {name: f"{1e3 * median(each):.1f}" for name, each in times.items()}
+            for name, unit in UNITS.items():
+                if name in times:
+                    cells[name] += f" ({_ratio(times, name, unit):.2f})"
+            row = [cells.get(name, "-") for name in CONTENDERS]
             slots = one["slots"]
-            cells.append(" ".join(f"{slots[name] / 1e6:.2f}" for name in CONTENDERS))
-            table.add_row(str(count), payload, *cells, f"{one['others']:.1f}")
+            row.append(" ".join(f"{each / 1e6:.2f}" for each in slots.values()))
+            table.add_row(str(count), payload, *row, f"{one['others']:.1f}")
     Console(width=110).print(table)
 
 

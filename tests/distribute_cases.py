@@ -26,7 +26,7 @@ import resumed
 import sharding_cases
 import thalweg
 import thalweg.tf as tf
-from thalweg import IndexedSlices, Variable, checkpoint, v1
+from thalweg import IndexedSlices, Variable, checkpoint, optim, v1
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
@@ -191,6 +191,57 @@ def reductions(s: Strategy) -> Any:
 
 
 @case
+def reductions_of_whole_numbers(s: Strategy) -> Any:
+    """Means of a nest with None over replicas and an axis, at once and in a graph."""
+    value = {"a": torch.tensor([[1, 2 + s.ranks.rank]]), "none": None}
+    found = [s.reduce("mean", value, axis) for axis in (None, 1)]
+    with Graph().as_default(), Session() as session:
+        x = v1.placeholder(torch.int64, [None, 2])
+        nest = {**value, "a": x}
+        made = [s.reduce("mean", nest, axis) for axis in (None, 1)]
+        more = s.reduce("sum", 1.5)
+        assert more.dtype == torch.float32
+        found += [{**each, "a": session.run(each["a"], {x: value["a"].numpy()})} for each in made]
+        dtypes = [str(each["a"].dtype) for each in made]
+        whole = float(session.run(more))
+    return [[[each["a"].tolist(), each["none"]] for each in found], dtypes, whole]
+
+
+@case
+def missing_gradients_are_said(s: Strategy) -> Any:
+    """Which variables have no gradient on any rank; graphs and shared-out slots included."""
+    found = []
+    for sharing in (s, Strategy(shard_slots=True)):
+        one, other, nowhere = variable("one"), variable("other"), variable("nowhere")
+        first, second = (ones(s), None) if s.ranks.rank == 0 else (None, ones(s))
+        pairs = [(first, one), (second, other), (None, nowhere)]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            sharing.run(SGD(0.5).apply_gradients, (pairs,))
+        found.append([str(each.message) for each in said])
+    with Graph().as_default(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made, nowhere = v1.Variable([1.0], name="made"), v1.Variable([1.0], name="nowhere")
+        s.run(SGD(0.5).apply_gradients, ([(v1.constant([1.0]), made), (None, nowhere)],))
+    return [*found, [str(each.message) for each in said]]
+
+
+@case
+def what_ordered_sums_depend_on(s: Strategy) -> Any:
+    """Ranks with other numbers of threads or of micro-batches."""
+    rank, found = s.ranks.rank, []
+    for threads, batches in ((1 + rank, 8), (1, 8 * (1 + rank)), (1, 8)):
+        if s.ranks.size & (s.ranks.size - 1):
+            return found
+        ordered, opt, w = Strategy(reduction="ordered"), SGD(0.5), variable()
+        torch.set_num_threads(threads)
+        pairs = ordered.gradients(lambda number, w=w: w.sum() / 8, [w], batches)
+        found.append(refused(lambda: ordered.run(opt.apply_gradients, (pairs,))))
+        torch.set_num_threads(1)
+    return found
+
+
+@case
 def none_counts_as_zeros(s: Strategy) -> Any:
     rank, found = s.ranks.rank, {}
     for name, make in FACES.items():
@@ -311,6 +362,73 @@ def assignments_are_aggregated(s: Strategy) -> Any:
     s.run(named.assign, ([rank + 1.0],))
     found["tf"] = [named.tolist(), named.name]
     return found
+
+
+@case
+def assignments_in_graphs(s: Strategy) -> Any:
+    rank, found = s.ranks.rank, {}
+    modes, when = v1.VariableAggregation, v1.VariableSynchronization
+    with Graph().as_default():
+        x = v1.placeholder(torch.float32)
+        made: dict[str, Any] = {
+            "add_weight": SGD(0.5).add_weight("a", (2,), aggregation=modes.MEAN),
+            "tf": tf.Variable([0.0, 0.0], aggregation=modes.SUM),
+            "v1": v1.Variable([0.0, 0.0], aggregation=modes.ONLY_FIRST_REPLICA),
+            "get_variable": v1.get_variable("g", initializer=[0.0, 0.0], aggregation=modes.MEAN),
+            "compat": tf.compat.v1.Variable([0.0, 0.0], aggregation=modes.SUM),
+            "on read": v1.Variable([0.0, 0.0], aggregation=modes.SUM, synchronization=when.ON_READ),
+        }
+        sets = {name: s.run(w.assign, (x,)) for name, w in made.items()}
+        adds = {name: s.run(v1.assign_add, (w, [rank + 1.0, 0.0])) for name, w in made.items()}
+        with s.scope():
+            as_it_is = made["tf"].assign_sub([1.0, 1.0])
+        whole = v1.Variable(0, aggregation=modes.MEAN)
+        mean = s.run(whole.assign, (rank,))
+        with Session() as session:
+            session.run(v1.global_variables_initializer())
+            own = {x: [rank + 1.0, 4.0]}
+            found["new"] = {k: each.tolist() for k, each in session.run(sets, own).items()}
+            session.run([*adds.values(), as_it_is])
+            bad = {x: [1.0, 2.0, 3.0][rank:]}
+            found["refused"] = refused(lambda: session.run(sets["tf"], bad)).splitlines()[0]
+            found["integers"] = refused(lambda: session.run(mean)).splitlines()[0]
+            found["values"] = {k: each.tolist() for k, each in session.run(made).items()}
+    return found
+
+
+@case
+def refused_assignments(s: Strategy) -> Any:
+    """A value that does not fit on the last rank keeps no other waiting, nor do other variables."""
+    rank, modes = s.ranks.rank, thalweg.VariableAggregation
+    w, u = (tf.Variable([0.0, 0.0], aggregation=modes.MEAN, name=name) for name in "wu")
+    first = tf.Variable([0.0, 0.0], aggregation=modes.ONLY_FIRST_REPLICA)
+    is_last, found = rank == s.ranks.size - 1, []
+    for value in ([1.0] if is_last else [1.0, 2.0], "no" if is_last else [1.0, 2.0]):
+        for each in (w, first):
+            found.append(refused(lambda each=each, value=value: s.run(each.assign, (value,))))
+    found.append(refused(lambda: s.run((u if is_last else w).assign, ([1.0, 2.0],))))
+    s.run(w.assign_add, ([rank + 1.0, 3.0],))
+    return [found, w.tolist(), u.tolist(), first.tolist()]
+
+
+@case
+def optimizers_of_torchs_kind(s: Strategy) -> Any:
+    """Their steps, which sum nothing, are refused in a strategy and free outside of it."""
+    w = torch.nn.Parameter(torch.zeros(2))
+    u = torch.nn.Parameter(torch.zeros(2))
+    whole, early = optim.SGD([w], 0.5), optim.SGD([u], 0.5, in_backward=True)
+    called: list[int] = []
+    w.grad = ones(s)
+    errors = [
+        refused(lambda: s.run(whole.step, (lambda: called.append(1),))),
+        refused(lambda: s.run(u.sum().backward)),
+    ]
+    with s.scope():
+        errors.append(refused(early.step))
+    before = [w.tolist(), u.tolist(), called]
+    whole.step()
+    Strategy.alone().run(whole.step)
+    return [errors, before, torch.equal(w.detach(), -ones(s))]
 
 
 @case

@@ -107,6 +107,31 @@ def test_values_are_reduced(told: list[dict[str, Any]], count: int) -> None:
     assert several == [[SUM[count]] * 2] * 2
 
 
+def test_whole_numbers_have_means(told: list[dict[str, Any]], count: int) -> None:
+    over, along = [1.0, 1 + SUM[count] / count], (count + SUM[count] + count) / (2 * count)
+    expected = [[[over], None], [[along], None]]
+    found = agreed(told, "reductions_of_whole_numbers")
+    assert found == [expected * 2, ["torch.float32"] * 2, 1.5 * count]
+
+
+def test_variables_without_gradients_are_named(told: list[dict[str, Any]]) -> None:
+    text = ["Gradients do not exist for variables ['nowhere:0'] when minimizing the loss."]
+    assert agreed(told, "missing_gradients_are_said") == [text] * 3
+
+
+def test_ranks_compare_what_ordered_sums_depend_on(told: list[dict[str, Any]], count: int) -> None:
+    found = agreed(told, "what_ordered_sums_depend_on")
+    if count == 3:
+        assert found == []
+        return
+    start = "ReplicaMismatchError: rank 1 disagrees with rank 0 at "
+    assert found == [
+        f"{start}threads of torch: 2 vs 1.",
+        f"{start}micro_batches of the strategy: 16 vs 8.",
+        "nothing was raised",
+    ]
+
+
 def test_none_counts_as_zeros_where_another_rank_has_a_gradient(
     told: list[dict[str, Any]], count: int
 ) -> None:
@@ -157,6 +182,39 @@ def test_assignments_in_replicas_are_aggregated(told: list[dict[str, Any]], coun
     assert found["integers"].endswith("int64, which has no mean over replicas. Use"
                                       " VariableAggregation.SUM.")  # fmt: skip
     assert found["tf"] == [[total], "named:0"]
+
+
+def test_assignments_of_graphs_are_aggregated(told: list[dict[str, Any]], count: int) -> None:
+    total = SUM[count]
+    mean, both = total / count, [total, 4.0 * count]
+    new = {"add_weight": [mean, 4.0], "get_variable": [mean, 4.0], "tf": both, "compat": both}
+    values = {name: [first * 2, last] for name, (first, last) in new.items()}
+    values["tf"] = [2 * total - 1, 4.0 * count - 1]
+    for rank, each in enumerate(told):
+        found, own = each["assignments_in_graphs"], [rank + 1.0, 4.0]
+        assert found["new"] == {**new, "v1": [1.0, 4.0], "on read": own}
+        assert found["values"] == {**values, "v1": [2.0, 4.0], "on read": [2 * rank + 2.0, 4.0]}
+        at_once = "InvalidArgumentError: Cannot assign to 'Variable:0': it has shape (2,) but the"
+        assert found["refused"].startswith("ReplicaMismatchError: rank " if rank == 1 else at_once)
+        assert found["integers"].endswith("no mean over replicas. Use VariableAggregation.SUM.")
+
+
+def test_refused_assignments_keep_no_rank_waiting(told: list[dict[str, Any]], count: int) -> None:
+    own = ["InvalidArgumentError", "InvalidArgumentError", "InvalidTypeError", "InvalidTypeError"]
+    for rank, each in enumerate(told):
+        errors, w, u, first = each["refused_assignments"]
+        kinds = own if rank == count - 1 else ["ReplicaMismatchError"] * 4
+        assert [error.partition(":")[0] for error in errors] == [*kinds, "ReplicaMismatchError"]
+        where = "disagrees with rank 0 at what is assigned to: 'u:0', MEAN vs 'w:0', MEAN."
+        assert where in errors[-1]
+        assert (w, u, first) == ([SUM[count] / count, 3.0], [0.0, 0.0], [0.0, 0.0])
+
+
+def test_optimizers_of_torchs_kind_are_refused(told: list[dict[str, Any]], count: int) -> None:
+    errors, before, is_free = agreed(told, "optimizers_of_torchs_kind")
+    alone = "FailedPreconditionError: SGD would train this replica alone: optimizers of torch's"
+    assert all(error.startswith(alone) and f"the {count} replicas" in error for error in errors)
+    assert (before, is_free) == ([[0.0, 0.0], [0.0, 0.0], []], True)
 
 
 def test_examples_of_the_documents(told: list[dict[str, Any]], count: int) -> None:
@@ -426,6 +484,13 @@ def test_without_a_group_there_is_one_replica() -> None:
     assert context is not None
     assert context.all_reduce("mean", [torch.ones(1), None])[1] is None
     assert context.merge_call(lambda strategy, x: x, (5,)) == 5
+    assert context.merge_call(lambda _: (has_strategy(), in_cross_replica_context())) == (
+        False,
+        True,
+    )
+    with strategy.scope():
+        assert has_strategy()
+    assert strategy.reduce("mean", [torch.tensor(3), None], axis=None)[0].dtype == torch.float32
     assert strategy.experimental_local_results(3) == (3,)
 
 

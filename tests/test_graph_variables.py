@@ -356,6 +356,7 @@ def test_defaults_of_a_variable_scope() -> None:
 GET_VARIABLE: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "value": ({"initializer": [1.0, 2.0]}, torch.float32, [1, 2]),
     "array": ({"initializer": np.array([1, 2])}, torch.int64, [1, 2]),
+    "number": ({"shape": (), "initializer": tf.ones_initializer()}, torch.float32, 1),
     "integers": ({"shape": [2], "dtype": "int32"}, torch.int32, [0, 0]),
     "function": (
         {"shape": [2], "initializer": lambda s, d: torch.full(s, 7, dtype=d)},

@@ -185,6 +185,15 @@ def test_trainable_weight_cannot_be_on_read() -> None:
         )
 
 
+def test_modes_of_a_weight_are_checked() -> None:
+    add: Any = SGD().add_weight
+    assert add("w", (), aggregation=1)._aggregation is VariableAggregation.SUM
+    with pytest.raises(ValueError, match="Invalid variable aggregation mode: 'mean'"):
+        add("w", (), aggregation="mean")
+    with pytest.raises(ValueError, match="Invalid variable synchronization mode: 9"):
+        add("w", (), synchronization=9)
+
+
 @all_rows
 def test_set_weights_restores_get_weights(row: Row) -> None:
     opt, variables = row.make(), pair()

@@ -1,7 +1,9 @@
-"""Who runs: eager mode, the graph being built, or the session whose node runs in this thread.
+"""Who runs: eager mode, the graph being built, or the session whose node runs in this thread;
+and in which strategy.
 
-The core asks here, so that it knows nothing of graphs and sessions; `thalweg.graph` answers by
-what it puts on the stacks and by the classes it derives from those here.
+The core asks here, so that it knows nothing of graphs and sessions; `thalweg.graph` and
+`thalweg.distribute` answer by what they put on the stacks and by the classes that they derive from
+those here.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class _Thread(threading.local):
         self.graphs: list[Any] = []
         self.sessions: list[Any] = []
         self.frames: list[Any] = []  # runs of sessions
+        self.strategies: list[Any] = []  # what `distribute.context` notes of each
         self.eager_blocks = 0
 
 
@@ -106,6 +109,11 @@ def eagerly() -> Iterator[None]:
         yield
     finally:
         thread.eager_blocks -= 1
+
+
+def replicas() -> int:
+    """How many replicas the strategy has that this thread is in; 1 outside of any."""
+    return thread.strategies[-1].strategy.ranks.size if thread.strategies else 1
 
 
 def current_session() -> Any:

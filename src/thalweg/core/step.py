@@ -104,40 +104,6 @@ def repeat(
         raise
 
 
-def resume(
-    hooks: Hooks, kept: Kept, gradients: Sequence[Tensor], how: Processing
-) -> Outcome | None:
-    """Take the step before again, for a caller who has seen that all of it lies where it lay.
-
-    Args:
-        hooks, kept, how: As in `take`.
-        gradients: The very tensors of the step before.
-
-    Returns:
-        The outcome, or None if the step is left to `repeat`.
-    """
-    last = kept.last
-    if last is None:
-        return None
-    asked, ready, scalar_slots, narrow = last
-    if (
-        asked.rule is not hooks.rule()
-        or asked.stages != how.stages
-        or asked.selection != hooks.selection
-        or how.narrow != narrow
-        or not ready.hold(gradients)
-    ):
-        return None
-    try:
-        _prepare(hooks, asked.variables)
-        planned = Planned(asked._replace(gradients=gradients), ready, scalar_slots, narrow)
-        return _carried_out(hooks, planned, how, True, _is_checked(hooks, how))
-    except BaseException as error:
-        ready.let_go()
-        say(error, hooks.begun)
-        raise
-
-
 def finish(hooks: Hooks) -> list[BaseException]:
     """End a step whose variables were updated one after the other, each with `is_last=False`.
 

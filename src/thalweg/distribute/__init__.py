@@ -30,7 +30,7 @@ from thalweg.distribute.strategy import (
     get_strategy,
     updating,
 )
-from thalweg.distribute.variable import aggregated, aggregates
+from thalweg.distribute.variable import aggregated, aggregating, mode
 from thalweg.distribute.words import in_words
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "SharedStep",
     "Strategy",
     "aggregated",
-    "aggregates",
+    "aggregating",
     "alone",
     "awaited",
     "completed_here",
@@ -57,6 +57,7 @@ __all__ = [
     "in_words",
     "is_on_mesh",
     "loss_factor",
+    "mode",
     "note",
     "record_loss_reduction",
     "scale_loss_for_estimator",

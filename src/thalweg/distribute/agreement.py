@@ -71,6 +71,7 @@ class Agreement:
         doubt: bool = False,
         kinds: bytes = b"",
         beside: int = 0,
+        doing: Doing = Doing.STEP,
     ) -> Agreed:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
@@ -81,6 +82,7 @@ class Agreement:
             doubt: Anything that all ranks are to know of one another.
             kinds: What kinds the gradients are of; they may differ.
             beside: A number that must be the same on all ranks, too; `said` has words for it.
+            doing: What they are about to do.
 
         Raises:
             ReplicaMismatchError: Names the first difference, or the rank in trouble.
@@ -94,7 +96,7 @@ class Agreement:
                 trouble = error
         due = self._steps % EVERY == 0
         same, most = (digest, hashed(kinds)), (due, doubt)
-        heard = Message(self._ranks, Doing.STEP, same, most, trouble).heard()
+        heard = Message(self._ranks, doing, same, most, trouble).heard()
         (is_same, is_alike), (is_due, is_doubted) = heard
         if not is_same or is_due:
             self._compare(variables, said)

@@ -15,7 +15,7 @@ from thalweg.distribute.ranks import Pending, Ranks
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sending:
     """How gradients are sent.
 
@@ -23,16 +23,19 @@ class Sending:
         bucket_size: Bytes that are sent together.
         ordered: Whether they are added in the order of a tree over the ranks.
         compression: What optimizers send in place of 32 and 64 bits; None for those.
+        micro_batches: How many all ranks have, as `Strategy.gradients` was told last, if at all.
     """
 
     bucket_size: int = SIZE
     ordered: bool = False
     compression: torch.dtype | None = None
+    micro_batches: int | None = None
 
     def told(self) -> list[str]:
-        """It in words, one thing a line."""
-        names = [each.name for each in fields(self)]
-        return [f"{name} of the strategy: {getattr(self, name)}" for name in names]
+        """It in words, one thing a line, with what else the bits of ordered sums depend on."""
+        names = [each.name for each in fields(self) if self.ordered or each.name != "micro_batches"]
+        lines = [f"{name} of the strategy: {getattr(self, name)}" for name in names]
+        return [*lines, f"threads of torch: {torch.get_num_threads()}"] if self.ordered else lines
 
 
 class Sent(Protocol):

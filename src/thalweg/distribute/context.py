@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.ranks import Ranks
+from thalweg.running import thread
 
 
 class Replicas(Protocol):
@@ -17,10 +17,12 @@ class Replicas(Protocol):
     Attributes:
         ranks: The ranks.
         sending: How they send gradients.
+        is_default: Whether it stands where nobody made one.
     """
 
     ranks: Ranks
     sending: Sending
+    is_default: bool
 
 
 Which = TypeVar("Which", bound=Replicas)
@@ -45,42 +47,35 @@ class Entered(NamedTuple):
     replica: Replica | None
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.entered: list[Entered] = []
-
-
-_here = _Here()
-
-
 @contextlib.contextmanager
 def across(strategy: Which) -> Iterator[Which]:
     """Be across the replicas of a strategy until the block ends."""
-    _here.entered.append(Entered(strategy, None))
+    thread.strategies.append(Entered(strategy, None))
     try:
         yield strategy
     finally:
-        _here.entered.pop()
+        thread.strategies.pop()
 
 
 @contextlib.contextmanager
 def within(replica: Replica) -> Iterator[None]:
     """Be in a replica until the block ends."""
-    _here.entered.append(Entered(replica.strategy, replica))
+    thread.strategies.append(Entered(replica.strategy, replica))
     try:
         yield
     finally:
-        _here.entered.pop()
+        thread.strategies.pop()
 
 
 def innermost() -> Entered | None:
     """What this thread has entered last."""
-    return _here.entered[-1] if _here.entered else None
+    return thread.strategies[-1] if thread.strategies else None
 
 
 def has_strategy() -> bool:
     """Whether this thread is in the scope of a strategy that somebody made."""
-    return bool(_here.entered)
+    here = innermost()
+    return here is not None and not (here.replica is None and here.strategy.is_default)
 
 
 def in_cross_replica_context() -> bool:

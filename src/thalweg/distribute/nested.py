@@ -20,34 +20,40 @@ from thalweg.indexed_slices import IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
 
 
-def reduced(strategy: Replicas, reduce_op: Any, value: Any) -> Any:
-    """A nest of sums or means over all replicas; see `ReplicaContext.all_reduce`."""
+def reduced(strategy: Replicas, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+    """A nest of sums or means over all replicas, and over a dimension if `axis` is one.
+
+    See `ReplicaContext.all_reduce` and `Strategy.reduce`.
+    """
     op = ReduceOp.of(reduce_op)
     leaves = list(leaves_of(value))
     if not executing_eagerly() or any(map(is_symbolic, leaves)):
-        return packed(value, iter(_in_graph(strategy, op, leaves)))
-    return packed(value, iter(_now(strategy, op, leaves)))
+        return packed(value, iter(_in_graph(strategy, op, leaves, axis)))
+    return packed(value, iter(_reduced(strategy, op, leaves, axis)))
 
 
-def over_axis(strategy: Replicas, reduce_op: Any, value: Any, axis: int) -> Any:
-    """A nest of sums or means over all replicas and a dimension."""
-    op = ReduceOp.of(reduce_op)
-    leaves = [to_tensor(leaf) for leaf in leaves_of(value)]
-    sums = [leaf.sum(axis) for leaf in leaves]
+def _reduced(
+    strategy: Replicas, op: ReduceOp, leaves: Sequence[Any], axis: int | None
+) -> list[Any]:
+    if axis is None:
+        return _now(strategy, op, leaves)
+    tensors = [None if leaf is None else to_tensor(leaf) for leaf in leaves]
+    sums = [None if each is None else each.sum(axis) for each in tensors]
     if op is ReduceOp.SUM:
-        return packed(value, iter(_now(strategy, op, sums)))
+        return _now(strategy, op, sums)
     counts = [
-        torch.tensor(leaf.shape[axis], dtype=torch.int64, device=leaf.device) for leaf in leaves
+        None if each is None else torch.tensor(each.shape[axis], device=each.device)
+        for each in tensors
     ]
     found = _now(strategy, ReduceOp.SUM, [*sums, *counts])
-    means = [one / many for one, many in zip(found[: len(sums)], found[len(sums) :], strict=True)]
-    return packed(value, iter(means))
+    pairs = zip(found[: len(sums)], found[len(sums) :], strict=True)
+    return [None if one is None else one / many for one, many in pairs]
 
 
 def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
     with telling(strategy.ranks, Doing.VALUES):
         gradients = [_concrete(leaf) for leaf in leaves]
-    if strategy.ranks.is_alone:
+    if strategy.ranks.is_alone and op is ReduceOp.SUM:
         return gradients
     pairs = [(grad, None) for grad in gradients]
     found = [total for total, _ in summed(pairs, strategy.ranks, strategy.sending)]
@@ -65,16 +71,18 @@ def _concrete(leaf: Any) -> Tensor | IndexedSlices | None:
     return leaf
 
 
-def _in_graph(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+def _in_graph(
+    strategy: Replicas, op: ReduceOp, leaves: Sequence[Any], axis: int | None
+) -> list[Any]:
     """The same as an operation of the graph, which each rank runs at the same place."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    given = [leaves[place] for place in present]
+    given = [_symbol(leaves[place]) for place in present]
     made = operation(
-        lambda values: _now(strategy, op, values),
+        lambda values: _reduced(strategy, op, values, axis),
         [given],
         "all_reduce",
         kind="pure",
-        outputs=[Output(leaf.dtype, getattr(leaf, "shape", None), ()) for leaf in given],
+        outputs=[_known(leaf, op, axis) for leaf in given],
     )
     ranks = strategy.ranks
     for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
@@ -85,3 +93,18 @@ def _in_graph(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[A
         output.may_be_sparse = is_sparse
         found[place] = SymbolicSlices.of(output) if is_sparse else output
     return found
+
+
+def _symbol(leaf: Any) -> Any:
+    is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
+    return leaf if is_one else to_tensor(leaf)
+
+
+def _known(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
+    """What is known of a result before a run: only means and sums along an axis change dtypes."""
+    shape = getattr(leaf, "shape", None) if axis is None else None
+    if leaf.dtype is None:
+        return Output(None, shape, ())
+    like = torch.zeros(1, dtype=leaf.dtype)
+    like = like if axis is None else like.sum(0)
+    return Output((like if op is ReduceOp.SUM else like / 1).dtype, shape, ())

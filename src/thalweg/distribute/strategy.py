@@ -13,12 +13,13 @@ import torch
 from thalweg.autodiff import Gradient, GradientTape
 from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute import tree
+from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
 from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
 from thalweg.distribute.extended import Extended
 from thalweg.distribute.message import Doing, telling
-from thalweg.distribute.nested import over_axis, reduced
+from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
@@ -52,6 +53,7 @@ class Strategy:
 
     Attributes:
         ranks: The ranks.
+        assignments: What ranks compare before they assign to a variable with an aggregation.
 
     Raises:
         InvalidTypeError: `group` is no process group.
@@ -109,9 +111,10 @@ class Strategy:
         self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow), shard_slots)
 
     def _set(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
-        self.ranks, self.sending = ranks, sending
+        self.ranks, self.sending, self.is_default = ranks, sending, False
         self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
+        self.assignments = Agreement(ranks, values=False)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
     def reducer_of(self, optimizer: Any) -> Reducer:
@@ -174,15 +177,12 @@ class Strategy:
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-            value: A tensor or a nest of tensors.
+            value: A tensor, number or a nest of these; in graph mode of symbolic tensors. A None
+                stays None. Means of integers are floating-point numbers.
             axis: Optional. A dimension of the value that is reduced, too; a mean then counts the
                 elements of all ranks.
         """
-        return (
-            reduced(self, reduce_op, value)
-            if axis is None
-            else over_axis(self, reduce_op, value, axis)
-        )
+        return reduced(self, reduce_op, value, axis)
 
     def broadcast(self, variables: torch.nn.Module | Iterable[torch.Tensor]) -> None:
         """Set variables to the values that they have on rank 0; call it on every rank.
@@ -234,9 +234,10 @@ class Strategy:
                 value = loss(number)
             return tape.gradient(value, chosen)
 
+        self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
         with telling(self.ranks, Doing.STEP):
-            sums = tree.summed(first, first + own, of_one)
+            sums = tree.over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
     def group(self, value: Any, name: str | None = None) -> Any:
@@ -264,6 +265,7 @@ class Strategy:
 
 
 _DEFAULT = Strategy.alone()  # where nobody made one
+_DEFAULT.is_default = True
 
 
 def alone() -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from thalweg.indexed_slices import Gradient, IndexedSlices
 Sums = list[Gradient]
 
 
-def summed(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
+def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """The sums over the micro-batches from `low` to `high` - 1, in the order of the tree.
 
     Args:
@@ -31,7 +31,7 @@ def summed(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     if high - low == 1:
         return gradients(low)
     middle = (low + high) // 2
-    return added(summed(low, middle, gradients), summed(middle, high, gradients))
+    return added(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
 
 
 def added(ones: Sums, others: Sums) -> Sums:

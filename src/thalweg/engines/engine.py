@@ -121,14 +121,6 @@ class Ready(Protocol):
         """
         ...
 
-    def hold(self, gradients: Sequence[Any]) -> bool:
-        """Be ready for the gradients of the step before, of which nothing has moved since.
-
-        Returns:
-            Whether it is; False where it would have to look.
-        """
-        ...
-
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:

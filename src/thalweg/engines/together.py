@@ -28,10 +28,6 @@ class Part(Protocol):
         """As `Ready.again`; no gradient may lie in memory with these bounds."""
         ...
 
-    def hold(self, gradients: Sequence[Any]) -> bool:
-        """See `Ready`."""
-        return False
-
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...

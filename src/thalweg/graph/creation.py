@@ -46,8 +46,10 @@ def Variable(
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
         shape: For an initializer.
-        use_resource: Ignored: all variables are what TensorFlow calls resource variables. So are
-            `caching_device`, `synchronization` and `aggregation`: there is one copy.
+        use_resource: Ignored: all variables are what TensorFlow calls resource variables. So is
+            `caching_device`.
+        synchronization, aggregation: As in `thalweg.keras.optimizers.Optimizer.add_weight`, for
+            `thalweg.v1.Variable`; here they are ignored.
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.

@@ -115,7 +115,7 @@ class Constant(Initializer):
     def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
         def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
             values = to_tensor(self.value, kind)
-            return values.expand(*size).clone() if values.dim() == 0 else values.reshape(*size)
+            return values.expand(size).clone() if values.dim() == 0 else values.reshape(size)
 
         return created(make, shape, dtype or self.dtype, "Const")
 

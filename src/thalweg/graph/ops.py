@@ -87,7 +87,7 @@ def constant(
         is_fitting = tensor.numel() in (1, torch.Size(shape).numel())
         if not is_fitting:
             raise InvalidArgumentError(f"{tensor.numel()} values do not fit shape {tuple(shape)}.")
-        tensor = tensor.expand(*shape) if tensor.numel() == 1 else tensor.reshape(*shape)
+        tensor = tensor.reshape(() if tensor.numel() == 1 else shape).expand(shape)
     if executing_eagerly():
         return tensor
     output = Output(tensor.dtype, tuple(tensor.shape), ())

@@ -166,7 +166,8 @@ def get_variable(
         collections: Optional.
         validate_shape: Optional.
         constraint: Optional.
-        use_resource: Ignored, as are `caching_device`, `synchronization` and `aggregation`.
+        use_resource: Ignored, as is `caching_device`.
+        synchronization, aggregation: As for `Variable`.
 
     Raises:
         InvalidArgumentError: The variable exists and the scope does not reuse, or the other way

@@ -94,6 +94,12 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return self._update(EagerVariable.assign_sub, delta, name or "AssignSub")
 
     def _update(self, method: Callable[..., Any], value: Any, name: str) -> SymbolicTensor:
+        output = Output(self.dtype, self.shape, ())
+        arguments = (Reference(self), whole(self._operand(value)))
+        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
+        return op.outputs[0]
+
+    def _operand(self, value: Any) -> Any:
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -108,10 +114,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         if own is not None and given is not None and not own.accepts(given):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
-        output = Output(self.dtype, self.shape, ())
-        arguments = (Reference(self), whole(value))
-        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
-        return op.outputs[0]
+        return value
 
     def beside(
         self,

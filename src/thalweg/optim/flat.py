@@ -37,10 +37,6 @@ class FlatGradients:
         for param, view in zip(self.params, self.views, strict=True):
             param.grad = view
 
-    def stand(self, params: Sequence[Tensor]) -> bool:
-        """Whether these are the parameters, and their gradients are those that lie here."""
-        return len(params) == len(self.params) and all(map(is_, params, self.params)) and self.lie()
-
     def lie(self) -> bool:
         """Whether all gradients are those that lie here."""
         return all(map(is_, map(_grad, self.params), self.views))

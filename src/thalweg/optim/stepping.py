@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg.core.outcome import raise_first
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import run
-from thalweg.core.step import repeat, resume
+from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
@@ -27,6 +27,7 @@ from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.part import Part
+from thalweg.running import replicas
 from thalweg.tracing import untraced
 
 
@@ -45,9 +46,8 @@ class Kept:
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
-        # What may be repeated: a step over all parameters, with the places of their groups, and
-        # where they lay if gradients are flat.
-        self.steady: tuple[Part, list[int], list[int]] | None = None
+        # What may be repeated: a step over all parameters, with the places of their groups.
+        self.steady: tuple[Part, list[int]] | None = None
 
 
 class OneSweep:
@@ -105,7 +105,12 @@ class OneSweep:
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
+                `swapped()`.
         """
+        self._check_alone()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -147,7 +152,7 @@ class OneSweep:
         own = self._own
         if own.steady is None:
             return False
-        part, places, pointers = own.steady
+        part, places = own.steady
         groups = self.param_groups
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
@@ -163,15 +168,10 @@ class OneSweep:
         how = NOTHING
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
-        outcome, flat = None, own.flat
-        # Of gradients that stay where they are, nothing but that is looked at.
-        if flat is not None and flat.stand(params) and _lie_at(params, pointers):
-            outcome = resume(hooks, part.kept, flat.views, how)
-        if outcome is None:
-            gradients = [param.grad for param in params]
-            if any(map(is_, gradients, again(None))):
-                return False
-            outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
+        gradients = [param.grad for param in params]
+        if any(map(is_, gradients, again(None))):
+            return False
+        outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
         if outcome is None:
             return False
         hooks.settle()
@@ -189,12 +189,22 @@ class OneSweep:
         count = sum(len(group["params"]) for group in self.param_groups)
         own.steady = None
         if len(places) == count and around.accumulate == 1 and not around.masters:
-            lies = own.flat is not None and own.flat.lie()
-            pointers = list(map(Tensor.data_ptr, own.flat.params)) if lies and own.flat else []
-            own.steady = (part, list(places), pointers)
+            own.steady = (part, list(places))
+
+    def _check_alone(self) -> None:
+        count = replicas()
+        if count > 1:
+            raise FailedPreconditionError(
+                f"{type(self).__name__} would train this replica alone: optimizers of torch's kind"
+                f" do not add up the gradients of the {count} replicas of the strategy. Take the"
+                " step outside of strategy.run, with a module inside of"
+                " torch.nn.parallel.DistributedDataParallel; or take it with an optimizer of"
+                " thalweg.keras.optimizers or thalweg.v1."
+            )
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
+        self._check_alone()
         own = self._own
         with own._lock:
             self._take_step(own.alone.setdefault(id(param), {}), param)
@@ -303,10 +313,6 @@ class OneSweep:
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""
         raise NotImplementedError
-
-
-def _lie_at(tensors: Sequence[Tensor], pointers: Sequence[int]) -> bool:
-    return list(map(Tensor.data_ptr, tensors)) == pointers
 
 
 _KEPT = ("_around", "_step_supports_amp_scaling")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thalweg import distribute, graph
+from thalweg import graph, v1
 from thalweg import variable as eager
 from thalweg.graph.either import Either, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
@@ -32,7 +32,7 @@ class Variable(metaclass=Either):
         dtype: Optional; converts the initial value.
         constraint: Optional. A function that an optimizer applies after each update.
         synchronization: `ON_READ` stands for a value of each replica of a strategy.
-        aggregation: In eager mode how values that replicas assign become one; see
+        aggregation: How values that replicas assign become one; see
             `thalweg.keras.optimizers.Optimizer.add_weight`.
         shape: Optional; in graph mode for an initializer.
     """
@@ -55,7 +55,7 @@ class Variable(metaclass=Either):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
     ) -> Any:
-        made: Any = graph.Variable(
+        return v1.Variable(
             initial_value,
             trainable is not False,
             validate_shape=validate_shape,
@@ -63,12 +63,9 @@ class Variable(metaclass=Either):
             dtype=dtype,
             constraint=constraint,
             shape=shape,
+            synchronization=synchronization,
+            aggregation=aggregation,
         )
-        is_one = distribute.aggregates(synchronization, aggregation)
-        if not (is_one and isinstance(made, eager.Variable)):
-            return made
-        options = {"name": name, "trainable": made.trainable, "constraint": constraint}
-        return distribute.aggregated(aggregation, made, **options)
 
 
 class Tensor(metaclass=Either):

@@ -6,13 +6,15 @@ from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgum
 from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
 from thalweg.graph.either import IndexedSlices
-from thalweg.v1 import contrib, dtypes, train, training_ops
+from thalweg.v1 import contrib, dtypes, train, training_ops, variables
 from thalweg.v1.dtypes import *  # noqa: F403
 from thalweg.v1.missing import attribute_of
+from thalweg.v1.variables import *  # noqa: F403
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *graph.__all__,
     *dtypes.__all__,
+    *variables.__all__,
     "CancelledError",
     "FailedPreconditionError",
     "GradientTape",

@@ -356,13 +356,6 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._held, self.is_aimed = gradients, True
 
-    def hold(self, gradients: Sequence[Any]) -> bool:
-        """See `Ready`."""
-        if self._ids != _ids(gradients):
-            return False
-        self._held, self.is_aimed = gradients, True
-        return True
-
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:

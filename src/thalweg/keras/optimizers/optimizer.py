@@ -244,7 +244,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         found = distribute.summed(self, distribute.get_strategy(), pairs, self._said())
-        return found or with_gradients(pairs, titles_of([var for _, var in pairs]))  # raises
+        return _all_of(pairs, found)
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
@@ -260,7 +260,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         found, step = distribute.summed_in_parts(
             self, strategy, pairs, self._said(), hooks, scatters=not whole
         )
-        return found or with_gradients(pairs, titles_of([var for _, var in pairs])), step
+        return _all_of(pairs, found), step
 
     def _said(self) -> distribute.Said:
         """What must be the same on all replicas."""
@@ -417,6 +417,15 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                 config["learning_rate"], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:
+    """The sums; says, as without ranks, which variables have none since no rank has a gradient."""
+    if len(sums) < len(pairs):
+        there = {id(var) for _, var in sums}
+        marked = [(var if id(var) in there else None, var) for _, var in pairs]
+        with_gradients(marked, titles_of([var for _, var in pairs]))
+    return sums
 
 
 Optimizer._BUILT_IN = {

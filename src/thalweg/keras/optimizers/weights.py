@@ -216,14 +216,18 @@ class Weights(TrackableSlots):
             aggregation: What becomes of `assign`, `assign_add` and `assign_sub` in the replicas of
                 a strategy: `SUM` or `MEAN` of their values, or `ONLY_FIRST_REPLICA`, is assigned on
                 all of them; with `NONE` each has its own. Hooks that update variables assign as
-                they are told, and so do graphs.
+                they are told. In graph mode the replicas' values meet when a session runs the
+                assignment.
 
         Differs from:
             TensorFlow, where an assignment in a replica without aggregation is an error.
 
         Raises:
-            ValueError: Trainable together with `VariableSynchronization.ON_READ`.
+            ValueError: Trainable together with `VariableSynchronization.ON_READ`; or an
+                `aggregation` or `synchronization` that is none.
         """
+        synchronization = distribute.mode(VariableSynchronization, synchronization)
+        aggregation = distribute.mode(VariableAggregation, aggregation)
         if synchronization is VariableSynchronization.ON_READ:
             if trainable:
                 raise ValueError(
@@ -234,13 +238,10 @@ class Weights(TrackableSlots):
         value = initial_value(initializer, shape, as_dtype(dtype or torch.float32))
         if executing_eagerly():
             start = self._begun(name, value)
-            options: dict[str, Any] = {"name": name, "trainable": trainable is not False}
-            if distribute.aggregates(synchronization, aggregation):
-                weight: Any = distribute.aggregated(aggregation, start, **options)
-            else:
-                weight = Variable(start, **options)
+            weight: Any = Variable(start, name, trainable=trainable is not False)
         else:
             weight = make_variable(value, name, trainable=trainable is not False)
+        weight = distribute.aggregated(weight, synchronization, aggregation)
         self._track_trackable(weight, name, overwrite=True)
         self._added.append(weight)
         return resolve(weight)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thalweg import graph
+from thalweg import graph, v1
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.convert import call, pair, tensor
@@ -51,15 +51,18 @@ def Variable(
     import_scope: Any = None,
     constraint: Any = None,
     use_resource: bool | None = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
     shape: Any = None,
 ) -> Any:
-    """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.graph.Variable`.
+    """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
     ignored.
     """
     own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
-    return graph.Variable(*own, constraint=constraint, shape=shape)
+    modes = {"synchronization": synchronization, "aggregation": aggregation}
+    return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
 
 
 def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:

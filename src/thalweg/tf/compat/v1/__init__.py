@@ -21,7 +21,6 @@ from thalweg.graph import (
     get_collection_ref,
     get_default_graph,
     get_default_session,
-    get_variable,
     get_variable_scope,
     global_variables,
     global_variables_initializer,
@@ -64,6 +63,7 @@ from thalweg.tf.random import truncated_normal
 from thalweg.tf.random import uniform as random_uniform
 from thalweg.tf.reductions import norm
 from thalweg.tf.variables import IndexedSlices, Tensor
+from thalweg.v1.variables import VariableAggregation, VariableSynchronization, get_variable
 
 where = _legacy.where  # not that of `elementwise`
 

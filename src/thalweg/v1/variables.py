@@ -1,0 +1,9 @@
+"""`Variable` and `get_variable`, with values of several replicas that become one."""
+
+from thalweg import distribute, graph
+from thalweg.variable import VariableAggregation, VariableSynchronization
+
+__all__ = ["Variable", "VariableAggregation", "VariableSynchronization", "get_variable"]
+
+Variable = distribute.aggregating(graph.Variable)
+get_variable = distribute.aggregating(graph.get_variable)
