@@ -341,6 +341,19 @@ def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):
     assert found == adam | {("LARS", "thalweg"), ("LARS", "roofline")}
 
 
+def test_optimizers_of_torch_are_measured_by_their_names(run):
+    result = run("--rules", "optim:adamw,torch:Momentum", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.output
+    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    peers = ("torch-fused", "torch-foreach", "roofline")
+    assert found == {
+        *(("optim:AdamW", each) for each in ("thalweg", *peers)),
+        *(("torch:Momentum", each) for each in ("torch", *peers)),
+    }
+    refused = run("--rules", "torch:Muon")
+    assert (refused.exit_code, "Muon of torch has no rule" in refused.output) == (2, True)
+
+
 def test_rules_of_the_user_are_measured_beside_the_others(run, own):
     names = f"Adam,{own}:SUM,{own}:ADAM"
     result = run("--rules", names, "--rounds", "1", "--json", "--threads", "1")

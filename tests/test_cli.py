@@ -231,6 +231,27 @@ def test_races_novograd_by_both_names() -> None:
     assert whole["losses"][-1] < whole["losses"][0]
 
 
+def test_races_optimizers_of_torch_beside_those_of_the_library() -> None:
+    names = "Adam,OPTIM:adam,torch:Adam,optim:momentum,torch:SGD"
+    rows = by_name(race("--optimizers", names, "--lr", "torch:SGD=0.1"))
+    assert sorted(rows) == ["Adam", "optim:Adam", "optim:Momentum", "torch:Adam", "torch:SGD"]
+    own, torchs = rows["optim:Adam"], rows["torch:Adam"]
+    assert own["losses"] == pytest.approx(torchs["losses"], rel=1e-3)
+    assert own["losses"] != rows["Adam"]["losses"]  # epsilon stands elsewhere
+    assert own["learning_rate"] == torchs["learning_rate"] == rows["Adam"]["learning_rate"]
+    assert (own["source"], torchs["source"]) == ("thalweg.optim.classes", "torch.optim.adam")
+    assert rows["optim:Momentum"]["arguments"] == {"momentum": 0.9}
+    assert rows["torch:SGD"]["learning_rate"] == 0.1
+
+
+@pytest.mark.usefixtures("small_stdlib")
+def test_optimizers_of_torch_on_sparse_gradients() -> None:
+    names = "optim:SparseAdam,torch:SparseAdam"
+    first, second = race("--problem", "stdlib", "--optimizers", names)["results"]
+    assert first["losses"][-1] < first["losses"][0]
+    assert first["losses"] == pytest.approx(second["losses"], rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_stdlib")
 def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
@@ -241,12 +262,12 @@ def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
 
 
 def test_every_optimizer_has_a_rate_for_every_problem() -> None:
-    from thalweg.catalogue import names
+    from thalweg.catalogue import by_torch, names
     from thalweg.race.contestants import line_up
     from thalweg.race.problems import PROBLEMS
 
     for problem in PROBLEMS:
-        racing = line_up(names(), {}, problem)
+        racing = line_up([*names(), *by_torch()], {}, problem)
         assert [each.name for each in racing if each.learning_rate is None] == []
 
 
@@ -552,6 +573,18 @@ def test_show_prints_the_formula() -> None:
     assert "0.999" in result.stdout
     shown = json.loads(invoke("show", "Adam", "--json").stdout)
     assert "def update(" in shown["formula"]
+    assert "root_correction" in shown["torch"]["formula"]
+    assert "root_correction" in result.stdout
+
+
+def test_show_prints_formulas_of_one_name_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = invoke("show", "Nadam").stdout.splitlines()
+    assert narrow.index("TensorFlow's formula") < narrow.index("torch.optim's formula")
+    monkeypatch.setenv("COLUMNS", "240")
+    wide = invoke("show", "Nadam").stdout.splitlines()
+    (heading,) = [line for line in wide if "TensorFlow's formula" in line]
+    assert "torch.optim's formula" in heading
+    assert "torch.optim's formula" not in invoke("show", "Ftrl").stdout
 
 
 def test_show_prints_rules_of_torch() -> None:

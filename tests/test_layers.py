@@ -36,6 +36,7 @@ LAYERS = (
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
+    ("of_torch",),
     ("catalogue",),
     ("checkpoint",),
     ("race", "bench"),

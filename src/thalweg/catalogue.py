@@ -1,8 +1,8 @@
 """Every optimizer by name: by the rule that it runs, or by its class.
 
 Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
-`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is the
-rule of torch's Adam.
+`openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is
+that of `thalweg.optim`, and `torch:Adam` torch's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
+from thalweg.of_torch import of_torch
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.rules import RULES
 from thalweg.v1 import train
@@ -27,7 +28,7 @@ from thalweg.variable import Variable
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 V1 = "v1:"
-OPTIM = "optim:"
+OPTIM, TORCH = "optim:", "torch:"
 # What a constructor wants besides the learning rate, as TensorFlow's users give it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "v1:AdamWOptimizer": {"weight_decay": 1e-4},
@@ -49,6 +50,14 @@ _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("v1:MomentumWOptimizer", {"use_nesterov": True}),
     ("v1:RMSPropOptimizer", {"centered": True}),
 )
+# Rules of torch that arguments of its classes choose.
+_OF_TORCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "Momentum": ("SGD", {"momentum": 0.9}),
+    "CenteredRMSprop": ("RMSprop", {"centered": True}),
+    "MomentumRMSprop": ("RMSprop", {"momentum": 0.9}),
+    "CenteredMomentumRMSprop": ("RMSprop", {"momentum": 0.9, "centered": True}),
+    "AMSGrad": ("Adam", {"amsgrad": True}),
+}
 # What a name alone does not make.
 _REFUSED = {
     "DecoupledWeightDecayExtension": "it extends the class of another optimizer, as"
@@ -127,6 +136,25 @@ def torch_rules() -> dict[str, Rule]:
     return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in TORCH_RULES}
 
 
+@cache
+def by_torch() -> dict[str, Named]:
+    """Optimizers of torch's kind: `thalweg.optim`'s and torch's own, by their names."""
+    import torch
+
+    from thalweg import optim
+
+    rules = {name.removeprefix(OPTIM): rule for name, rule in torch_rules().items()}
+    rules["AdamW"] = rules["Adam"]
+    found: dict[str, Named] = {}
+    for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
+        further = ["Adafactor", "Muon"] if prefix == TORCH else []
+        for name in [*rules, *(each for each in further if hasattr(room, each))]:
+            of, options = _OF_TORCH.get(name, (name, {}))
+            cls = of_torch(getattr(room, of), rules.get(name))
+            found[prefix + name] = Named(prefix + name, cls, options)
+    return found
+
+
 def names() -> list[str]:
     """All names: those of the rules, then those of the other classes."""
     return list(dict.fromkeys([*by_rule(), *by_class()]))
@@ -143,6 +171,8 @@ def spelled(name: str, what: str = "rule") -> str:
         NotFoundError: There is none. Says why it cannot be had, or which names are near it.
     """
     known = {each.lower(): each for each in names()}
+    if name.lower().startswith((OPTIM, TORCH)):
+        known = {each.lower(): each for each in by_torch()}
     if name.lower() in known:
         return known[name.lower()]
     for refused, reason in _REFUSED.items():
@@ -158,6 +188,8 @@ def spelled(name: str, what: str = "rule") -> str:
 
 def named(name: str) -> Named:
     """The optimizer of one of the `names`."""
+    if name.startswith((OPTIM, TORCH)):
+        return by_torch()[name]
     return by_rule().get(name) or by_class()[name]
 
 

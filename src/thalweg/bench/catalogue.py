@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from thalweg.catalogue import OPTIM, TORCH, Named, by_class, by_rule, named, spelled
 from thalweg.catalogue import V1 as PREFIX
-from thalweg.catalogue import Named, by_class, by_rule, spelled
 from thalweg.formula import Rule
 from thalweg.rules import KERAS_RULES
 
@@ -35,6 +35,12 @@ class Entry:
     optax: str | None = None
     optax_options: Mapping[str, Any] = field(default_factory=dict)
     norms: int = 0
+
+    @property
+    def label(self) -> str:
+        """Whose step it is."""
+        of = "" if self.named is None else self.named.of
+        return "torch" if of.startswith(TORCH) else "thalweg"
 
     @property
     def slots(self) -> int:
@@ -95,6 +101,14 @@ def _entry(named: Named) -> Entry:
     return Entry(rule, named, torch, fused, options, optax, further, norms)
 
 
+def _of_torch(name: str) -> Entry:
+    """One of torch's kind; its peer is the class of that name."""
+    own = named(name)
+    torch: str = own.cls.made_of.__name__
+    fused = any(peer == torch and fused for peer, fused, _ in _PEERS.values())
+    return Entry(own.rule, own, torch, fused, own.options)
+
+
 KNOWN = {name: _entry(named) for name, named in by_rule().items()}
 CLASSES = {name: _entry(named) for name, named in by_class().items() if ":" in name}
 # FtrlPower is not among the figures: its time is that of pow, whatever the memory does.
@@ -109,6 +123,8 @@ def entry(name: str) -> Entry:
         NotFoundError: If there is none; lists names near it.
     """
     known = spelled(name)
+    if known.startswith((OPTIM, TORCH)):
+        return _of_torch(known)
     return KNOWN.get(known) or CLASSES[known]
 
 

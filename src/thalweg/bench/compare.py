@@ -13,7 +13,7 @@ from thalweg.bench.timing import SPREAD, Contender, Timings, Verdict, measure
 
 ANCHOR = "anchor"
 ROOFLINE = "roofline"
-OURS = "thalweg"
+OURS = ("thalweg", "torch")  # whose step is measured
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def compare(
     doing("making the variables")
     made = problem.make(shapes)
     contenders = [
-        Contender(OURS, problem.thalweg_step(entry, made)),
+        Contender(entry.label, problem.thalweg_step(entry, made)),
         *peers.contenders(entry, made, tuple(wanted)),
         Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
     ]

@@ -46,7 +46,7 @@ def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
     for rule in dict.fromkeys(row.rule for row in rows):
         own = [row for row in rows if row.rule == rule]
         for row in sorted(own, key=lambda row: (row.contender == ROOFLINE, row.ms)):
-            style = {OURS: "bold", ROOFLINE: "dim"}.get(row.contender)
+            style = {**dict.fromkeys(OURS, "bold"), ROOFLINE: "dim"}.get(row.contender)
             made.add_row(
                 row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
                 f"{row.of_roofline:.0%}", size(row.extra_bytes), style=style,

@@ -51,9 +51,9 @@ def _entries(value: str) -> dict[str, Entry]:
         if not own.is_own(name):
             try:
                 known = spelled(name)
+                found[known] = catalogue.entry(known)
             except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
-            found[known] = catalogue.entry(known)
             continue
         rule = own.rule(name)
         if len(rule.slots) > MOST_SLOTS:
@@ -73,8 +73,8 @@ def _entries(value: str) -> dict[str, Entry]:
     default="Adam",
     show_default=True,
     metavar="A,B,...",
-    help="Rules, separated by commas: names, v1: before an optimizer of TensorFlow 1, or "
-    "file.py:NAME for one of yours.",
+    help="Rules, separated by commas: names, v1: before an optimizer of TensorFlow 1, optim: "
+    "before one of thalweg.optim, torch: before torch's own, or file.py:NAME for one of yours.",
 )
 @click.option(
     "--peers",
@@ -125,6 +125,7 @@ def bench(
       thalweg bench gpt2 --rules Adam,Adagrad,Ftrl
       thalweg bench model.safetensors --rules Nadam --plot steps.png
       thalweg bench --rules v1:RMSPropOptimizer,v1:MomentumOptimizer
+      thalweg bench --rules optim:AdamW,torch:AdamW
       thalweg bench --rules Adam,mine.py:MyRule
     """
     import torch

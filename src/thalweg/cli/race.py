@@ -44,8 +44,9 @@ def _rates(
 @click.option(
     "--optimizers",
     metavar="A,B,...",
-    help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), or file.py:NAME "
-    "for a rule or optimizer of yours; thalweg rules lists all. "
+    help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), optim: before "
+    "those of thalweg.optim, torch: before torch's own, or file.py:NAME for a rule or optimizer of "
+    "yours; thalweg rules lists all. "
     "[default: all eight of Keras; those cheap on sparse gradients for stdlib]",
 )
 @click.option(
@@ -125,6 +126,7 @@ def race(
       thalweg race
       thalweg race --optimizers Adam,Nadam --lr 0.002 --epochs 30 --seed 1
       thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
+      thalweg race --optimizers optim:AdamW,torch:AdamW
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
       thalweg race --problem stdlib --logdir runs
       thalweg race --nproc 2

@@ -52,7 +52,8 @@ def rules(as_json: bool) -> None:
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(
-        f"Rules of torch.optim, for thalweg.optim: {', '.join(torch_rules())}.",
+        f"Rules of torch.optim, for thalweg.optim: {', '.join(torch_rules())}; with torch: before"
+        " them torch's own can race and be timed.",
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(
@@ -68,7 +69,8 @@ def show(name: str, as_json: bool) -> None:
     """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
 
     NAME may also be an optimizer of TensorFlow 1, whose rule is printed, or a rule of torch.optim
-    with optim: before it. `thalweg rules` lists all names.
+    with optim: before it. Where TensorFlow and torch have rules of one name, both formulas are
+    printed, side by side if there is room. `thalweg rules` lists all names.
 
     \b
     Examples:
@@ -79,12 +81,25 @@ def show(name: str, as_json: bool) -> None:
       thalweg show mine.py:MyRule
     """
     rule = _find(name)
+    torchs = _of_torch(rule)
     if as_json:
-        click.echo(json.dumps({**_described(rule), "formula": formula(rule)}, indent=2))
+        told = {**_described(rule), "formula": formula(rule)}
+        if torchs is not None:
+            told["torch"] = {**_described(torchs), "formula": formula(torchs)}
+        click.echo(json.dumps(told, indent=2))
         return
     from rich.console import Console
 
-    _print(Console(), rule)
+    _print(Console(), rule, torchs)
+
+
+def _code(console: Console, text: str) -> Any:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    if not console.is_terminal or console.no_color:
+        return Text(text)
+    return Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
 
 
 def sparse(rule: Rule) -> str:
@@ -147,8 +162,16 @@ def _find(name: str) -> Rule:
         raise click.UsageError(str(error)) from None
 
 
-def _print(console: Console, rule: Rule) -> None:
-    from rich.syntax import Syntax
+def _of_torch(rule: Rule) -> Rule | None:
+    """The rule of torch that has the name of one of TensorFlow."""
+    from thalweg.catalogue import OPTIM, torch_rules
+
+    known = {title.lower(): each for title, each in torch_rules().items()}
+    return known.get((OPTIM + rule.name).lower())
+
+
+def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     def heading(text: str) -> None:
@@ -157,13 +180,22 @@ def _print(console: Console, rule: Rule) -> None:
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
         console.print(rule.source, highlight=False, soft_wrap=True)
-    heading("Formula")
-    text = formula(rule)
-    if console.is_terminal and not console.no_color:
-        code = Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
-        console.print(code)
+    both = {"Formula": rule}
+    if torchs is not None:
+        both = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
+    texts = {title: formula(each) for title, each in both.items()}
+    widths = [max(map(len, text.splitlines())) for text in texts.values()]
+    if len(texts) > 1 and sum(widths) + 3 <= console.width:
+        table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
+        for title in texts:
+            table.add_column(title, header_style="bold", no_wrap=True)
+        table.add_row(*(_code(console, text) for text in texts.values()))
+        console.print()
+        console.print(table)
     else:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        for title, text in texts.items():
+            heading(title)
+            console.print(_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
         console.print(f"  {slot.name:<14} starts at {slot.initial:g}", highlight=False)

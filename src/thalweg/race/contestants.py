@@ -13,15 +13,16 @@ from thalweg.engines.check import check_rule
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
+from thalweg.of_torch import OfTorch
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.rates import DEFAULT_LEARNING_RATE
+from thalweg.race.rates import default
 from thalweg.rules import KERAS_RULES
 from thalweg.v1 import train
 
 # Rules that Keras reaches through arguments of its eight classes race as rules.
 RULES = {rule.name: rule for rule in KERAS_RULES if rule.name not in catalogue.KERAS}
-Optimizer = optimizers.Optimizer | train.Optimizer
+Optimizer = optimizers.Optimizer | train.Optimizer | OfTorch
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
 ACCUMULATOR = {"initial_accumulator_value": 1e-8}
@@ -58,7 +59,8 @@ def line_up(
 
     Args:
         names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`,
-            `openseq2seq:` before that of `thalweg.openseq2seq`, or `file.py:NAME`.
+            `openseq2seq:` before that of `thalweg.openseq2seq`, `optim:` and `torch:` before those
+            of `thalweg.optim` and torch's own, or `file.py:NAME`.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
         rate: The learning rate of the contestants that `rates` does not name.
@@ -73,7 +75,7 @@ def line_up(
     for name in names:
         contestant = _find(name, problem)
         if any(contestant.name == other.name for other in contestants):
-            known = {each.lower() for each in catalogue.names()}
+            known = {each.lower() for each in [*catalogue.names(), *catalogue.by_torch()]}
             if contestant.name.lower() in known and name.lower() in known:
                 raise RaceError(f"'{contestant.name}' is in the race twice.")
             contestant = replace(contestant, name=name)
@@ -104,8 +106,8 @@ def _find(name: str, problem: str) -> Contestant:
         if ".py" not in name:
             raise RaceError(str(error)) from error
         return _entered(name, load(name))
-    named, rates = catalogue.named(known), DEFAULT_LEARNING_RATE[problem]
-    rate = rates[known if known in rates else named.of]
+    named = catalogue.named(known)
+    rate = default(problem, known, named.of)
     if known in RULES:
         arguments, rule = ARGUMENTS.get(known, {}), RULES[known]
         if arguments:

@@ -1,5 +1,26 @@
 """The learning rates that optimizers race with, unless the user says otherwise."""
 
+# Torch's that have another name here.
+_LIKE = {
+    "adamw": "Adam", "nadam": "Nadam", "radam": "Adam", "sparseadam": "Adam", "asgd": "SGD",
+    "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax",
+}  # fmt: skip
+
+
+def default(problem: str, name: str, of: str) -> float:
+    """The rate of an optimizer.
+
+    Args:
+        problem: Name of the problem.
+        name: Its name; those of torch's kind have the rate of the rule of that name.
+        of: The name of its class.
+    """
+    rates, own = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
+    if name.startswith(("optim:", "torch:")):
+        return rates[_LIKE.get(own.lower(), own)]
+    return rates[name if name in rates else of]
+
+
 # Found by trying; none should lose because of its rate alone.
 DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
     "digits": {

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from thalweg.catalogue import applied, rate_name
 from thalweg.distribute import Strategy
+from thalweg.of_torch import OfTorch
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
@@ -197,6 +198,13 @@ def _applied(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply
+    if isinstance(optimizer, OfTorch):  # which does not add up the gradients of ranks
+
+        def summed(pairs: Any) -> None:
+            gradients, variables = zip(*pairs, strict=True)
+            apply(zip(strategy.reduce("sum", list(gradients)), variables, strict=True))
+
+        return summed
     return lambda pairs: strategy.run(apply, (list(pairs),))
 
 
