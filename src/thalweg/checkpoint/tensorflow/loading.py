@@ -48,8 +48,10 @@ def load(
         return sorted_file(place.path, keras_files.read(place.path, progress))
     if place.writer == "thalweg":
         kind: Any = container.describe(place.path).document.get("kind")
+        index = f"{os.fsdecode(path)}.index"
+        beside = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}."
+            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}.{beside}"
         )
     found = bundle.read(place.path, names, progress)
     graph = found.graph

@@ -14,8 +14,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.located import ENDING, Kind, Located
-from thalweg.storage.located import located as _located
+from thalweg.storage.located import ENDING, Kind, located
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
@@ -66,28 +65,13 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
 
 
 def _read(prefix: str) -> tuple[ObjectGraph | None, dict[str, Stored]]:
-    place = located(prefix).checked()
+    place = located(prefix).of_savers()
     if place.kind is not Kind.OURS:
         read = bundle.read(place.path)
         return read.graph, read.tensors
     found = container.read(place.path)
     graph = found.document.get("object_graph")
     return (None if graph is None else decoded(graph, prefix)), found.tensors
-
-
-def located(prefix: str) -> Located:
-    """What there is of a saver; ours goes before TensorFlow's.
-
-    Raises:
-        UnsupportedCheckpointError: It is a file of Keras.
-    """
-    ours = prefix + ENDING
-    place = _located(ours if os.path.lexists(ours) else prefix)
-    if place.writer == "keras":
-        raise UnsupportedCheckpointError(
-            f"{place.path} is a file of Keras, which thalweg.checkpoint.tensorflow.restore reads."
-        )
-    return place
 
 
 def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:
