@@ -15,7 +15,7 @@ from thalweg import Variable, checkpoint
 from thalweg.cli import files
 from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle
+from thalweg.storage import bundle, container
 from thalweg.storage.stored import of_tensor
 
 
@@ -136,6 +136,38 @@ def test_differences_of_dtypes(
     for name, value in (("a", one), ("b", other)):
         checkpoint.save(tmp_path / name, variables={"w": value})
     assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+
+
+def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path) -> None:
+    hostile = "[/x][red]\x1b[2J\u202e\x9b"
+    shown = "[/x][red]\\x1b[2J\\u202e\\x9b"
+    one, other = tmp_path / "[b]\x1bone", tmp_path / "other"
+    container.write(
+        one,
+        {hostile: of_tensor(torch.ones(2))},
+        {
+            "optimizer": {"class": hostile, "arguments": {hostile: hostile}},
+            "step": hostile,
+            "metrics": {hostile: hostile},
+        },
+    )
+    container.write(other, {}, {})
+    damaged = tmp_path / "[y]\x1bdamaged"
+    damaged.write_bytes(one.read_bytes()[:-1] + b"\1")
+    runs = [
+        ("inspect", one), ("inspect", "--tree", one), ("inspect", other), ("verify", one),
+        ("verify", one, damaged), ("verify", damaged), ("diff", one, other),
+        ("convert", one, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
+        ("--debug", "verify", damaged),
+    ]  # fmt: skip
+    told = ["\n".join((each.stdout, each.stderr)) for each in (run(*each) for each in runs)]
+    for text in told:
+        assert "MarkupError" not in text
+        assert not set(text) & set("\x1b\u202e\x9b")
+    assert sum(shown in text for text in told) >= 6
+    assert f"optimizer: {shown} ({shown}={shown})" in told[0]
+    assert "[b]\\x1bone: 1 tensors, 8 B, verified" in told[3]
+    assert "[y]\\x1bdamaged" in told[5]
 
 
 SAVER = Path(__file__).parent / "goldens" / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
