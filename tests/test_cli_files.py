@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from click.testing import CliRunner, Result
 from thalweg import Variable, checkpoint
 from thalweg.cli import files
 from thalweg.cli.main import main
-from thalweg.keras.optimizers import Adam
+from thalweg.keras.optimizers import Adam, schedules
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import of_tensor
+from thalweg.v1 import train
 
 
 def run(*arguments: object) -> Result:
@@ -47,6 +49,64 @@ def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in told.output.splitlines() if line.strip()}
     assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
     assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+
+
+def _keras_on_a_schedule(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), Adam(schedules.ExponentialDecay(0.1, 10, 0.9))
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_powers(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1, beta2=0.99)
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_global_step(path: Path) -> None:
+    w, step = Variable([1.0], name="w"), Variable(2, name="global_step", dtype="int64")
+    opt = train.GradientDescentOptimizer(train.exponential_decay(0.1, step, 10, 0.9))
+    opt.apply_gradients([([1.0], w)], global_step=step)
+    checkpoint.save(path, optimizer=opt, variables=[w, step])
+
+
+@pytest.mark.parametrize(
+    ("saved", "rate"),
+    [
+        (
+            _keras_on_a_schedule,
+            "learning_rate=ExponentialDecay(initial_learning_rate=0.1, decay_steps=10,"
+            " decay_rate=0.9, staircase=False), beta_1=",
+        ),
+        (_v1_with_powers, "learning_rate=0.1, beta1=0.9, beta2=0.99, "),
+        (
+            _v1_with_global_step,
+            "learning_rate=train.exponential_decay(learning_rate=0.1, global_step=global_step,"
+            " decay_steps=10, decay_rate=0.9)",
+        ),
+    ],
+)
+def test_inspect_tells_what_counts_and_the_rate(
+    saved: Callable[[Path], None], rate: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    saved(path)
+    told = run("inspect", path).output
+    assert "step: 3\n" in told
+    assert rate in told
+    assert json.loads(run("inspect", "--json", path).output)["step"] == 3
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[8 + length :] = bytes(len(content) - 8 - length)  # the counters are damaged
+    path.write_bytes(content)
+    assert "step:" not in run("inspect", path).output.replace("_step", "")
+
+
+def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    assert json.loads(run("inspect", "--json", tmp_path / "run").output)["step"] is None
 
 
 def test_inspect_as_json(trained: Path) -> None:

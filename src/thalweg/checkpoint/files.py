@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thalweg.checkpoint.glanced import step_of
 from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
@@ -28,7 +29,8 @@ class Listing:
         path: The file; of TensorFlow's checkpoints what their names begin with.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: What our file says besides; of others "step" and "optimizer", where it has one.
+        document: What our file says besides, and its "step", or None; of others "step" and
+            "optimizer", where it has one.
         optimizers: What others' files tell of their optimizers and steps, in words.
     """
 
@@ -45,7 +47,7 @@ class Listing:
 
 
 def listing(path: Path, progress: Progress | None = None) -> Listing:
-    """What a file holds; of ours and of TensorFlow's no tensor is read.
+    """What a file holds; of ours and of TensorFlow's no tensor is read but those that count steps.
 
     Args:
         path: The file.
@@ -63,7 +65,8 @@ def listing(path: Path, progress: Progress | None = None) -> Listing:
         tensors = [
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
-        return Listing(title, kind, tuple(tensors), found.document)
+        document = {**found.document, "step": step_of(title, found)}
+        return Listing(title, kind, tuple(tensors), document)
     tensors = (
         bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title, progress))
     )

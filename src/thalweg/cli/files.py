@@ -258,23 +258,21 @@ def _as_json(found: Listing) -> dict[str, Any]:
 
 
 def _summary(found: Listing) -> Iterator[str]:
+    from thalweg.checkpoint.glanced import arguments, in_words
+    from thalweg.storage.json_text import table
+
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
     yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_size(found.bytes)}"
     yield from found.optimizers
     optimizer = None if found.optimizers else found.document.get("optimizer")
     if isinstance(optimizer, dict):
-        plain = {
-            name: value
-            for name, value in optimizer.get("arguments", {}).items()
-            if isinstance(value, int | float | str | bool)
-        }
-        numbers = ", ".join(f"{name}={value}" for name, value in plain.items())
+        numbers = arguments(optimizer.get("arguments"))
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
     if found.document.get("step") is not None and not found.optimizers:
         yield f"step: {found.document['step']}"
-    for name, value in found.document.get("metrics", {}).items():
-        yield f"{name}: {value}"
+    for name, value in table(found.document.get("metrics")).items():
+        yield f"{name}: {in_words(value)}"
 
 
 def _table(found: Listing) -> Any:
