@@ -804,3 +804,30 @@ def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
     assert found.left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"variables": {"v": torch.ones(2)}}, "'v' is missing"),
+        ({"variables": {"w": torch.ones(3)}}, "'w'"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": SGD(0.5)}, "the optimizer is SGD"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": Adam(0.5, epsilon=1e-3)}, "epsilon"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_file(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), Adam(0.5)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(CheckpointMismatchError) as error:
+        checkpoint.restore(tmp_path / "run", **given)
+    assert str(error.value).startswith(f"{tmp_path / 'run'}: ")
+    assert message in str(error.value)
+
+
+def test_a_file_without_an_optimizer_is_named(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(CheckpointMismatchError, match="run: there is no optimizer"):
+        checkpoint.restore(tmp_path / "run", optimizer=SGD(0.5), variables=False)

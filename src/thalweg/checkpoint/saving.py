@@ -226,7 +226,7 @@ def restore(
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
-    with ExitStack() as held:
+    with _telling(path), ExitStack() as held:
         loadings: list[state.Loading] = []
         if places:
             loadings.append(values(tensors, reader(document["variables"])))
@@ -234,14 +234,18 @@ def restore(
             given = None
         elif "optimizer" in document:
             given = _optimizer(document, optimizer, tensors, check_arguments)
-            with _telling(path):
+            try:
                 loadings.append(
                     held.enter_context(loading(given, reader(document["state"]), tensors))
                 )
                 found = rates.loading(given, reader(document["rates"]), check_arguments)
                 loadings.append(found)
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                if isinstance(error, ThalwegError):
+                    raise
+                raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error
         elif optimizer is not None:
-            raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
+            raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
         else:
             given = None
         left = () if places else tuple(document["variables"])
@@ -263,14 +267,13 @@ def restore(
 
 
 @contextmanager
-def _telling(path: Path) -> Generator[None]:
-    """Say of a state that is none in which file it is."""
+def _telling(path: str) -> Generator[None]:
+    """Say in which file it is that something does not fit."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, ThalwegError):
-            raise
-        raise InvalidConfigError(f"{path}: the optimizer's state is not one: {error}") from error
+    except ThalwegError as error:
+        error.args = (f"{path}: {error}",)
+        raise
 
 
 def _optimizer(
