@@ -134,6 +134,16 @@ def test_a_folder_of_a_checkpoints_name_is_told(tmp_path: Path) -> None:
         CheckpointManager(tmp_path).restore_or_initialize()
 
 
+def test_a_manager_needs_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(
+            thalweg.CheckpointWriteError, match=f"{name}: It is there, and is no folder"
+        ):
+            CheckpointManager(tmp_path / name)
+
+
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     manager = CheckpointManager(tmp_path, keep=1)
     manager.save(0)

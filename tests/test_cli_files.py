@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
+from thalweg.checkpoint.files import compared
 from thalweg.cli import files
 from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam, schedules
@@ -182,7 +184,10 @@ def test_diff(trained: Path, tmp_path: Path) -> None:
     ("one", "other", "said"),
     [
         (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "1 of 1 elements, by 1 at most"),
-        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by"),
+        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]), "by 1.84e+19 at most"),
+        (torch.tensor([-3]).char(), torch.tensor([4]).char(), "1 of 1 elements, by 7 at most"),
+        (torch.tensor([250]).byte(), torch.tensor([4]).byte(), "by 246 at most"),
         (torch.tensor([True]), torch.tensor([False]), "1 of 1 elements, by 1 at most"),
         (torch.tensor([1.0]).bfloat16(), torch.tensor([2.0]).bfloat16(), "by 1 at most"),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), "1 of 2 elements, by inf"),
@@ -272,6 +277,13 @@ def test_large_files_have_a_bar(
 def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE", 1)
     assert run("verify", trained).stderr == ""
+
+
+def test_equal_tensors_are_compared_at_once() -> None:
+    large = of_tensor(torch.zeros(1 << 25))
+    begin = time.perf_counter()
+    assert compared("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
+    assert time.perf_counter() - begin < 1.0  # element by element it is 6 seconds
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:
