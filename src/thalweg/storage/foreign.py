@@ -91,6 +91,8 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
     end = file.read(8)
     file.seek(0)
     start = file.read(SHOWN)
+    if header.nearly_begins(start):
+        return DataLossError(f"{path}: The beginning of its header is damaged. Copy it anew.")
     found = _looks(start, end)
     if found is not None:
         return found.error(f"{path}: It is no {wanted}: it is {found.kind}. {found.hint}.")
