@@ -22,9 +22,11 @@ from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
+    FailedPreconditionError,
     IndexedSlices,
     InvalidConfigError,
     NotFoundError,
+    ThalwegError,
     Variable,
     checkpoint,
     graph,
@@ -831,3 +833,24 @@ def test_a_file_without_an_optimizer_is_named(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
     with pytest.raises(CheckpointMismatchError, match="run: there is no optimizer"):
         checkpoint.restore(tmp_path / "run", optimizer=SGD(0.5), variables=False)
+
+
+@pytest.mark.parametrize("given", [None, train.AdamOptimizer(0.1)])
+def test_optimizers_of_tensorflow_1_need_their_variables(given: Any, tmp_path: Path) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(FailedPreconditionError, match=r"run: .*give them, module= or variables="):
+        checkpoint.restore(tmp_path / "run", optimizer=given, variables=False)
+
+
+def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(ThalwegError, match=r"nothing of objects: thalweg\.checkpoint\.restore"):
+        train.Checkpoint(w=Variable(0.0)).restore(tmp_path / "run")
+
+
+def test_a_tensor_that_is_no_variable_is_named(tmp_path: Path) -> None:
+    saver = Path(__file__).parent / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
+    with pytest.raises(TypeError, match="'w' is a tensor and no variable"):
+        checkpoint.tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)

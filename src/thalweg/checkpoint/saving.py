@@ -25,11 +25,13 @@ from thalweg.core import state
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
+    FailedPreconditionError,
     InvalidConfigError,
     ThalwegError,
     warn,
 )
 from thalweg.storage import container
+from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
 from thalweg.storage.stored import of_tensor
@@ -37,7 +39,7 @@ from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-KIND = "training"
+KIND = TRAINING
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,13 @@ def restore(
                 )
                 found = rates.loading(given, reader(document["rates"]), check_arguments)
                 loadings.append(found)
+            except FailedPreconditionError as error:
+                if "var_list" not in str(error):
+                    raise
+                raise FailedPreconditionError(
+                    "the optimizer finds its slots by its variables: give them, module= or"
+                    " variables=, or leave it in the file, optimizer=False. Nothing was loaded."
+                ) from error
             except (TypeError, ValueError, LookupError, AttributeError) as error:
                 if isinstance(error, ThalwegError):
                     raise
@@ -289,21 +298,6 @@ def _optimizer(
         hint = " restore(..., check_arguments=False) goes on with yours." * check
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
-
-
-def reader_of(kind: Any) -> str:
-    """What reads a file of ours, in words.
-
-    Args:
-        kind: The "kind" of its document.
-    """
-    readers = {
-        KIND: "thalweg.checkpoint.restore reads it",
-        "tf.train.Saver": "thalweg.v1.train.Saver reads it, in a session",
-        "tf.train.Checkpoint": "thalweg.v1.train.Checkpoint reads it",
-    }
-    known = readers.get(kind) if isinstance(kind, str) else None
-    return known or "`thalweg inspect` shows what is in it"
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
