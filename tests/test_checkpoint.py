@@ -32,6 +32,7 @@ from thalweg import (
     graph,
 )
 from thalweg.catalogue import applied, by_class, by_rule
+from thalweg.checkpoint import tensorflow
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers import lr_policies
@@ -853,4 +854,4 @@ def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:
 def test_a_tensor_that_is_no_variable_is_named(tmp_path: Path) -> None:
     saver = Path(__file__).parent / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
     with pytest.raises(TypeError, match="'w' is a tensor and no variable"):
-        checkpoint.tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)
+        tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)
