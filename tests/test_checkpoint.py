@@ -22,14 +22,17 @@ from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
+    FailedPreconditionError,
     IndexedSlices,
     InvalidConfigError,
     NotFoundError,
+    ThalwegError,
     Variable,
     checkpoint,
     graph,
 )
 from thalweg.catalogue import applied, by_class, by_rule
+from thalweg.checkpoint import tensorflow
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers import lr_policies
@@ -804,3 +807,51 @@ def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
     assert found.left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
     assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"variables": {"v": torch.ones(2)}}, "'v' is missing"),
+        ({"variables": {"w": torch.ones(3)}}, "'w'"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": SGD(0.5)}, "the optimizer is SGD"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": Adam(0.5, epsilon=1e-3)}, "epsilon"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_file(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), Adam(0.5)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(CheckpointMismatchError) as error:
+        checkpoint.restore(tmp_path / "run", **given)
+    assert str(error.value).startswith(f"{tmp_path / 'run'}: ")
+    assert message in str(error.value)
+
+
+def test_a_file_without_an_optimizer_is_named(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(CheckpointMismatchError, match="run: there is no optimizer"):
+        checkpoint.restore(tmp_path / "run", optimizer=SGD(0.5), variables=False)
+
+
+@pytest.mark.parametrize("given", [None, train.AdamOptimizer(0.1)])
+def test_optimizers_of_tensorflow_1_need_their_variables(given: Any, tmp_path: Path) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(FailedPreconditionError, match=r"run: .*give them, module= or variables="):
+        checkpoint.restore(tmp_path / "run", optimizer=given, variables=False)
+
+
+def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(ThalwegError, match=r"nothing of objects: thalweg\.checkpoint\.restore"):
+        train.Checkpoint(w=Variable(0.0)).restore(tmp_path / "run")
+
+
+def test_a_tensor_that_is_no_variable_is_named(tmp_path: Path) -> None:
+    saver = Path(__file__).parent / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
+    with pytest.raises(TypeError, match="'w' is a tensor and no variable"):
+        tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import thalweg
 from thalweg import CheckpointWarning, ThalwegError, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
+from thalweg.storage import container, header
 
 
 class Clock:
@@ -72,6 +74,74 @@ def test_nothing_starts_anew_beside_a_damaged_file(place: int, tmp_path: Path) -
         warnings.simplefilter("ignore")
         with pytest.raises(ThalwegError):
             manager.restore_or_initialize(variables={"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize("place", [8, 20, 60, 200, -1])
+@pytest.mark.parametrize("call", ["restore", "restore_or_initialize"])
+def test_no_older_file_takes_the_place_of_a_damaged_one(
+    call: str, place: int, tmp_path: Path
+) -> None:
+    manager, w = CheckpointManager(tmp_path), torch.zeros(3)
+    manager.save(1, variables={"w": torch.ones(3)})
+    path = manager.save(2, extra=[1.0] * 10, variables={"w": torch.ones(3)})
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ThalwegError, match=r"checkpoint-2\.safetensors"):
+        getattr(manager, call)(variables={"w": w})
+    assert w.tolist() == [0.0] * 3
+    assert manager.restore(1, variables={"w": w}).step == 1
+    path.unlink()
+    assert getattr(manager, call)(variables={"w": w}).step == 1
+
+
+@pytest.mark.parametrize("call", ["restore", "restore_or_initialize"])
+def test_a_damaged_one_that_is_older_is_left_alone(call: str, tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    old = manager.save(0)
+    old.write_bytes(b"damaged")
+    os.utime(old, (1, 1))
+    with pytest.warns(CheckpointWarning, match="left alone"):
+        manager.save(1)
+    with pytest.warns(CheckpointWarning, match=r"checkpoint-0\.safetensors is left alone"):
+        assert getattr(manager, call)().step == 1
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_file_of_a_newer_version_always_raises(step: int, tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1)
+    newer = manager.save(step)
+    content = newer.read_bytes().replace(b'"version":"1"', b'"version":"2"')
+    length = int.from_bytes(content[:8], "little")
+    sealed = header.sealed(content[:8], content[8 : 8 + length])
+    newer.write_bytes(sealed + content[8 + length :])
+    os.utime(newer, (1, 1))
+    with pytest.raises(thalweg.UnsupportedCheckpointError, match="is of version 2"):
+        manager.restore_or_initialize()
+
+
+@pytest.mark.parametrize("odd", [{"time": "yesterday"}, {"metrics": 3}, {"time": "nan"}])
+def test_odd_files_do_not_begin_a_training_anew(odd: dict[str, Any], tmp_path: Path) -> None:
+    container.write(tmp_path / "checkpoint-1.safetensors", {}, {"kind": "training", **odd})
+    with pytest.raises(thalweg.InvalidConfigError, match=r"checkpoint-1\.safetensors"):
+        CheckpointManager(tmp_path).restore_or_initialize()
+
+
+def test_a_folder_of_a_checkpoints_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1.safetensors").mkdir()
+    with pytest.raises(ThalwegError, match=r"checkpoint-1\.safetensors"):
+        CheckpointManager(tmp_path).restore_or_initialize()
+
+
+def test_a_manager_needs_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(
+            thalweg.CheckpointWriteError, match=f"{name}: It is there, and is no folder"
+        ):
+            CheckpointManager(tmp_path / name)
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: Any) -> None:
@@ -163,12 +233,32 @@ def test_wrong_arguments(given: dict[str, Any], message: str, tmp_path: Path) ->
         CheckpointManager(tmp_path, **given)
 
 
-@pytest.mark.parametrize("step", [-1, 10**18, True, 1.0, "1"])
+@pytest.mark.parametrize("step", [-1, 10**18, True, 1.0, "1", torch.tensor(1.0)])
 def test_what_is_no_step(step: Any, tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
-    with pytest.raises(ValueError, match="step must be a whole number"):
-        manager.save(step)
+    for call in (manager.save, manager.restore):
+        with pytest.raises(ValueError, match="step must be a whole number"):
+            call(step)
     assert manager.save(np.int64(3)).name == "checkpoint-3.safetensors"
+    assert manager.restore(cast("int", torch.tensor(3))).step == 3
+
+
+def test_arguments_need_not_agree_and_progress_is_told(tmp_path: Path) -> None:
+    manager, w = CheckpointManager(tmp_path), Variable([0.0], name="w")
+    manager.save(1, optimizer=SGD(1.0, clipnorm=1.0), variables=[w])
+    mine, seen = SGD(1.0, clipnorm=2.0), list[tuple[int, int]]()
+    for call in (manager.restore, manager.restore_or_initialize):
+        with pytest.raises(thalweg.CheckpointMismatchError, match="clipnorm"):
+            call(optimizer=mine, variables=[w])
+        seen.clear()
+        call(
+            optimizer=mine,
+            variables=[w],
+            check_arguments=False,
+            progress=lambda done, total: seen.append((done, total)),
+        )
+        assert seen
+        assert seen[-1][0] == seen[-1][1]
 
 
 def test_a_thread_writes_while_the_training_goes_on(tmp_path: Path) -> None:

@@ -526,7 +526,7 @@ def test_a_graph_of_circles_ends(tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     checkpoint = Checkpoint(w=Variable(0.0))
-    with pytest.raises(MissingFileError, match="there is neither"):
+    with pytest.raises(MissingFileError, match="there is no file of this name"):
         checkpoint.restore(tmp_path / "none")
     with pytest.raises(UnsupportedCheckpointError, match=r"train.Saver"):
         checkpoint.restore(GOLDENS / "ckpt_v1" / "adam" / "model.ckpt-5")

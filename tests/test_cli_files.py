@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
+from thalweg.checkpoint.files import compared
 from thalweg.cli import files
 from thalweg.cli.main import main
-from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle
+from thalweg.keras.optimizers import Adam, schedules
+from thalweg.storage import bundle, container
 from thalweg.storage.stored import of_tensor
+from thalweg.v1 import train
 
 
 def run(*arguments: object) -> Result:
@@ -47,6 +51,64 @@ def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in told.output.splitlines() if line.strip()}
     assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
     assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+
+
+def _keras_on_a_schedule(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), Adam(schedules.ExponentialDecay(0.1, 10, 0.9))
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_powers(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1, beta2=0.99)
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_global_step(path: Path) -> None:
+    w, step = Variable([1.0], name="w"), Variable(2, name="global_step", dtype="int64")
+    opt = train.GradientDescentOptimizer(train.exponential_decay(0.1, step, 10, 0.9))
+    opt.apply_gradients([([1.0], w)], global_step=step)
+    checkpoint.save(path, optimizer=opt, variables=[w, step])
+
+
+@pytest.mark.parametrize(
+    ("saved", "rate"),
+    [
+        (
+            _keras_on_a_schedule,
+            "learning_rate=ExponentialDecay(initial_learning_rate=0.1, decay_steps=10,"
+            " decay_rate=0.9, staircase=False), beta_1=",
+        ),
+        (_v1_with_powers, "learning_rate=0.1, beta1=0.9, beta2=0.99, "),
+        (
+            _v1_with_global_step,
+            "learning_rate=train.exponential_decay(learning_rate=0.1, global_step=global_step,"
+            " decay_steps=10, decay_rate=0.9)",
+        ),
+    ],
+)
+def test_inspect_tells_what_counts_and_the_rate(
+    saved: Callable[[Path], None], rate: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    saved(path)
+    told = run("inspect", path).output
+    assert "step: 3\n" in told
+    assert rate in told
+    assert json.loads(run("inspect", "--json", path).output)["step"] == 3
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[8 + length :] = bytes(len(content) - 8 - length)  # the counters are damaged
+    path.write_bytes(content)
+    assert "step:" not in run("inspect", path).output.replace("_step", "")
+
+
+def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    assert json.loads(run("inspect", "--json", tmp_path / "run").output)["step"] is None
 
 
 def test_inspect_as_json(trained: Path) -> None:
@@ -122,7 +184,10 @@ def test_diff(trained: Path, tmp_path: Path) -> None:
     ("one", "other", "said"),
     [
         (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "1 of 1 elements, by 1 at most"),
-        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by"),
+        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]), "by 1.84e+19 at most"),
+        (torch.tensor([-3]).char(), torch.tensor([4]).char(), "1 of 1 elements, by 7 at most"),
+        (torch.tensor([250]).byte(), torch.tensor([4]).byte(), "by 246 at most"),
         (torch.tensor([True]), torch.tensor([False]), "1 of 1 elements, by 1 at most"),
         (torch.tensor([1.0]).bfloat16(), torch.tensor([2.0]).bfloat16(), "by 1 at most"),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), "1 of 2 elements, by inf"),
@@ -136,6 +201,38 @@ def test_differences_of_dtypes(
     for name, value in (("a", one), ("b", other)):
         checkpoint.save(tmp_path / name, variables={"w": value})
     assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+
+
+def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path) -> None:
+    hostile = "[/x][red]\x1b[2J\u202e\x9b"
+    shown = "[/x][red]\\x1b[2J\\u202e\\x9b"
+    one, other = tmp_path / "[b]\x1bone", tmp_path / "other"
+    container.write(
+        one,
+        {hostile: of_tensor(torch.ones(2))},
+        {
+            "optimizer": {"class": hostile, "arguments": {hostile: hostile}},
+            "step": hostile,
+            "metrics": {hostile: hostile},
+        },
+    )
+    container.write(other, {}, {})
+    damaged = tmp_path / "[y]\x1bdamaged"
+    damaged.write_bytes(one.read_bytes()[:-1] + b"\1")
+    runs = [
+        ("inspect", one), ("inspect", "--tree", one), ("inspect", other), ("verify", one),
+        ("verify", one, damaged), ("verify", damaged), ("diff", one, other),
+        ("convert", one, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
+        ("--debug", "verify", damaged),
+    ]  # fmt: skip
+    told = ["\n".join((each.stdout, each.stderr)) for each in (run(*each) for each in runs)]
+    for text in told:
+        assert "MarkupError" not in text
+        assert not set(text) & set("\x1b\u202e\x9b")
+    assert sum(shown in text for text in told) >= 6
+    assert f"optimizer: {shown} ({shown}={shown})" in told[0]
+    assert "[b]\\x1bone: 1 tensors, 8 B, verified" in told[3]
+    assert "[y]\\x1bdamaged" in told[5]
 
 
 SAVER = Path(__file__).parent / "goldens" / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
@@ -180,6 +277,13 @@ def test_large_files_have_a_bar(
 def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGE", 1)
     assert run("verify", trained).stderr == ""
+
+
+def test_equal_tensors_are_compared_at_once() -> None:
+    large = of_tensor(torch.zeros(1 << 25))
+    begin = time.perf_counter()
+    assert compared("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
+    assert time.perf_counter() - begin < 1.0  # element by element it is 6 seconds
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:

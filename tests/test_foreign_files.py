@@ -27,7 +27,7 @@ from thalweg.checkpoint import files, tensorflow
 from thalweg.cli.main import main
 from thalweg.errors import DataLossError, UnsafeCheckpointError, UnsupportedCheckpointError
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle, container, keras_files
+from thalweg.storage import bundle, container, header, keras_files
 from thalweg.v1 import train
 
 SAVER = GOLDENS / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
@@ -264,3 +264,15 @@ def test_commands_say_the_same(kind: str, tmp_path: Path) -> None:
         assert re.search(said, text) or _is_of_bundles(kind, command, text), (command, text)
         assert "Traceback" not in text, command
     assert [each.name for each in tmp_path.iterdir()] == ["it"]
+
+
+@pytest.mark.parametrize("place", range(8, 8 + len(header.FIRST)))
+def test_one_flipped_bit_does_not_make_ours_a_file_of_others(place: int, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    checkpoint.save(path, variables={"w": torch.ones(2)})
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    for read in (checkpoint.restore, container.read, files.listing):
+        with pytest.raises(DataLossError, match="run: The beginning of its header is damaged"):
+            read(path)

@@ -42,6 +42,28 @@ def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
         assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), Kind.OURS)
 
 
+@pytest.mark.parametrize("ending", ["", ".safetensors"])
+def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Path) -> None:
+    prefix = _copied(tmp_path)
+    checkpoint.save(f"{prefix}{ending}", variables={"w": torch.ones(2)})
+    w = torch.zeros(2)
+    checkpoint.restore(prefix, variables={"w": w})
+    assert w.tolist() == [1.0, 1.0]
+    assert list(files.contents(prefix)) == ["variables/w"]
+    assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
+    with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
+        tensorflow.load(prefix)
+    assert located(f"{prefix}.index").kind is Kind.BUNDLE
+    assert tensorflow.load(f"{prefix}.index").step == 5
+
+
+def test_a_file_of_keras_is_not_hidden_by_what_it_was_turned_into(tmp_path: Path) -> None:
+    path = tmp_path / "it.keras"
+    shutil.copy(GOLDENS / "keras_files" / "adam.keras", path)
+    checkpoint.save(f"{path}.safetensors", variables={"w": torch.ones(2)})
+    assert located(path).kind is Kind.KERAS
+
+
 def _made(kind: str, folder: Path) -> Path:
     path = folder / "it"
     match kind:
@@ -75,7 +97,10 @@ def _made(kind: str, folder: Path) -> Path:
 
 
 REFUSED = {
-    "nothing": (MissingFileError, r"it does not exist: there is neither .*it\.index nor a file"),
+    "nothing": (
+        MissingFileError,
+        r"it does not exist: there is no file .* with \.safetensors or \.index after it",
+    ),
     "a name that is nearly right": (MissingFileError, r"Did you mean 'items\.safetensors'\?"),
     "data alone": (MissingFileError, r"model\.ckpt-5\.index does not exist: without it the data"),
     "a folder": (MissingFileError, r"is a folder: give .* such as .*/model\.ckpt-5\."),

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+from thalweg.checkpoint.glanced import step_of
 from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import ThalwegError
 from thalweg.storage import bundle, container, keras_files
@@ -28,7 +30,8 @@ class Listing:
         path: The file; of TensorFlow's checkpoints what their names begin with.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: What our file says besides; of others "step" and "optimizer", where it has one.
+        document: What our file says besides, and its "step", or None; of others "step" and
+            "optimizer", where it has one.
         optimizers: What others' files tell of their optimizers and steps, in words.
     """
 
@@ -45,7 +48,7 @@ class Listing:
 
 
 def listing(path: Path, progress: Progress | None = None) -> Listing:
-    """What a file holds; of ours and of TensorFlow's no tensor is read.
+    """What a file holds; of ours and of TensorFlow's no tensor is read but those that count steps.
 
     Args:
         path: The file.
@@ -63,7 +66,8 @@ def listing(path: Path, progress: Progress | None = None) -> Listing:
         tensors = [
             Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
         ]
-        return Listing(title, kind, tuple(tensors), found.document)
+        document = {**found.document, "step": step_of(title, found)}
+        return Listing(title, kind, tuple(tensors), document)
     tensors = (
         bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title, progress))
     )
@@ -110,18 +114,13 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     return listing(place.path, progress)
 
 
-def differences(one: Path, other: Path, progress: Progress | None = None) -> list[str]:
+def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.
 
     Args:
-        one, other: Files of any kind.
-        progress: As in `container.read`, for each file.
+        one, other: The files, of any kind, for the words.
+        a, b: Their tensors; see `contents`.
     """
-    return compared(one, contents(one, progress), other, contents(other, progress))
-
-
-def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:
-    """As `differences`, of files that are read."""
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
     found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
     for name in a:
@@ -154,7 +153,7 @@ def _listed(tensors: Mapping[str, Stored]) -> list[Listed]:
 def _difference(name: str, one: Stored, other: Stored) -> list[str]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return [f"{name!r} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"]
-    if one.data == other.data:
+    if np.array_equal(_bytes(one), _bytes(other)):  # a memoryview compares by Python's objects
         return []
     try:
         a, b = one.tensor(), other.tensor()
@@ -164,9 +163,23 @@ def _difference(name: str, one: Stored, other: Stored) -> list[str]:
     count = int(differs.sum())
     if not count:
         return [f"{name!r} has other bits of equal values"]
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    most = float((a.to(wide) - b.to(wide)).abs().nan_to_num(float("inf"))[differs].max())
+    most = _most(a[differs], b[differs])
     return [f"{name!r} differs in {count} of {a.numel()} elements, by {most:.3g} at most"]
+
+
+def _most(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference between elements that differ; inf where one is no number."""
+    if a.is_floating_point() or a.is_complex():
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        return float((a.to(wide) - b.to(wide)).abs().nan_to_num(float("inf")).max())
+    one, other = a.numpy(), b.numpy()
+    # Floats cannot tell large integers apart; modulo 2^64 the difference of any two is right.
+    apart = np.maximum(one, other).astype(np.uint64) - np.minimum(one, other).astype(np.uint64)
+    return float(apart.max())
+
+
+def _bytes(value: Stored) -> np.ndarray:
+    return np.frombuffer(value.data, np.uint8)
 
 
 def _hash(value: Stored) -> str:

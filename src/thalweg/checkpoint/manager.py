@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 import time
@@ -16,12 +17,14 @@ import torch
 from thalweg.checkpoint.asynchronous import Saving
 from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.saving import Restored, restore, snapshot
+from thalweg.checkpoint.saving import Progress, Restored, restore, snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,
+    InvalidConfigError,
     MissingFileError,
     ThalwegError,
+    UnsupportedCheckpointError,
     warn,
 )
 from thalweg.storage import container, disk
@@ -148,11 +151,7 @@ class CheckpointManager:
             InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
                 the metrics.
         """
-        number = -1 if isinstance(step, bool) or not hasattr(step, "__index__") else int(step)
-        if not 0 <= number < _MOST:
-            raise InvalidArgumentError(
-                f"step must be a whole number from 0 to {_MOST - 1}, not {step!r}."
-            )
+        number = _number(step)
         given = dict(metrics or {})
         if self._best is not None and self._best not in given:
             raise InvalidArgumentError(
@@ -209,19 +208,38 @@ class CheckpointManager:
         optimizer: Any = None,
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
+        check_arguments: bool = True,
+        progress: Progress | None = None,
     ) -> Restored:
         """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
 
+        Args:
+            step: Optional. The number of the checkpoint.
+            optimizer, variables, module: As there.
+            check_arguments: As there.
+            progress: As there.
+
         Raises:
+            InvalidArgumentError: `step` is not a whole number from 0 on.
             MissingFileError: There is none, or none of this number.
+            ThalwegError: It cannot be gone on from. No older one takes the place of one that is
+                damaged: without a step, a damaged file raises if by its number or by the time of
+                its last change it may be the latest, and a file of a newer version always.
         """
         self.wait()
         numbers = _files(self.directory, self._name)
-        path = self.latest() if step is None else numbers.get(step)
+        path = self._newest() if step is None else numbers.get(_number(step))
         if path is None:
             what = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
-        return restore(path, optimizer=optimizer, variables=variables, module=module)
+        return restore(
+            path,
+            optimizer=optimizer,
+            variables=variables,
+            module=module,
+            check_arguments=check_arguments,
+            progress=progress,
+        )
 
     def restore_or_initialize(
         self,
@@ -229,8 +247,10 @@ class CheckpointManager:
         optimizer: Any = None,
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
+        check_arguments: bool = True,
+        progress: Progress | None = None,
     ) -> Restored | None:
-        """Go on from the latest checkpoint that is whole, or start where there is no file.
+        """Go on from the latest checkpoint, or start where there is none.
 
         Returns:
             As `restore`; None if there is no checkpoint, and nothing has changed.
@@ -250,12 +270,33 @@ class CheckpointManager:
             >>> manager.restore_or_initialize(optimizer=opt, variables=[w]).step
             2
         """
-        path = self.latest()
+        self.wait()
+        path = self._newest()
         if path is None:
-            for damaged in _files(self.directory, self._name).values():
-                container.verify(damaged)
             return None
-        return restore(path, optimizer=optimizer, variables=variables, module=module)
+        return restore(
+            path,
+            optimizer=optimizer,
+            variables=variables,
+            module=module,
+            check_arguments=check_arguments,
+            progress=progress,
+        )
+
+    def _newest(self) -> Path | None:
+        """The file to go on from, unless one that cannot be read may be newer."""
+        there, odd = _looked_at(self.directory, self._name)
+        newest = there[-1] if there else None
+        for each in odd:
+            if newest is None or each.may_follow(newest):
+                if newest is not None:
+                    each.error.add_note(
+                        f"It may be the latest. Without it, {newest.path} is: remove it, or name"
+                        f" the step, {newest.step}, to go on from there."
+                    )
+                raise each.error
+            each.warn()
+        return newest.path if newest is not None else None
 
     def latest(self) -> Path | None:
         """The file that was saved last; None if there is none."""
@@ -309,20 +350,68 @@ class CheckpointManager:
                     warn(f"{each.path} stays: {error}", CheckpointWarning)
 
 
+@dataclass(frozen=True)
+class _Odd:
+    """A file of a folder that is no checkpoint to go on from, and why."""
+
+    step: int
+    path: Path
+    error: ThalwegError
+
+    def may_follow(self, newest: Kept) -> bool:
+        """Whether it may have been saved after this one: its own time cannot be relied on."""
+        if self.step > newest.step or isinstance(self.error, UnsupportedCheckpointError):
+            return True
+        try:
+            return self.path.stat().st_mtime >= newest.path.stat().st_mtime
+        except FileNotFoundError:  # another process has removed one
+            return False
+
+    def warn(self) -> None:
+        warn(f"{self.path} is left alone: {self.error}", CheckpointWarning)
+
+
 def _kept(directory: Path, name: str) -> list[Kept]:
     """The checkpoints of a folder that are whole, in the order in which they were saved."""
-    found: list[Kept] = []
+    there, odd = _looked_at(directory, name)
+    for each in odd:
+        each.warn()
+    return there
+
+
+def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
+    """The checkpoints of a folder, in the order in which they were saved, and what is none."""
+    found, odd = list[Kept](), list[_Odd]()
     for step, path in _files(directory, name).items():
         try:
             document = container.describe(path).document
             told = Reader({})(document.get("metrics", {}))
             metrics = {key: float(each) for key, each in told.items()}
-            found.append(Kept(step, path, float(document.get("time", 0.0)), metrics))
+            when = float(document.get("time", 0.0))
+            if not math.isfinite(when):
+                raise ValueError(f"the time is {when}.")
+            found.append(Kept(step, path, when, metrics))
         except MissingFileError:
             continue  # another process has removed it
-        except (ThalwegError, TypeError, ValueError, AttributeError) as error:
-            warn(f"{path} is left alone: {error}", CheckpointWarning)
-    return sorted(found, key=lambda each: (each.time, each.step))
+        except ThalwegError as error:
+            odd.append(_Odd(step, path, error))
+        except (TypeError, ValueError, AttributeError) as error:
+            what = InvalidConfigError(f"{path}: its time or its metrics are none: {error}")
+            odd.append(_Odd(step, path, what))
+    return sorted(found, key=lambda each: (each.time, each.step)), odd
+
+
+def _number(step: Any) -> int:
+    """A step as a number; what is none raises."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < _MOST:
+        raise InvalidArgumentError(
+            f"step must be a whole number from 0 to {_MOST - 1}, not {step!r}."
+        )
+    return number
 
 
 def _files(directory: Path, name: str) -> dict[int, Path]:

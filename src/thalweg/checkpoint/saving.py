@@ -31,11 +31,13 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
+    FailedPreconditionError,
     InvalidConfigError,
     ThalwegError,
     warn,
 )
 from thalweg.storage import container
+from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
 from thalweg.storage.stored import of_tensor
@@ -43,7 +45,7 @@ from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-KIND = "training"
+KIND = TRAINING
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def restore(
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
-    with ExitStack() as held:
+    with _telling(path), ExitStack() as held:
         loadings: list[state.Loading] = []
         if places:
             loadings.append(values(tensors, reader(document["variables"])))
@@ -273,14 +275,25 @@ def restore(
             given = None
         elif "optimizer" in document:
             given = _optimizer(document, optimizer, tensors, check_arguments)
-            with _telling(path):
+            try:
                 loadings.append(
                     held.enter_context(loading(given, reader(document["state"]), tensors))
                 )
                 found = rates.loading(given, reader(document["rates"]), check_arguments)
                 loadings.append(found)
+            except FailedPreconditionError as error:
+                if "var_list" not in str(error):
+                    raise
+                raise FailedPreconditionError(
+                    "the optimizer finds its slots by its variables: give them, module= or"
+                    " variables=, or leave it in the file, optimizer=False. Nothing was loaded."
+                ) from error
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                if isinstance(error, ThalwegError):
+                    raise
+                raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error
         elif optimizer is not None:
-            raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
+            raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
         else:
             given = None
         left = () if places else tuple(document["variables"])
@@ -305,14 +318,13 @@ def restore(
 
 
 @contextmanager
-def _telling(path: Path) -> Generator[None]:
-    """Say of a state that is none in which file it is."""
+def _telling(path: str) -> Generator[None]:
+    """Say in which file it is that something does not fit."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, ThalwegError):
-            raise
-        raise InvalidConfigError(f"{path}: the optimizer's state is not one: {error}") from error
+    except ThalwegError as error:
+        error.args = (f"{path}: {error}",)
+        raise
 
 
 def _optimizer(
@@ -328,21 +340,6 @@ def _optimizer(
         hint = " restore(..., check_arguments=False) goes on with yours." * check
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
-
-
-def reader_of(kind: Any) -> str:
-    """What reads a file of ours, in words.
-
-    Args:
-        kind: The "kind" of its document.
-    """
-    readers = {
-        KIND: "thalweg.checkpoint.restore reads it",
-        "tf.train.Saver": "thalweg.v1.train.Saver reads it, in a session",
-        "tf.train.Checkpoint": "thalweg.v1.train.Checkpoint reads it",
-    }
-    known = readers.get(kind) if isinstance(kind, str) else None
-    return known or "`thalweg inspect` shows what is in it"
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def after(beta: Any, steps: int) -> Any:
 def steps_of(power: Any, beta: Any) -> int | None:
     """After how many steps the power of `beta` has just this value, or None.
 
-    None, too, where it is the value of many: at 0, which is where small powers end, and beside a
-    beta of 1.
+    None, too, where it is the value of many: at 0, which is where small powers end, beside a beta
+    of 1, and where a product rounds to what it was.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -79,7 +79,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
     for block in products(beta):
         found = np.flatnonzero(block == power)
         if len(found):
-            return passed + int(found[0])
+            return passed + int(found[0]) if len(found) == 1 else None
         passed += len(block)
         if block[-1] < power or passed > _MOST:
             break

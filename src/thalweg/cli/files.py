@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from thalweg.cli.escaped import escaped
+
 if TYPE_CHECKING:
     from thalweg.checkpoint.files import Listing
 
@@ -48,7 +50,7 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
 
     console = Console()
     for line in _summary(found):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(escaped(line), markup=False, highlight=False, soft_wrap=True)
     console.print(_tree(found) if tree else _table(found))
 
 
@@ -76,11 +78,13 @@ def verify(paths: tuple[str, ...]) -> None:
         except ThalwegError as error:
             if len(paths) == 1:
                 raise
-            click.echo(f"{error}", err=True)
+            click.echo(escaped(" ".join(str(error).split())), err=True)
             failed = True
         else:
             how = "verified" if has_checksums(path) else "readable; HDF5 holds no checksums"
-            click.echo(f"{path}: {len(found.tensors)} tensors, {_size(found.bytes)}, {how}")
+            click.echo(
+                f"{escaped(path)}: {len(found.tensors)} tensors, {_size(found.bytes)}, {how}"
+            )
     sys.exit(int(failed))
 
 
@@ -110,7 +114,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
     elif not found:
         click.echo("All tensors are equal, to the bit.")
     for line in [] if as_json else found:
-        click.echo(line)
+        click.echo(escaped(line))
     sys.exit(DIFFER if found else 0)
 
 
@@ -174,7 +178,7 @@ def convert(
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
     found = listing(out)
-    click.echo(f"{out}: {len(found.tensors)} tensors, {_size(found.bytes)}")
+    click.echo(f"{escaped(out)}: {len(found.tensors)} tensors, {_size(found.bytes)}")
 
 
 def _with_options(message: str) -> str:
@@ -216,10 +220,15 @@ def _watched(path: str) -> Iterator[Progress | None]:
     from rich.progress import Progress as Bar
 
     columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(os.path.basename(path), total=None)  # all of it may leave no room
+        task = bar.add_task(
+            escaped(os.path.basename(path)), total=None
+        )  # all of it may leave no room
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -249,23 +258,21 @@ def _as_json(found: Listing) -> dict[str, Any]:
 
 
 def _summary(found: Listing) -> Iterator[str]:
+    from thalweg.checkpoint.glanced import arguments, in_words
+    from thalweg.storage.json_text import table
+
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
     yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_size(found.bytes)}"
     yield from found.optimizers
     optimizer = None if found.optimizers else found.document.get("optimizer")
     if isinstance(optimizer, dict):
-        plain = {
-            name: value
-            for name, value in optimizer.get("arguments", {}).items()
-            if isinstance(value, int | float | str | bool)
-        }
-        numbers = ", ".join(f"{name}={value}" for name, value in plain.items())
+        numbers = arguments(optimizer.get("arguments"))
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
     if found.document.get("step") is not None and not found.optimizers:
         yield f"step: {found.document['step']}"
-    for name, value in found.document.get("metrics", {}).items():
-        yield f"{name}: {value}"
+    for name, value in table(found.document.get("metrics")).items():
+        yield f"{name}: {in_words(value)}"
 
 
 def _table(found: Listing) -> Any:
@@ -280,7 +287,7 @@ def _table(found: Listing) -> Any:
     table.add_column("size", justify="right")
     for each in found.tensors:
         shape = " x ".join(map(str, each.shape)) or "()"
-        table.add_row(Text(each.name), each.dtype, shape, _size(each.bytes))
+        table.add_row(Text(escaped(each.name)), Text(escaped(each.dtype)), shape, _size(each.bytes))
     return table
 
 
@@ -288,16 +295,16 @@ def _tree(found: Listing) -> Any:
     from rich.text import Text
     from rich.tree import Tree
 
-    root = Tree(Text(found.path))
+    root = Tree(Text(escaped(found.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for each in found.tensors:
         parts = tuple(each.name.split("/"))
         for depth in range(1, len(parts)):
             if parts[:depth] not in branches:
                 above = branches[parts[: depth - 1]]
-                branches[parts[:depth]] = above.add(Text(parts[depth - 1]))
+                branches[parts[:depth]] = above.add(Text(escaped(parts[depth - 1])))
         shape = " x ".join(map(str, each.shape)) or "()"
-        branches[parts[:-1]].add(Text(f"{parts[-1]}  {each.dtype} {shape}"))
+        branches[parts[:-1]].add(Text(escaped(f"{parts[-1]}  {each.dtype} {shape}")))
     return root
 
 

@@ -11,6 +11,7 @@ import click
 
 from thalweg import __version__
 from thalweg.cli.bench import bench
+from thalweg.cli.escaped import escaped
 from thalweg.cli.files import convert, diff, inspect_, verify
 from thalweg.cli.race import race
 from thalweg.cli.rules import rules, show
@@ -69,8 +70,8 @@ def _show(message: str, debug: bool) -> None:
     from rich.text import Text
 
     if debug:
-        click.echo(traceback.format_exc(), err=True)
-    line = " ".join(message.split())
+        click.echo("\n".join(map(escaped, traceback.format_exc().split("\n"))), err=True)
+    line = escaped(" ".join(message.split()))
     Console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
 
 

@@ -256,4 +256,5 @@ def _print(console: Any, result: Any, written: list[Path]) -> None:
     )
     console.print(report.table(result))
     console.print(report.FOOTNOTE, style="dim", highlight=False)
-    console.print("Saved " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    saved = "Saved " + ", ".join(map(str, written))
+    console.print(saved, markup=False, highlight=False, soft_wrap=True)

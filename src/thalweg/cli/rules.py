@@ -179,7 +179,7 @@ def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
 
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
-        console.print(rule.source, highlight=False, soft_wrap=True)
+        console.print(rule.source, markup=False, highlight=False, soft_wrap=True)
     both = {"Formula": rule}
     if torchs is not None:
         both = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
@@ -204,11 +204,16 @@ def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
     heading("Defaults")
     for hyper in rule.hypers:
         console.print(
-            f"  {hyper.name:<20} {hyper.default:<8g} {hyper.doc}", highlight=False, soft_wrap=True
+            f"  {hyper.name:<20} {hyper.default:<8g} {hyper.doc}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
     for power, hyper in rule.powers.items():
         console.print(f"  {power:<20} {hyper} to the power of the step", highlight=False)
     heading("Sparse gradient")
     console.print(f"  {sparse(rule)}", highlight=False)
     heading("Differs from torch.optim")
-    console.print(f"  {rule.differs or 'nothing noted'}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  {rule.differs or 'nothing noted'}", markup=False, highlight=False, soft_wrap=True
+    )

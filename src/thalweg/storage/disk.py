@@ -145,6 +145,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(given)
+        if not os.path.isdir(given):
+            raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
         folder = calls.folder(above)
         try:
             calls.sync_folder(folder)

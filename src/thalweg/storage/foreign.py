@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from thalweg.errors import (
     DataLossError,
@@ -17,6 +17,7 @@ from thalweg.storage import header
 SHOWN = 4096  # bytes of a file that are looked at
 HDF5, ZIP = b"\x89HDF\r\n\x1a\n", b"PK\3\4"
 PICKLES = (*(b"\x80" + bytes([version]) for version in range(2, 6)),)
+TRAINING = "training"  # the kind of what thalweg.checkpoint.save writes
 STATE = b"model_checkpoint_path:"  # of the list of checkpoints of a folder
 
 _HEAD = 30  # bytes of a zip member's header before its name
@@ -91,6 +92,8 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
     end = file.read(8)
     file.seek(0)
     start = file.read(SHOWN)
+    if header.nearly_begins(start):
+        return DataLossError(f"{path}: The beginning of its header is damaged. Copy it anew.")
     found = _looks(start, end)
     if found is not None:
         return found.error(f"{path}: It is no {wanted}: it is {found.kind}. {found.hint}.")
@@ -142,3 +145,18 @@ def _zip(name: str) -> Look:
         return Look("a pickle in an archive, as torch.save writes", _UNSAFE, UnsafeCheckpointError)
     kind = f"a zip archive, or the beginning of one, with {name[:80]!r} in it"
     return Look(kind, "Unpack it, if there is a checkpoint inside")
+
+
+def reader_of(kind: Any) -> str:
+    """What reads a file of ours, in words.
+
+    Args:
+        kind: The "kind" of its document.
+    """
+    readers = {
+        TRAINING: "thalweg.checkpoint.restore reads it",
+        "tf.train.Saver": "thalweg.v1.train.Saver reads it, in a session",
+        "tf.train.Checkpoint": "thalweg.v1.train.Checkpoint reads it",
+    }
+    known = readers.get(kind) if isinstance(kind, str) else None
+    return known or "`thalweg inspect` shows what is in it"

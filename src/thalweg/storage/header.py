@@ -33,6 +33,7 @@ BEGIN = re.compile(
 )
 FIRST = b'{"__metadata__":{"format":"thalweg",'
 
+_DAMAGED = 3  # bytes of `FIRST` that may be others in a file that was ours
 _DIMENSIONS = 64
 _LARGEST = 2**63
 _ZEROS = b"0" * 8
@@ -111,6 +112,13 @@ def begins(start: bytes) -> bool:
     """Whether a file begins as ours do, as far as it goes."""
     found = start[LENGTH : LENGTH + len(FIRST)]
     return bool(found) and FIRST.startswith(found)
+
+
+def nearly_begins(start: bytes) -> bool:
+    """Whether a file begins as ours do but for a few bytes; those of others have other names."""
+    found = start[LENGTH : LENGTH + len(FIRST)]
+    differ = sum(one != other for one, other in zip(found, FIRST, strict=False))
+    return len(found) == len(FIRST) and 0 < differ <= _DAMAGED
 
 
 def check_sum(path: str, name: str, stored: int, actual: int) -> None:

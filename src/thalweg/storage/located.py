@@ -86,9 +86,27 @@ class Located:
             )
         return self.path
 
+    def of_savers(self) -> Located:
+        """This, as something that `tf.train`'s savers read.
+
+        Raises:
+            UnsupportedCheckpointError: It is a file of Keras.
+            ThalwegError: As `checked`.
+        """
+        if self.checked().writer == "keras":
+            raise UnsupportedCheckpointError(
+                f"{self.path} is a file of Keras, which thalweg.checkpoint.tensorflow.restore"
+                " reads."
+            )
+        return self
+
 
 def located(path: str | os.PathLike[str]) -> Located:
     """What a path leads to.
+
+    The first of these that is there: a file of ours or of Keras called just so; one of ours with
+    ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file. So
+    what was saved last is found where TensorFlow's lies beside it; that is "x.index" then.
 
     Args:
         path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
@@ -100,6 +118,12 @@ def located(path: str | os.PathLike[str]) -> Located:
     """
     given = os.fsdecode(path)
     prefix = _OF_BUNDLES.sub("", given)
+    kind = _by_content(given) if os.path.isfile(given) else Kind.MISSING
+    if kind is Kind.OURS or (prefix == given and kind in (Kind.KERAS, Kind.HDF5)):
+        return Located(given, kind)
+    ours = given + ENDING
+    if prefix == given and os.path.lexists(ours) and not os.path.isdir(ours):
+        return Located(ours, Kind.OURS)
     for each in dict.fromkeys((given, prefix)):
         if os.path.lexists(f"{each}.index"):
             return Located(each, Kind.BUNDLE)
@@ -107,10 +131,9 @@ def located(path: str | os.PathLike[str]) -> Located:
         return Located(given, Kind.FIRST_BUNDLE)
     if os.path.isdir(given):
         return Located(given, Kind.FOLDER)
-    if os.path.lexists(given):
-        return Located(given, _by_content(given)) if prefix == given else _missing(prefix)
-    ours = given + ENDING
-    return Located(ours, Kind.OURS) if os.path.isfile(ours) else _missing(prefix)
+    if os.path.lexists(given) and prefix == given:
+        return Located(given, _by_content(given))
+    return _missing(prefix)
 
 
 def _missing(path: str) -> Located:
@@ -140,8 +163,8 @@ def _no_file(path: str) -> ThalwegError:
     others = [re.sub(r"\.index\Z", "", os.path.basename(each)) for each in _checkpoints(folder)]
     hint = did_you_mean(name, others)
     return MissingFileError(
-        f"{path} does not exist: there is neither {path}.index nor a file of this name."
-        f" {hint}".rstrip()
+        f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
+        f" after it. {hint}".rstrip()
     )
 
 

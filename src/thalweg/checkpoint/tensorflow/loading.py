@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from thalweg.checkpoint.saving import reader_of
 from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.objects import only, sorted_objects
@@ -15,6 +14,7 @@ from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.bundle import ObjectGraph
+from thalweg.storage.foreign import reader_of
 from thalweg.storage.located import located
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
@@ -48,8 +48,10 @@ def load(
         return sorted_file(place.path, keras_files.read(place.path, progress))
     if place.writer == "thalweg":
         kind: Any = container.describe(place.path).document.get("kind")
+        index = f"{os.fsdecode(path)}.index"
+        beside = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}."
+            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}.{beside}"
         )
     found = bundle.read(place.path, names, progress)
     graph = found.graph

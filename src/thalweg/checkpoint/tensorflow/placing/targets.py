@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import check_variables, flatten
-from thalweg.errors import InvalidArgumentError
-from thalweg.variable import Variable, name_of, named_variables
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class Targets:
         if isinstance(given, Mapping):
             named = cast(Mapping[Any, Any], given)
             own = {str(name): named[name] for name in named}
+            for name, each in own.items():
+                if isinstance(each, Tensor) and not is_variable(each):
+                    raise InvalidTypeError(
+                        f"{name!r} is a tensor and no variable. Use thalweg.Variable or a leaf that"
+                        " requires a gradient."
+                    )
             check_variables(list(own.values()))
             named_variables([pair for pair in own.items() if not _has_name(pair[1])])
         else:

@@ -17,7 +17,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container
 from thalweg.storage.located import ENDING as SUFFIX
-from thalweg.storage.located import Kind, Located
+from thalweg.storage.located import Kind, Located, located
 from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
@@ -125,15 +125,15 @@ class CheckpointReader:
 
 
 def _located(prefix: str) -> Located:
-    place = files.located(prefix)
+    place = located(prefix)
     if place.kind is Kind.MISSING:
         raise MissingFileError(
             "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
             f" {prefix}"
         )
-    return place.checked()
+    return place.of_savers()
 
 
 def exists(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
-    return files.located(prefix).kind not in (Kind.MISSING, Kind.FOLDER)
+    return located(prefix).kind not in (Kind.MISSING, Kind.FOLDER)

@@ -14,8 +14,8 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.located import ENDING, Kind, Located
-from thalweg.storage.located import located as _located
+from thalweg.storage.foreign import reader_of
+from thalweg.storage.located import ENDING, Kind, located
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
@@ -50,11 +50,6 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
         UnsupportedCheckpointError: It says nothing of objects.
     """
     graph, tensors = _read(prefix)
-    if graph is None:
-        raise UnsupportedCheckpointError(
-            f"{prefix}: it has tensors by name and says nothing of objects, as those of"
-            " train.Saver; restore it by train.Saver."
-        )
     values: dict[int, Tensor] = {}
     for place, node in enumerate(graph.nodes):
         for each in node.attributes:
@@ -65,29 +60,24 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
     return graph, values
 
 
-def _read(prefix: str) -> tuple[ObjectGraph | None, dict[str, Stored]]:
-    place = located(prefix).checked()
+def _read(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
+    place = located(prefix).of_savers()
     if place.kind is not Kind.OURS:
         read = bundle.read(place.path)
+        if read.graph is None:
+            raise _without_objects(prefix, "thalweg.v1.train.Saver reads it, in a session")
         return read.graph, read.tensors
     found = container.read(place.path)
     graph = found.document.get("object_graph")
-    return (None if graph is None else decoded(graph, prefix)), found.tensors
+    if graph is None:
+        raise _without_objects(prefix, reader_of(found.document.get("kind")))
+    return decoded(graph, prefix), found.tensors
 
 
-def located(prefix: str) -> Located:
-    """What there is of a saver; ours goes before TensorFlow's.
-
-    Raises:
-        UnsupportedCheckpointError: It is a file of Keras.
-    """
-    ours = prefix + ENDING
-    place = _located(ours if os.path.lexists(ours) else prefix)
-    if place.writer == "keras":
-        raise UnsupportedCheckpointError(
-            f"{place.path} is a file of Keras, which thalweg.checkpoint.tensorflow.restore reads."
-        )
-    return place
+def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
+    return UnsupportedCheckpointError(
+        f"{prefix}: it has tensors by name and says nothing of objects: {reader}."
+    )
 
 
 def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:
