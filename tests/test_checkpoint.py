@@ -393,7 +393,7 @@ def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path
 
     variables, optimizer = training()
     run(variables, optimizer)
-    given = {"variables": variables} if by_name else {}
+    given = {"variables": dict(zip(("w", "w#1"), variables, strict=True))} if by_name else {}
     checkpoint.save(tmp_path / "run", optimizer=optimizer, **given)
     again, _ = training()
     for own, other in zip(again, variables, strict=True):
@@ -454,6 +454,20 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be one of thalweg.keras"),
         ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
         ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
+        ({"variables": network()}, TypeError, "not a module: give it as module="),
+        ({"variables": 3}, TypeError, "variables must hold variables, not 3"),
+        ({"variables": network().named_parameters()}, TypeError, "variables, not '0.weight'"),
+        (
+            {"variables": network().parameters()},
+            ValueError,
+            "4 of .* no name, the first of shape .4, 3",
+        ),
+        ({"variables": [Variable(1.0)]}, ValueError, r"dict\(model.named_parameters\(\)\)"),
+        (
+            {"variables": [Variable(1.0, "w"), Variable(2.0, "w")]},
+            ValueError,
+            "2 of the variables are called 'w': give a dictionary",
+        ),
         ({"extra": torch.empty(2, device="meta")}, TypeError, "on the meta device"),
         ({"extra": np.str_("x")}, TypeError, "'extra' is a str_, which no file holds"),
         ({"extra": np.longdouble(1)}, TypeError, "'extra' is a longdouble, which no file"),
@@ -529,7 +543,9 @@ def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", optimizer=opt, variables={"w": w})
     fresh = Adam(0.1)
     with pytest.raises(CheckpointMismatchError, match="'w' in place: its memory may only be read"):
-        checkpoint.restore(tmp_path / "run", optimizer=fresh, variables={"w": mapped})
+        checkpoint.restore(
+            tmp_path / "run", optimizer=fresh, variables={"w": mapped.detach().requires_grad_()}
+        )
     assert int(fresh.iterations) == 0
     opt.get_slot(w, "m").data = mapped
     state = Adam(0.1).state_dict()
@@ -566,6 +582,23 @@ def test_what_no_new_optimizer_could_take_is_not_saved(
     again = network(), Variable([0.0, 0.0], name="head")
     checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
     checkpoint.save(tmp_path / "alone", optimizer=opt)
+
+
+def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
+    model, opt = network(), Adam(0.1)
+    stepped(opt, model, range(1))
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' lies where a variable of the optimizer does"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, variables=model.state_dict())
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    before = [each.clone() for each in tensors(model)]
+    for given in ({}, {"optimizer": opt}):
+        with pytest.raises(ValueError, match=r"slots of '0\.weight', which is no variable but"):
+            checkpoint.restore(tmp_path / "run", variables=model.state_dict(), **given)
+    assert_same(tensors(model), before)
+    checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
 
 
 def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
+NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
 def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
@@ -26,7 +28,7 @@ def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
 
     Raises:
         InvalidTypeError: What is given is neither.
-        InvalidArgumentError: Two tensors have the same name.
+        InvalidArgumentError: Two tensors have the same name, or one has none.
     """
     found: dict[str, Any] = {}
     if module is not None:
@@ -62,8 +64,24 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
     if isinstance(variables, Mapping):
         own = cast(Mapping[Any, Tensor], variables)
         return {str(name): each for name, each in own.items()}
-    tensors = distinct(flatten(variables))
-    return dict(zip(keys_of(tensors), tensors, strict=True))
+    if isinstance(variables, torch.nn.Module):
+        raise InvalidTypeError("variables must be tensors, not a module: give it as module=.")
+    tensors = distinct(flatten(variables, "variables"))
+    names = [name_of(each).split(":")[0] for each in tensors]
+    # Their order would decide, and a list in another order would be given others' values.
+    nameless = [tuple(each.shape) for name, each in zip(names, tensors) if name == NAMELESS]
+    if nameless:
+        raise InvalidArgumentError(
+            f"{len(nameless)} of the variables have no name, the first of shape {nameless[0]}: give"
+            " module=model, or a dictionary by name, such as dict(model.named_parameters())."
+        )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidArgumentError(
+            f"{names.count(twice[0])} of the variables are called {twice[0]!r}: give a dictionary"
+            " of variables by names of your choice."
+        )
+    return dict(zip(names, tensors, strict=True))
 
 
 def check_kind(optimizer: Any) -> None:
@@ -95,7 +113,14 @@ def loading(
     if not tensors:
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    variables = [each for name, each in tensors.items() if name in owners]
+    own = {name: each for name, each in tensors.items() if name in owners}
+    others = [name for name, each in own.items() if not is_variable(each)]
+    if others:
+        raise InvalidArgumentError(
+            f"The optimizer has slots of {others[0]!r}, which is no variable but a tensor as"
+            f" state_dict() returns it. {_GIVE}"
+        )
+    variables = list(own.values())
     return optimizer._loading(state, variables or None, _Names(tensors))
 
 
@@ -109,6 +134,20 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     return fitting(entries, given, "The variables")
 
 
+_GIVE = "Give the variables themselves: module=model, or dict(model.named_parameters())."
+
+
+def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
+    """Refuse tensors over the memory of variables, in their place."""
+    own = {each.data_ptr() for each in variables if each.numel()}
+    for name, each in given.items():
+        if each.numel() and not is_variable(each) and each.data_ptr() in own:
+            raise InvalidArgumentError(
+                f"{name!r} lies where a variable of the optimizer does, but is a tensor of its own,"
+                f" as state_dict() returns it. {_GIVE}"
+            )
+
+
 class _Names:
     """Calls variables by the names of a file, and others by their own.
 
@@ -118,6 +157,7 @@ class _Names:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], all_of_them: bool = False) -> None:
+        self._tensors = tensors
         self._known = {id(each): name for name, each in reversed(list(tensors.items()))}
         self._all_of_them = all_of_them
 
@@ -126,6 +166,7 @@ class _Names:
         given = [self._known.get(id(var)) for var in variables]
         lacking = [key for key, name in zip(keys, given, strict=True) if name is None]
         if self._all_of_them and lacking:
+            _refuse_copies(self._tensors, variables)
             raise InvalidArgumentError(
                 "The optimizer has slots of variables that are neither in module nor in"
                 f" variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"
