@@ -421,6 +421,61 @@ def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
     assert_same([table, wide, *slots], kept)
 
 
+class Telling(torch.nn.Linear):
+    """A module that tells more than it can be told."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+class Counting(torch.nn.Linear):
+    """A module with a state that is neither parameter nor buffer."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__(2, 1)
+        self.seen = seen
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("no such state")
+        self.seen = state
+
+
+def counting(*seen: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(*map(Counting, seen))
+
+
+def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
+    seen = {"calls": 3, "pair": (1, float("inf")), "total": torch.arange(3)}
+    checkpoint.save(tmp_path / "run", module=counting(seen, 7))
+    again = counting(None, None)
+    checkpoint.restore(tmp_path / "run", module=again)
+    own = again[0].seen
+    assert (own["calls"], own["pair"], again[1].seen) == (3, (1, float("inf")), 7)
+    assert torch.equal(own["total"], seen["total"])
+    own["total"].add_(1)  # memory of its own
+    found = checkpoint.restore(tmp_path / "run", variables=False)
+    assert found.left[-2:] == ("0._extra_state", "1._extra_state")
+
+
+def test_extra_states_are_set_with_all_else_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", module=counting(1, "bad"))
+    own = counting({"x": 1}, 2)
+    before = [each.clone() for each in own.parameters()]
+    with pytest.raises(ValueError, match="no such state"):
+        checkpoint.restore(tmp_path / "run", module=own)
+    with pytest.raises(CheckpointMismatchError, match=r"'0\._extra_state' belongs to nothing here"):
+        checkpoint.restore(tmp_path / "run", variables=dict(own.named_parameters()))
+    checkpoint.save(tmp_path / "bare", variables=dict(own.named_parameters()))
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' is missing"):
+        checkpoint.restore(tmp_path / "bare", module=own)
+    assert (own[0].seen, own[1].seen) == ({"x": 1}, 2)
+    assert_same(list(own.parameters()), before)
+
+
 EXTRA = {
     "epoch": 3,
     "loss": float("inf"),
@@ -455,6 +510,13 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
         ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
         ({"variables": network()}, TypeError, "not a module: give it as module="),
+        (
+            {"module": torch.nn.LazyLinear(2)},
+            ValueError,
+            "'weight' has no shape yet: call its lazy",
+        ),
+        ({"module": Counting(print)}, TypeError, "'extra_states/_extra_state' is a builtin_func"),
+        ({"module": Telling(1, 1)}, TypeError, "'_extra_state': Telling has no set_extra_state"),
         ({"variables": 3}, TypeError, "variables must hold variables, not 3"),
         ({"variables": network().named_parameters()}, TypeError, "variables, not '0.weight'"),
         (

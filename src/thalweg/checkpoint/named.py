@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
@@ -28,7 +29,7 @@ def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
 
     Raises:
         InvalidTypeError: What is given is neither.
-        InvalidArgumentError: Two tensors have the same name, or one has none.
+        InvalidArgumentError: Two tensors have the same name, or one has none, or no shape yet.
     """
     found: dict[str, Any] = {}
     if module is not None:
@@ -44,6 +45,10 @@ def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
     for name, each in found.items():
         if not isinstance(each, Tensor):
             raise InvalidTypeError(f"{name!r} is a {type(each).__name__}, not a tensor.")
+        if is_lazy(each):
+            raise InvalidArgumentError(
+                f"{name!r} has no shape yet: call its lazy module once, and then save or restore."
+            )
     return found
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.checkpoint import described, rates
+from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.named import (
     Variables,
     check_kind,
@@ -92,7 +93,7 @@ def snapshot(
     """
     tensors = named(variables, module)
     with _held(optimizer):
-        return _taken(optimizer, tensors, extra, metrics, copies=True)
+        return _taken(optimizer, tensors, module, extra, metrics, copies=True)
 
 
 def _held(optimizer: Any) -> AbstractContextManager[Any]:
@@ -106,6 +107,7 @@ def _held(optimizer: Any) -> AbstractContextManager[Any]:
 def _taken(
     optimizer: Any,
     tensors: dict[str, Tensor],
+    module: torch.nn.Module | None,
     extra: Any,
     metrics: Mapping[str, float] | None,
     copies: bool,
@@ -117,6 +119,8 @@ def _taken(
         document["optimizer"] = described.described(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")
     document["variables"] = given(tensors, "variables")
+    if own_states := extra_states(module):
+        document["extra_states"] = given(own_states, "extra_states")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
     document["metrics"] = given(numbers, "metrics")
@@ -146,7 +150,8 @@ def save(
             its state, its class, and its arguments with schedules, clipping and policies. Functions
             and rules of your own are only named.
         variables: Optional. Tensors by name, or tensors that have names.
-        module: Optional. Its parameters and buffers are saved by their names in it.
+        module: Optional. Its parameters and buffers are saved by their names in it, and what its
+            `get_extra_state` returns.
         extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
         progress: Optional. Called with the bytes written and the bytes in all.
 
@@ -171,7 +176,8 @@ def save(
     tensors = named(variables, module)
     # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
     with torch.no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
-        _taken(optimizer, tensors, extra, None, copies=progress is not None).write(path, progress)
+        copies = progress is not None
+        _taken(optimizer, tensors, module, extra, None, copies).write(path, progress)
 
 
 @untraced
@@ -244,15 +250,18 @@ def restore(
             raise CheckpointMismatchError(f"{path} has no optimizer. Nothing was loaded.")
         else:
             given = None
-        left = () if places else tuple(document["variables"])
+        copied = Reader(reader.tensors, copies=True)
+        left = () if places else (*document["variables"], *document["extra_states"])
         restored = Restored(
             given,
-            Reader(reader.tensors, copies=True)(document["extra"]),
+            copied(document["extra"]),
             reader(document["metrics"]),
             document["step"],
             (*left, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
-        state.restore(*(replace(each, is_ours=True) for each in loadings))
+        states = with_extra_states(module, copied(document["extra_states"]))
+        with states if places else nullcontext():
+            state.restore(*(replace(each, is_ours=True) for each in loadings))
     if left and variables is not False:
         warn(
             f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"
@@ -307,7 +316,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
-    for name in ("variables", "optimizer", "state", "rates", "metrics"):
+    for name in ("variables", "extra_states", "optimizer", "state", "rates", "metrics"):
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
@@ -319,5 +328,6 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    empty: dict[str, Any] = {"variables": {}, "rates": {}, "extra": None, "metrics": {}}
+    parts = ("variables", "extra_states", "rates", "metrics")
+    empty: dict[str, Any] = {**{name: {} for name in parts}, "extra": None}
     return {**empty, **document, "step": step if type(step) is int else None}
