@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 from torch.nn import Module
 
@@ -53,16 +53,18 @@ def with_extra_states(module: Module | None, given: Mapping[str, Any]) -> Genera
         raise
 
 
-def _keepers(module: Module | None) -> dict[str, Module]:
+def _keepers(module: Module | None) -> dict[str, Any]:
     """The modules that have an extra state, as torch tells it."""
-    parts = () if module is None else module.named_modules(remove_duplicate=False)
-    found = {
+    if module is None:
+        return {}
+    parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    found: dict[str, Any] = {
         f"{prefix}.{_KEY}" if prefix else _KEY: part
         for prefix, part in parts
-        if type(part).get_extra_state is not Module.get_extra_state
+        if part.__class__.get_extra_state is not Module.get_extra_state
     }
     for name, part in found.items():
-        if type(part).set_extra_state is Module.set_extra_state:
+        if part.__class__.set_extra_state is Module.set_extra_state:
             raise InvalidTypeError(f"{name!r}: {type(part).__name__} has no set_extra_state.")
     return found
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
 from thalweg.core.state import distinct as distinct_names
@@ -89,17 +90,20 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
     return dict(zip(names, tensors, strict=True))
 
 
-def check_kind(optimizer: Any) -> None:
-    """Refuse what is no optimizer.
+def known(optimizer: Any) -> Any:
+    """An optimizer with what is asked of it here: itself, or an `OfTorch`.
 
     Raises:
-        InvalidTypeError: It is none of the library.
+        InvalidTypeError: It is none of the library or torch's kind.
     """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return OfTorch(optimizer)
     if not isinstance(optimizer, KerasOptimizer | V1Optimizer | TrainingStep | MicroBatchStep):
         raise InvalidTypeError(
-            "optimizer must be one of thalweg.keras or thalweg.v1, or a step of optimize_loss, not"
-            f" a {type(optimizer).__name__}."
+            "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
+            f" a step of optimize_loss, not a {type(optimizer).__name__}."
         )
+    return optimizer
 
 
 def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -126,7 +130,8 @@ def loading(
             f" state_dict() returns it. {_GIVE}"
         )
     variables = list(own.values())
-    return optimizer._loading(state, variables or None, _Names(tensors))
+    names = _Names(tensors, all_of_them=isinstance(optimizer, OfTorch))
+    return optimizer._loading(state, variables or None, names)
 
 
 def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:

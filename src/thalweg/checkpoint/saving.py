@@ -15,12 +15,13 @@ from thalweg.checkpoint import described, rates
 from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.named import (
     Variables,
-    check_kind,
+    known,
     loading,
     named,
     state_of,
     values,
 )
+from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.errors import (
@@ -92,16 +93,14 @@ def snapshot(
     Arguments and errors are those of `save`.
     """
     tensors = named(variables, module)
+    optimizer = None if optimizer is None else known(optimizer)
     with _held(optimizer):
         return _taken(optimizer, tensors, module, extra, metrics, copies=True)
 
 
 def _held(optimizer: Any) -> AbstractContextManager[Any]:
     """What holds the steps of other threads back."""
-    if optimizer is None:
-        return nullcontext()
-    check_kind(optimizer)
-    return optimizer._locked()
+    return nullcontext() if optimizer is None else optimizer._locked()
 
 
 def _taken(
@@ -148,7 +147,8 @@ def save(
         path: The file. What is there is replaced once the new one is complete.
         optimizer: Optional. One of `thalweg.keras` or `thalweg.v1`, or a step of `optimize_loss`:
             its state, its class, and its arguments with schedules, clipping and policies. Functions
-            and rules of your own are only named.
+            and rules of your own are only named. Or one of `thalweg.optim` or `torch.optim`, with
+            its groups, which `restore` is given anew.
         variables: Optional. Tensors by name, or tensors that have names.
         module: Optional. Its parameters and buffers are saved by their names in it, and what its
             `get_extra_state` returns.
@@ -174,6 +174,7 @@ def save(
         (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
     tensors = named(variables, module)
+    optimizer = None if optimizer is None else known(optimizer)
     # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
     with torch.no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
         copies = progress is not None
@@ -227,7 +228,7 @@ def restore(
     places = variables is not False and (variables is not None or module is not None)
     tensors = named(variables or None, module)
     if optimizer is not None and optimizer is not False:
-        check_kind(optimizer)
+        optimizer = known(optimizer)
     path = located(path).ours()
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
@@ -253,7 +254,7 @@ def restore(
         copied = Reader(reader.tensors, copies=True)
         left = () if places else (*document["variables"], *document["extra_states"])
         restored = Restored(
-            given,
+            given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
             reader(document["metrics"]),
             document["step"],
