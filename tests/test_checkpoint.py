@@ -22,6 +22,7 @@ from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
+    CheckpointWarning,
     IndexedSlices,
     InvalidConfigError,
     NotFoundError,
@@ -457,18 +458,20 @@ def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
     assert (own["calls"], own["pair"], again[1].seen) == (3, (1, float("inf")), 7)
     assert torch.equal(own["total"], seen["total"])
     own["total"].add_(1)  # memory of its own
+    with pytest.warns(CheckpointWarning, match=r"states of modules, such as '0\._extra_state'"):
+        checkpoint.restore(tmp_path / "run", variables=dict(again.named_parameters()))
     found = checkpoint.restore(tmp_path / "run", variables=False)
     assert found.left[-2:] == ("0._extra_state", "1._extra_state")
 
 
 def test_extra_states_are_set_with_all_else_or_not_at_all(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", module=counting(1, "bad"))
-    own = counting({"x": 1}, 2)
+    own, half = counting({"x": 1}, 2), torch.nn.Sequential(Counting(1), torch.nn.Linear(2, 1))
     before = [each.clone() for each in own.parameters()]
     with pytest.raises(ValueError, match="no such state"):
         checkpoint.restore(tmp_path / "run", module=own)
-    with pytest.raises(CheckpointMismatchError, match=r"'0\._extra_state' belongs to nothing here"):
-        checkpoint.restore(tmp_path / "run", variables=dict(own.named_parameters()))
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' belongs to nothing here"):
+        checkpoint.restore(tmp_path / "run", module=half)
     checkpoint.save(tmp_path / "bare", variables=dict(own.named_parameters()))
     with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' is missing"):
         checkpoint.restore(tmp_path / "bare", module=own)

@@ -252,17 +252,25 @@ def restore(
         else:
             given = None
         copied = Reader(reader.tensors, copies=True)
-        left = () if places else (*document["variables"], *document["extra_states"])
+        left = () if places else tuple(document["variables"])
+        sets_states = places and module is not None
+        states: dict[str, Any] = {} if sets_states else document["extra_states"]
         restored = Restored(
             given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
             reader(document["metrics"]),
             document["step"],
-            (*left, *["optimizer"] * (optimizer is False and "optimizer" in document)),
+            (*left, *states, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
-        states = with_extra_states(module, copied(document["extra_states"]))
-        with states if places else nullcontext():
+        own: dict[str, Any] = copied(document["extra_states"]) if sets_states else {}
+        with with_extra_states(module if sets_states else None, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
+    if places and states:
+        warn(
+            f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
+            " set: give module=.",
+            CheckpointWarning,
+        )
     if left and variables is not False:
         warn(
             f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"

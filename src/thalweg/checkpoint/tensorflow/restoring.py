@@ -90,8 +90,7 @@ def restore(
     """
     file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
     targets = Targets.of(variables)
-    file = _known(file, optimizer, hyperparameters, targets)
-    found = _chosen(file, optimizer, which)
+    file, found = chosen(file, targets, optimizer, which, hyperparameters)
     try:
         placed = Placed.of(file, targets, Rules.of(rules))
         opt = _made(file, found, optimizer, global_step, hyperparameters)
@@ -104,6 +103,21 @@ def restore(
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"{file.path}: {error}") from error
     return opt
+
+
+def chosen(
+    file: TensorFlowCheckpoint,
+    targets: Targets,
+    optimizer: Any,
+    which: int | None,
+    given: Mapping[str, Any],
+) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
+    """The file, sorted with what is known of its optimizer, and that optimizer.
+
+    Arguments and errors are those of `restore`.
+    """
+    file = _known(file, optimizer, given, targets)
+    return file, _chosen(file, optimizer, which)
 
 
 def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> state.Loading:
