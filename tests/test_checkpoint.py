@@ -666,6 +666,31 @@ def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
     checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
 
 
+def test_names_that_differ_tell_why(tmp_path: Path) -> None:
+    one, other = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
+    checkpoint.save(tmp_path / "one", module=one)
+    checkpoint.save(tmp_path / "other", module=other)
+    names = {name.replace(".", "/"): each for name, each in network().named_parameters()}
+    checkpoint.save(tmp_path / "theirs", variables=names)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"given wraps .* give that inside 'module\.'"
+    ):
+        checkpoint.restore(tmp_path / "one", module=other)
+    with pytest.raises(CheckpointMismatchError, match=r"saved wraps one such as this, as 'module"):
+        checkpoint.restore(tmp_path / "other", module=one)
+    with pytest.raises(CheckpointMismatchError, match=r"TensorFlow's: convert .* with rules"):
+        checkpoint.restore(tmp_path / "theirs", module=one)
+
+
+def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([(torch.ones(1), w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(thalweg.FailedPreconditionError, match=r"slots such as 'w/m' .* module="):
+        checkpoint.restore(tmp_path / "run")
+    assert checkpoint.restore(tmp_path / "run", optimizer=opt, variables=False).optimizer is opt
+
+
 def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:
     module = network()
 

@@ -281,7 +281,11 @@ class Own(torch.optim.SGD):
 
 OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
     "none": (lambda _: None, LookupError, r"torch.optim.Adam, which is made with its parameters"),
-    "a class": (lambda m: optim.SGD(m.parameters()), ValueError, "is torch.optim.SGD, in the file"),
+    "a class": (
+        lambda m: optim.SGD(m.parameters()),
+        ValueError,
+        r"is torch.optim.SGD, .* Nothing was loaded\.$",
+    ),
     "Keras": (lambda _: Adam(0.1), ValueError, "in the file it is torch.optim.Adam"),
     "an option": (
         lambda m: optim.Adam(m.parameters(), amsgrad=True),

@@ -21,6 +21,7 @@ from thalweg import (
 )
 from thalweg.checkpoint import restore, save, tensorflow
 from thalweg.errors import OptionError
+from thalweg.keras.optimizers import Adam
 from thalweg.storage import bundle, container
 from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
@@ -184,6 +185,14 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
     ):
         with pytest.raises(CheckpointMismatchError, match=f"no rule that fits is for '{name}'"):
             tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", rules)
+    with pytest.raises(
+        OptionError, match=r"takes no 'nonsense'\. It takes beta1, beta2, epsilon, lea"
+    ):
+        tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", nonsense=1)
+    with pytest.raises(InvalidConfigError, match=r"'beta_1'\? The file's is AdamOptimizer\."):
+        tensorflow.convert(
+            prefix_of("ckpt_v1/adam"), tmp_path / "run", optimizer=Adam, learning_rate=0.1
+        )
     with pytest.raises(InvalidArgumentError, match="to must be one of thalweg, tf, tf1"):
         tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", to="torch")
     assert list(tmp_path.iterdir()) == []
@@ -194,6 +203,12 @@ def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path
     container.write(tmp_path / "run", {}, document)
     with pytest.raises(InvalidConfigError, match="checkpoint of a training"):
         tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
+
+
+def test_what_is_ours_already_is_told(tmp_path: Path) -> None:
+    save(tmp_path / "run")
+    with pytest.raises(UnsupportedCheckpointError, match='thalweg already: to="tf" turns it'):
+        tensorflow.convert(tmp_path / "run", tmp_path / "again")
 
 
 def test_variables_alone(tmp_path: Path) -> None:

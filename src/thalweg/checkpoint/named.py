@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.core.pairs import distinct, flatten
-from thalweg.core.state import LISTED, Entry, Loading, fitting, keys_of
+from thalweg.core.state import LISTED, Entry, Loading, differences, keys_of, mismatch
 from thalweg.core.state import distinct as distinct_names
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
@@ -120,6 +120,13 @@ def loading(
 ) -> AbstractContextManager[Loading]:
     """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
     if not tensors:
+        if isinstance(optimizer, V1Optimizer) and state and not optimizer._owners():
+            slots = next(iter(state))
+            raise FailedPreconditionError(
+                f"The file has slots such as {slots!r} and the optimizer has no variables to put"
+                " them beside: give restore(..., module=...) or variables=; optimizer=False leaves"
+                " them there. Nothing was loaded."
+            )
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     own = {name: each for name, each in tensors.items() if name in owners}
@@ -141,7 +148,25 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
     entries = [Entry(name, each) for name, each in tensors.items()]
-    return fitting(entries, given, "The variables")
+    found = differences(entries, given)
+    if found:
+        raise mismatch(found, "The variables", f"Nothing was loaded.{_hint(tensors, given)}")
+    return Loading([(entry, given[entry.name]) for entry in entries], what="The variables")
+
+
+def _hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """What makes names differ, where they tell."""
+    for prefix in _WRAPPED:
+        if {f"{prefix}{name}" for name in given} == own.keys():
+            return f" The module given wraps the one that was saved: give that inside {prefix!r}."
+        if {f"{prefix}{name}" for name in own} == given.keys():
+            return f" The module that was saved wraps one such as this, as {prefix!r}."
+    if any("/" in name for name in given.keys() - own.keys()):
+        return " Names with / are TensorFlow's: convert the checkpoint with rules for the module's."
+    return ""
+
+
+_WRAPPED = ("module.", "_orig_mod.")  # by DistributedDataParallel and DataParallel, torch.compile
 
 
 _GIVE = "Give the variables themselves: module=model, or dict(model.named_parameters())."

@@ -300,8 +300,9 @@ def _optimizer(
     own = described.described(given, tensors)
     loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
     found = described.differences(description, own, loaded)
-    if found and (check or description["class"] != own["class"]):
-        hint = " restore(..., check_arguments=False) goes on with yours." * check
+    is_other = description["class"] != own["class"]
+    if found and (check or is_other):
+        hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
 

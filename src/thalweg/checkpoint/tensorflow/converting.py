@@ -99,6 +99,12 @@ def convert(
             " into a checkpoint of TensorFlow, has its own."
         )
     if to == "thalweg":
+        place = located(path)
+        if place.kind is Kind.OURS:
+            raise UnsupportedCheckpointError(
+                f'{place.path} is a checkpoint of thalweg already: to="tf" turns it into one that'
+                ' tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
+            )
         file = load(path, progress)
         return _to_thalweg(file, out, Rules.of(rules) or SAME, optimizer, which, hyperparameters)
     return _to_tensorflow(path, out, Rules.of(rules), "tf1" if to == "tf1" else "tf2", progress)

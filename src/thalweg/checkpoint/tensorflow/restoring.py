@@ -33,6 +33,7 @@ from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
+from thalweg.core.hyperparameters import shown
 from thalweg.core.state import Entry
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -196,16 +197,16 @@ def _made(
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             arguments[GLOBAL_STEP] = global_step
         return wrapped(cls, found, arguments, file)
+    if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
+        raise InvalidTypeError(
+            "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
+            f" step of optimize_loss, not {shown(optimizer)}."
+        )
     if given:
         raise InvalidArgumentError(
             f"{', '.join(given)} would be of a new optimizer, and one was given."
         )
-    if isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer):
-        return optimizer
-    raise InvalidTypeError(
-        "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a step"
-        f" of optimize_loss, not {optimizer!r}."
-    )
+    return optimizer
 
 
 def _setting(
