@@ -120,13 +120,7 @@ def loading(
 ) -> AbstractContextManager[Loading]:
     """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
     if not tensors:
-        if isinstance(optimizer, V1Optimizer) and state and not optimizer._owners():
-            slots = next(iter(state))
-            raise FailedPreconditionError(
-                f"The file has slots such as {slots!r} and the optimizer has no variables to put"
-                " them beside: give restore(..., module=...) or variables=; optimizer=False leaves"
-                " them there. Nothing was loaded."
-            )
+        _refuse_unplaced(optimizer, state)
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     own = {name: each for name, each in tensors.items() if name in owners}
@@ -139,6 +133,16 @@ def loading(
     variables = list(own.values())
     names = _Names(tensors, all_of_them=isinstance(optimizer, OfTorch))
     return optimizer._loading(state, variables or None, names)
+
+
+def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Refuse slots of TensorFlow 1, which wait for no variables."""
+    if state and isinstance(optimizer, V1Optimizer) and not cast(Any, optimizer)._owners():
+        raise FailedPreconditionError(
+            f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
+            " to put them beside: give restore(..., module=...) or variables=; optimizer=False"
+            " leaves them there. Nothing was loaded."
+        )
 
 
 def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
@@ -157,9 +161,9 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
 def _hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     """What makes names differ, where they tell."""
     for prefix in _WRAPPED:
-        if {f"{prefix}{name}" for name in given} == own.keys():
+        if {f"{prefix}{name}" for name in given} == {*own}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
-        if {f"{prefix}{name}" for name in own} == given.keys():
+        if {f"{prefix}{name}" for name in own} == {*given}:
             return f" The module that was saved wraps one such as this, as {prefix!r}."
     if any("/" in name for name in given.keys() - own.keys()):
         return " Names with / are TensorFlow's: convert the checkpoint with rules for the module's."
