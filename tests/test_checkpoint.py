@@ -22,6 +22,7 @@ from forks import TIMEOUT, told
 from rulebook import assert_same
 from thalweg import (
     CheckpointMismatchError,
+    CheckpointWarning,
     FailedPreconditionError,
     IndexedSlices,
     InvalidConfigError,
@@ -396,7 +397,7 @@ def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path
 
     variables, optimizer = training()
     run(variables, optimizer)
-    given = {"variables": variables} if by_name else {}
+    given = {"variables": dict(zip(("w", "w#1"), variables, strict=True))} if by_name else {}
     checkpoint.save(tmp_path / "run", optimizer=optimizer, **given)
     again, _ = training()
     for own, other in zip(again, variables, strict=True):
@@ -422,6 +423,63 @@ def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
     optimizer.apply_gradients(pairs)
     checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
     assert_same([table, wide, *slots], kept)
+
+
+class Telling(torch.nn.Linear):
+    """A module that tells more than it can be told."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+class Counting(torch.nn.Linear):
+    """A module with a state that is neither parameter nor buffer."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__(2, 1)
+        self.seen = seen
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("no such state")
+        self.seen = state
+
+
+def counting(*seen: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(*map(Counting, seen))
+
+
+def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
+    seen = {"calls": 3, "pair": (1, float("inf")), "total": torch.arange(3)}
+    checkpoint.save(tmp_path / "run", module=counting(seen, 7))
+    again = counting(None, None)
+    checkpoint.restore(tmp_path / "run", module=again)
+    own = again[0].seen
+    assert (own["calls"], own["pair"], again[1].seen) == (3, (1, float("inf")), 7)
+    assert torch.equal(own["total"], seen["total"])
+    own["total"].add_(1)  # memory of its own
+    with pytest.warns(CheckpointWarning, match=r"states of modules, such as '0\._extra_state'"):
+        checkpoint.restore(tmp_path / "run", variables=dict(again.named_parameters()))
+    found = checkpoint.restore(tmp_path / "run", variables=False)
+    assert found.left[-2:] == ("0._extra_state", "1._extra_state")
+
+
+def test_extra_states_are_set_with_all_else_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", module=counting(1, "bad"))
+    own, half = counting({"x": 1}, 2), torch.nn.Sequential(Counting(1), torch.nn.Linear(2, 1))
+    before = [each.clone() for each in own.parameters()]
+    with pytest.raises(ValueError, match="no such state"):
+        checkpoint.restore(tmp_path / "run", module=own)
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' belongs to nothing here"):
+        checkpoint.restore(tmp_path / "run", module=half)
+    checkpoint.save(tmp_path / "bare", variables=dict(own.named_parameters()))
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' is missing"):
+        checkpoint.restore(tmp_path / "bare", module=own)
+    assert (own[0].seen, own[1].seen) == ({"x": 1}, 2)
+    assert_same(list(own.parameters()), before)
 
 
 EXTRA = {
@@ -457,6 +515,27 @@ def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be one of thalweg.keras"),
         ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
         ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
+        ({"variables": network()}, TypeError, "not a module: give it as module="),
+        (
+            {"module": torch.nn.LazyLinear(2)},
+            ValueError,
+            "'weight' has no shape yet: call its lazy",
+        ),
+        ({"module": Counting(print)}, TypeError, "'extra_states/_extra_state' is a builtin_func"),
+        ({"module": Telling(1, 1)}, TypeError, "'_extra_state': Telling has no set_extra_state"),
+        ({"variables": 3}, TypeError, "variables must hold variables, not 3"),
+        ({"variables": network().named_parameters()}, TypeError, "variables, not '0.weight'"),
+        (
+            {"variables": network().parameters()},
+            ValueError,
+            "4 of .* no name, the first of shape .4, 3",
+        ),
+        ({"variables": [Variable(1.0)]}, ValueError, r"dict\(model.named_parameters\(\)\)"),
+        (
+            {"variables": [Variable(1.0, "w"), Variable(2.0, "w")]},
+            ValueError,
+            "2 of the variables are called 'w': give a dictionary",
+        ),
         ({"extra": torch.empty(2, device="meta")}, TypeError, "on the meta device"),
         ({"extra": np.str_("x")}, TypeError, "'extra' is a str_, which no file holds"),
         ({"extra": np.longdouble(1)}, TypeError, "'extra' is a longdouble, which no file"),
@@ -532,7 +611,9 @@ def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run", optimizer=opt, variables={"w": w})
     fresh = Adam(0.1)
     with pytest.raises(CheckpointMismatchError, match="'w' in place: its memory may only be read"):
-        checkpoint.restore(tmp_path / "run", optimizer=fresh, variables={"w": mapped})
+        checkpoint.restore(
+            tmp_path / "run", optimizer=fresh, variables={"w": mapped.detach().requires_grad_()}
+        )
     assert int(fresh.iterations) == 0
     opt.get_slot(w, "m").data = mapped
     state = Adam(0.1).state_dict()
@@ -569,6 +650,48 @@ def test_what_no_new_optimizer_could_take_is_not_saved(
     again = network(), Variable([0.0, 0.0], name="head")
     checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
     checkpoint.save(tmp_path / "alone", optimizer=opt)
+
+
+def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
+    model, opt = network(), Adam(0.1)
+    stepped(opt, model, range(1))
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' lies where a variable of the optimizer does"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, variables=model.state_dict())
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    before = [each.clone() for each in tensors(model)]
+    for given in ({}, {"optimizer": opt}):
+        with pytest.raises(ValueError, match=r"slots of '0\.weight', which is no variable but"):
+            checkpoint.restore(tmp_path / "run", variables=model.state_dict(), **given)
+    assert_same(tensors(model), before)
+    checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
+
+
+def test_names_that_differ_tell_why(tmp_path: Path) -> None:
+    one, other = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
+    checkpoint.save(tmp_path / "one", module=one)
+    checkpoint.save(tmp_path / "other", module=other)
+    names = {name.replace(".", "/"): each for name, each in network().named_parameters()}
+    checkpoint.save(tmp_path / "theirs", variables=names)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"given wraps .* give that inside 'module\.'"
+    ):
+        checkpoint.restore(tmp_path / "one", module=other)
+    with pytest.raises(CheckpointMismatchError, match=r"saved wraps one such as this, as 'module"):
+        checkpoint.restore(tmp_path / "other", module=one)
+    with pytest.raises(CheckpointMismatchError, match=r"TensorFlow's: convert .* with rules"):
+        checkpoint.restore(tmp_path / "theirs", module=one)
+
+
+def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([(torch.ones(1), w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(thalweg.FailedPreconditionError, match=r"slots such as 'w/m' .* module="):
+        checkpoint.restore(tmp_path / "run")
+    assert checkpoint.restore(tmp_path / "run", optimizer=opt, variables=False).optimizer is opt
 
 
 def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_what_is_converted_is_restored_without_a_word_of_it(tmp_path: Path) -> N
     assert found.get_slot(variables["layer1/kernel"], "v").any()
 
 
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("layer1/bias -> -\n** -> **\n")
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    told = run("convert", SAVER, tmp_path / "ours", "--rules", rules, *given)
+    assert told.exit_code == 0, told.output
+    names = ("layer1/bias", "layer1/bias/Adam", "layer1/bias/Adam_1")
+    assert told.output.splitlines()[1:] == [f"left out: {name!r}" for name in names]
+
+
 def test_keras_optimizers_go_to_tensorflow_2(tmp_path: Path) -> None:
     w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
     opt.apply_gradients([([[1.0, -1.0]], w)])

@@ -36,7 +36,7 @@ LAYERS = (
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
-    ("of_torch",),
+    ("by_pairs",),
     ("catalogue",),
     ("checkpoint",),
     ("race", "bench"),

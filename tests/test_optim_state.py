@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rulebook import assert_same
-from thalweg import optim
+from thalweg import checkpoint, optim
+from thalweg.keras.optimizers import Adam
+from thalweg.rules import HEAVY_BALL
 from torch_inputs import CLASSES, INPUTS, ROWS, SHAPES, Input, give, params_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
@@ -184,3 +187,174 @@ def test_a_loaded_state_has_numbers_of_its_own() -> None:
     trained(FIRST["Adam"], None, 3, given=other)
     assert {own["step"].item() for own in one.state.values()} == {3}
     assert {own["step"].item() for own in other.state.values()} == {6}
+
+
+# In one file with its variables, by `thalweg.checkpoint`
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def grouped(module: Any) -> list[dict[str, Any]]:
+    return [{"params": module[2].parameters(), "lr": 0.2}, {"params": module[0].parameters()}]
+
+
+def stepped(optimizer: Any, module: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+
+        def closure(x: torch.Tensor = x) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (module(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+
+MAKERS: dict[str, Any] = {
+    "Adam": lambda m: optim.Adam(m.parameters(), lr=0.1),
+    "Adam in groups": lambda m: optim.Adam(grouped(m), amsgrad=True),
+    "momentum": lambda m: optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "NAdam": lambda m: optim.NAdam(m.parameters(), lr=torch.tensor(0.1)),
+    "around": lambda m: optim.AdamW(m.parameters(), clip_grad_norm=1.0, ema_decay=0.9),
+    "sums": lambda m: optim.RMSprop(m.parameters(), accumulate=3),
+    "rule": lambda m: optim.RuleOptimizer(grouped(m), HEAVY_BALL, initial={"momentum": 0.5}),
+    "tensorflow": lambda m: optim.tensorflow.Nadam(grouped(m), lr=0.1),
+    "torch's": lambda m: torch.optim.Adam(grouped(m)),
+    "LBFGS": lambda m: torch.optim.LBFGS(m.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_training_goes_on_from_its_file(name: str, begun: bool, tmp_path: Path) -> None:
+    module, again = network(), network()
+    optimizer, other = MAKERS[name](module), MAKERS[name](again)
+    stepped(optimizer, module, range(4))
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    stepped(optimizer, module, range(4, 8))
+    if begun:
+        stepped(other, again, range(7))
+    assert checkpoint.restore(tmp_path / "run", optimizer=other, module=again).optimizer is other
+    stepped(other, again, range(4, 8))
+    for one, two in zip(module.parameters(), again.parameters(), strict=True):
+        assert_same([one, *flat(optimizer.state[one])], [two, *flat(other.state[two])])
+    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in other.param_groups]
+
+
+def flat(state: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors and numbers, those in lists, too."""
+    found: list[torch.Tensor] = []
+    for name in sorted(state):
+        given = state[name] if isinstance(state[name], list) else [state[name]]
+        found += [torch.as_tensor(x, dtype=torch.float64) for x in given if x is not None]
+    return found
+
+
+def test_a_file_of_torchs_class_is_one_of_ours_and_back(tmp_path: Path) -> None:
+    module, again = network(), network()
+    torchs, ours = torch.optim.Adam(module.parameters()), optim.Adam(again.parameters())
+    stepped(torchs, module, range(3))
+    checkpoint.save(tmp_path / "run", optimizer=torchs, module=module)
+    checkpoint.restore(tmp_path / "run", optimizer=ours, module=again)
+    assert_same(tensors(ours), tensors(torchs))
+    stepped(ours, again, range(3, 4))
+    checkpoint.save(tmp_path / "run", optimizer=ours, module=again)
+    checkpoint.restore(tmp_path / "run", optimizer=torchs, module=module)
+    assert_same(tensors(torchs), tensors(ours))
+
+
+class Own(torch.optim.SGD):
+    """A class whose state only it understands."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mine": 1}
+
+
+OTHERS: dict[str, tuple[Any, type[Exception], str]] = {
+    "none": (lambda _: None, LookupError, r"torch.optim.Adam, which is made with its parameters"),
+    "a class": (
+        lambda m: optim.SGD(m.parameters()),
+        ValueError,
+        r"is torch.optim.SGD, .* Nothing was loaded\.$",
+    ),
+    "Keras": (lambda _: Adam(0.1), ValueError, "in the file it is torch.optim.Adam"),
+    "an option": (
+        lambda m: optim.Adam(m.parameters(), amsgrad=True),
+        ValueError,
+        r"amsgrad of group 0 is True, in the file False.*check_arguments=False",
+    ),
+    "around": (
+        lambda m: optim.Adam(m.parameters(), ema_decay=0.9),
+        ValueError,
+        "ema_decay is 0.9, in the file None",
+    ),
+    "groups": (
+        lambda m: optim.Adam(grouped(m)),
+        ValueError,
+        "number of groups is 2, in the file 1",
+    ),
+    "parameters": (
+        lambda m: optim.Adam(m[0].parameters()),
+        ValueError,
+        r"'2\.weight' of group 0 belongs to nothing here",
+    ),
+    "strangers": (
+        lambda m: optim.Adam([*m.parameters(), torch.nn.Parameter(torch.ones(1))]),
+        ValueError,
+        "neither in module nor in variables",
+    ),
+    "of its own": (lambda m: Own(m.parameters()), TypeError, r'extra={"optimizer": optimizer.st'),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_file_that_is_of_another_optimizer_changes_nothing(case: str, tmp_path: Path) -> None:
+    make, error, message = OTHERS[case]
+    module, again = network(), network()
+    optimizer, other = optim.Adam(module.parameters()), make(again)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    kept = [each.detach().clone() for each in again.parameters()]
+    with pytest.raises(error, match=message):
+        checkpoint.restore(tmp_path / "run", optimizer=other, module=again)
+    assert_same(list(again.parameters()), kept)
+    if isinstance(other, torch.optim.Optimizer):
+        assert not other.state
+
+
+def test_arguments_of_its_own_are_kept(tmp_path: Path) -> None:
+    module, again = network(), network()
+    optimizer = optim.Adam(module.parameters(), lr=0.5)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    other = optim.Adam(again.parameters(), lr=0.1, amsgrad=True)
+    checkpoint.restore(tmp_path / "run", optimizer=other, module=again, check_arguments=False)
+    assert (other.param_groups[0]["amsgrad"], other.param_groups[0]["lr"]) == (True, 0.5)
+    stepped(other, again, range(2, 3))
+    averaging = optim.Adam(again.parameters(), ema_decay=0.9)
+    with pytest.raises(ValueError, match=r"'0\.weight/ema' is missing"):
+        checkpoint.restore(
+            tmp_path / "run", optimizer=averaging, module=again, check_arguments=False
+        )
+
+
+def test_a_training_is_saved_between_two_steps(tmp_path: Path) -> None:
+    module = network()
+    optimizer = optim.Adam(module.parameters(), ema_decay=0.9)
+    stepped(optimizer, module, range(1))
+    with optimizer.swapped(), pytest.raises(RuntimeError, match=r"is inside of swapped\(\)"):
+        checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    early = optim.Adam(module.parameters(), in_backward=True)
+    module(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"is between backward\(\) and step\(\)"):
+        checkpoint.save(tmp_path / "run", optimizer=early, module=module)
+    assert list(tmp_path.iterdir()) == []

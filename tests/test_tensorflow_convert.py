@@ -17,10 +17,13 @@ from thalweg import (
     InvalidArgumentError,
     InvalidConfigError,
     UnsupportedCheckpointError,
+    optim,
 )
-from thalweg.checkpoint import restore, tensorflow
+from thalweg.checkpoint import restore, save, tensorflow
 from thalweg.errors import OptionError
-from thalweg.storage import container
+from thalweg.keras.optimizers import Adam
+from thalweg.storage import bundle, container
+from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 
 SAVERS = [name for name in TRAINED if tensorflow.load(prefix_of(name)).kind == "saver"]
@@ -105,6 +108,57 @@ def test_masters_need_their_step(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def _with_more(prefix: str, out: Path, *more: str) -> dict[str, torch.Tensor]:
+    """A checkpoint with further tensors beside one of its variables."""
+    found = bundle.read(prefix).tensors
+    added = {name: torch.rand(found["layer1/kernel"].shape) for name in more}
+    bundle.write(out, {**found, **{name: of_tensor(each) for name, each in added.items()}}, None)
+    return added
+
+
+SLOTS = ("/Adam", "/Adam_1")
+AVERAGE = "layer1/kernel/ExponentialMovingAverage"
+
+
+def test_moving_averages_are_carried_there_and_back(tmp_path: Path) -> None:
+    added = _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", AVERAGE)
+    given = TRAINED["ckpt_v1/adam"]
+    assert tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, **given) == ()
+    found = restore(tmp_path / "run", module=Network()).extra["tensorflow"]["averages"]
+    assert list(found) == ["layer1.weight"]
+    assert torch.equal(found["layer1.weight"], added[AVERAGE].T)
+    assert tensorflow.convert(tmp_path / "run", tmp_path / "back", RULES, "tf1") == ()
+    one, other = (bundle.read(tmp_path / name).tensors for name in ("model", "back"))
+    assert {name: bytes(each.data) for name, each in one.items()} == {
+        name: bytes(each.data) for name, each in other.items()
+    }
+    left = tensorflow.convert(tmp_path / "run", tmp_path / "objects", RULES, "tf")
+    assert left == ("extra/tensorflow/averages/layer1.weight",)
+
+
+def test_all_that_is_left_out_is_named(tmp_path: Path) -> None:
+    others = ("layer1/kernel/Momentum", "layer1/kernel/RMSProp", "layer1/kernel/RMSProp_1")
+    _with_more(prefix_of("ckpt_v1/adam"), tmp_path / "model", *others, AVERAGE)
+    which = [each.name for each in tensorflow.load(tmp_path / "model").optimizers].index("Adam")
+    given = TRAINED["ckpt_v1/adam"]
+    left = tensorflow.convert(tmp_path / "model", tmp_path / "run", RULES, which=which, **given)
+    assert sorted(left) == sorted(others)
+    rules = {"layer1/*": "-", "*/kernel": "*.weight dense", "*/bias": "*.bias"}
+    left = tensorflow.convert(tmp_path / "model", tmp_path / "run", rules, which=which, **given)
+    slots = [f"layer1/{name}{part}" for name in ("kernel", "bias") for part in ("", *SLOTS)]
+    assert sorted(left) == sorted([*others, AVERAGE, *slots])
+
+
+def test_what_a_file_of_ours_has_besides_is_named(tmp_path: Path) -> None:
+    w = thalweg.Variable(torch.ones(3), "w")
+    save(tmp_path / "run", variables=[w], extra={"epoch": 3, "tensorflow": {"kind": "saver"}})
+    assert tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1") == ("extra/epoch",)
+    save(tmp_path / "run", variables=[w], extra=[3])
+    assert tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1") == ("extra",)
+    save(tmp_path / "run", variables=[w], optimizer=optim.Adam([w]))
+    assert tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf1") == ("optimizer",)
+
+
 def test_a_step_that_an_optimizer_reads_is_a_variable(tmp_path: Path) -> None:
     w, step = thalweg.Variable(torch.ones(3), "w"), counter()
     opt = train.AdagradDAOptimizer(0.1, step)
@@ -131,6 +185,14 @@ def test_what_is_missing_is_asked_for_and_nothing_is_written(tmp_path: Path) -> 
     ):
         with pytest.raises(CheckpointMismatchError, match=f"no rule that fits is for '{name}'"):
             tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", rules)
+    with pytest.raises(
+        OptionError, match=r"takes no 'nonsense'\. It takes beta1, beta2, epsilon, lea"
+    ):
+        tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", nonsense=1)
+    with pytest.raises(InvalidConfigError, match=r"'beta_1'\? The file's is AdamOptimizer\."):
+        tensorflow.convert(
+            prefix_of("ckpt_v1/adam"), tmp_path / "run", optimizer=Adam, learning_rate=0.1
+        )
     with pytest.raises(InvalidArgumentError, match="to must be one of thalweg, tf, tf1"):
         tensorflow.convert(prefix_of("ckpt_v1/adam"), tmp_path / "run", to="torch")
     assert list(tmp_path.iterdir()) == []
@@ -141,6 +203,12 @@ def test_what_is_no_training_is_refused(document: dict[str, Any], tmp_path: Path
     container.write(tmp_path / "run", {}, document)
     with pytest.raises(InvalidConfigError, match="checkpoint of a training"):
         tensorflow.convert(tmp_path / "run", tmp_path / "back", to="tf")
+
+
+def test_what_is_ours_already_is_told(tmp_path: Path) -> None:
+    save(tmp_path / "run")
+    with pytest.raises(UnsupportedCheckpointError, match='thalweg already: to="tf" turns it'):
+        tensorflow.convert(tmp_path / "run", tmp_path / "again")
 
 
 def test_variables_alone(tmp_path: Path) -> None:

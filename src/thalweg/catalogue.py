@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.by_pairs import by_pairs
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
-from thalweg.of_torch import of_torch
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.rules import RULES
 from thalweg.v1 import train
@@ -150,7 +150,7 @@ def by_torch() -> dict[str, Named]:
         further = ["Adafactor", "Muon"] if prefix == TORCH else []
         for name in [*rules, *(each for each in further if hasattr(room, each))]:
             of, options = _OF_TORCH.get(name, (name, {}))
-            cls = of_torch(getattr(room, of), rules.get(name))
+            cls = by_pairs(getattr(room, of), rules.get(name))
             found[prefix + name] = Named(prefix + name, cls, options)
     return found
 

@@ -24,7 +24,7 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.server import figures_of
 from golden_files import FOLDER
-from thalweg import ThalwegError, Variable, checkpoint
+from thalweg import ThalwegError, Variable, checkpoint, optim
 from thalweg.checkpoint import files as inspected
 from thalweg.checkpoint import saving, tensorflow
 from thalweg.keras.optimizers import SGD, Adam, schedules
@@ -65,6 +65,8 @@ def trainings() -> dict[str, Callable[[list[Variable]], Any]]:
             lambda step: 0.1,
             var_list=own,
         ),
+        "torch": optim.Adam,
+        "rule": optim.tensorflow.Adam,
     }
 
 
@@ -82,6 +84,10 @@ def seeds() -> None:
         optimizer = make(own)
         if name == "step":
             optimizer()
+        elif isinstance(optimizer, torch.optim.Optimizer):
+            for each in own:
+                each.grad = torch.ones_like(each)
+            optimizer.step()
         else:
             optimizer.apply_gradients([(torch.ones_like(each), each) for each in own])
         checkpoint.save(path, optimizer=optimizer, variables=own, extra={"epoch": [1, (2, "x")]})
@@ -106,7 +112,8 @@ def seeds() -> None:
 
 def restored(path: str, dice: Dice) -> list[Any]:
     name, own = dice.choice(list(trainings())), variables()
-    given = trainings()[name](own) if name == "step" or dice.random() < 0.5 else None
+    needs = name in ("step", "torch", "rule")
+    given = trainings()[name](own) if needs or dice.random() < 0.5 else None
     before = _state(given)
     try:
         checkpoint.restore(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg import schedules
 from thalweg.catalogue import by_class
+from thalweg.checkpoint.of_torch import OF_TORCH, OfTorch
 from thalweg.checkpoint.plain import SCALAR, Reader, Writer
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidConfigError, NotFoundError
@@ -130,6 +131,11 @@ def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
         InvalidConfigError: It is of no optimizer of the library, or its arguments are none of it.
         NotFoundError: It needs what only its owner can make; says what.
     """
+    if plain["class"].startswith(OF_TORCH):
+        raise NotFoundError(
+            f"The optimizer is {plain['class']}, which is made with its parameters. Make it, and"
+            " give it: restore(path, optimizer=...); optimizer=False reads the model alone."
+        )
     cls = _classes().get(plain["class"])
     if cls is None:
         raise NotFoundError(
@@ -165,8 +171,9 @@ class _Described:
 
     def optimizer(self, optimizer: Any) -> dict[str, Any]:
         """Class and arguments; see `described`."""
+        is_torchs = isinstance(optimizer, OfTorch)
         return {
-            "class": _name(optimizer.__class__),
+            "class": optimizer.title if is_torchs else _name(optimizer.__class__),
             "arguments": self._writer(optimizer._arguments(), ""),
         }
 

@@ -8,19 +8,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import LISTED, Entry, Loading, Part, fitting, keys_of
+from thalweg.core.state import LISTED, Entry, Loading, Part, differences, keys_of, mismatch
 from thalweg.core.state import distinct as distinct_names
 from thalweg.distribute import Locals, is_on_mesh
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
+NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
 def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
@@ -28,7 +32,7 @@ def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
 
     Raises:
         InvalidTypeError: What is given is neither.
-        InvalidArgumentError: Two tensors have the same name.
+        InvalidArgumentError: Two tensors have the same name, or one has none, or no shape yet.
     """
     found: dict[str, Any] = {}
     if module is not None:
@@ -44,6 +48,10 @@ def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
     for name, each in found.items():
         if not isinstance(each, Tensor):
             raise InvalidTypeError(f"{name!r} is a {type(each).__name__}, not a tensor.")
+        if is_lazy(each):
+            raise InvalidArgumentError(
+                f"{name!r} has no shape yet: call its lazy module once, and then save or restore."
+            )
     return found
 
 
@@ -64,8 +72,24 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
     if isinstance(variables, Mapping):
         own = cast(Mapping[Any, Tensor], variables)
         return {str(name): each for name, each in own.items()}
-    tensors = distinct(flatten(variables))
-    return dict(zip(keys_of(tensors), tensors, strict=True))
+    if isinstance(variables, torch.nn.Module):
+        raise InvalidTypeError("variables must be tensors, not a module: give it as module=.")
+    tensors = distinct(flatten(variables, "variables"))
+    names = [name_of(each).split(":")[0] for each in tensors]
+    # Their order would decide, and a list in another order would be given others' values.
+    nameless = [tuple(each.shape) for name, each in zip(names, tensors) if name == NAMELESS]
+    if nameless:
+        raise InvalidArgumentError(
+            f"{len(nameless)} of the variables have no name, the first of shape {nameless[0]}: give"
+            " module=model, or a dictionary by name, such as dict(model.named_parameters())."
+        )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidArgumentError(
+            f"{names.count(twice[0])} of the variables are called {twice[0]!r}: give a dictionary"
+            " of variables by names of your choice."
+        )
+    return dict(zip(names, tensors, strict=True))
 
 
 def slots_of(optimizer: Any) -> SlotStore | None:
@@ -76,17 +100,20 @@ def slots_of(optimizer: Any) -> SlotStore | None:
     return getattr(own, "_slots", None)
 
 
-def check_kind(optimizer: Any) -> None:
-    """Refuse what is no optimizer.
+def known(optimizer: Any) -> Any:
+    """An optimizer with what is asked of it here: itself, or an `OfTorch`.
 
     Raises:
-        InvalidTypeError: It is none of the library.
+        InvalidTypeError: It is none of the library or torch's kind.
     """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return OfTorch(optimizer)
     if not isinstance(optimizer, KerasOptimizer | V1Optimizer | TrainingStep | MicroBatchStep):
         raise InvalidTypeError(
-            "optimizer must be one of thalweg.keras or thalweg.v1, or a step of optimize_loss, not"
-            f" a {type(optimizer).__name__}."
+            "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
+            f" a step of optimize_loss, not a {type(optimizer).__name__}."
         )
+    return optimizer
 
 
 def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -103,10 +130,29 @@ def loading(
 ) -> AbstractContextManager[Loading]:
     """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
     if not tensors:
+        _refuse_unplaced(optimizer, state)
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    variables = [each for name, each in tensors.items() if name in owners]
-    return optimizer._loading(state, variables or None, _Names(tensors))
+    own = {name: each for name, each in tensors.items() if name in owners}
+    others = [name for name, each in own.items() if not is_variable(each)]
+    if others:
+        raise InvalidArgumentError(
+            f"The optimizer has slots of {others[0]!r}, which is no variable but a tensor as"
+            f" state_dict() returns it. {_GIVE}"
+        )
+    variables = list(own.values())
+    names = _Names(tensors, all_of_them=isinstance(optimizer, OfTorch))
+    return optimizer._loading(state, variables or None, names)
+
+
+def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Refuse slots of TensorFlow 1, which wait for no variables."""
+    if state and isinstance(optimizer, V1Optimizer) and not cast(Any, optimizer)._owners():
+        raise FailedPreconditionError(
+            f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
+            " to put them beside: give restore(..., module=...) or variables=; optimizer=False"
+            " leaves them there. Nothing was loaded."
+        )
 
 
 def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
@@ -122,7 +168,39 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
         else Entry(name, each)
         for name, each in tensors.items()
     ]
-    return fitting(entries, given, "The variables")
+    found = differences(entries, given)
+    if found:
+        raise mismatch(found, "The variables", f"Nothing was loaded.{_hint(tensors, given)}")
+    return Loading([(entry, given[entry.name]) for entry in entries], what="The variables")
+
+
+def _hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """What makes names differ, where they tell."""
+    for prefix in _WRAPPED:
+        if {f"{prefix}{name}" for name in given} == {*own}:
+            return f" The module given wraps the one that was saved: give that inside {prefix!r}."
+        if {f"{prefix}{name}" for name in own} == {*given}:
+            return f" The module that was saved wraps one such as this, as {prefix!r}."
+    if any("/" in name for name in given.keys() - own.keys()):
+        return " Names with / are TensorFlow's: convert the checkpoint with rules for the module's."
+    return ""
+
+
+_WRAPPED = ("module.", "_orig_mod.")  # by DistributedDataParallel and DataParallel, torch.compile
+
+
+_GIVE = "Give the variables themselves: module=model, or dict(model.named_parameters())."
+
+
+def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
+    """Refuse tensors over the memory of variables, in their place."""
+    own = {each.data_ptr() for each in variables if each.numel()}
+    for name, each in given.items():
+        if each.numel() and not is_variable(each) and each.data_ptr() in own:
+            raise InvalidArgumentError(
+                f"{name!r} lies where a variable of the optimizer does, but is a tensor of its own,"
+                f" as state_dict() returns it. {_GIVE}"
+            )
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,6 +221,7 @@ class _Names:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], all_of_them: bool = False) -> None:
+        self._tensors = tensors
         self._known = {id(each): name for name, each in reversed(list(tensors.items()))}
         self._all_of_them = all_of_them
 
@@ -151,6 +230,7 @@ class _Names:
         given = [self._known.get(id(var)) for var in variables]
         lacking = [key for key, name in zip(keys, given, strict=True) if name is None]
         if self._all_of_them and lacking:
+            _refuse_copies(self._tensors, variables)
             raise InvalidArgumentError(
                 "The optimizer has slots of variables that are neither in module nor in"
                 f" variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"

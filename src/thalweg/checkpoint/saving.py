@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from thalweg.checkpoint import described, rates
+from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.named import (
     Variables,
-    check_kind,
+    known,
     loading,
     named,
     slots_of,
@@ -23,6 +24,7 @@ from thalweg.checkpoint.named import (
     values,
     whole,
 )
+from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.core.slots import SlotStore
@@ -121,21 +123,20 @@ def snapshot(
     Arguments and errors are those of `save`.
     """
     tensors = named(variables, module)
+    optimizer = None if optimizer is None else known(optimizer)
     with _held(optimizer):
-        return _taken(optimizer, tensors, extra, metrics, copies=True)
+        return _taken(optimizer, tensors, module, extra, metrics, copies=True)
 
 
 def _held(optimizer: Any) -> AbstractContextManager[Any]:
     """What holds the steps of other threads back."""
-    if optimizer is None:
-        return nullcontext()
-    check_kind(optimizer)
-    return optimizer._locked()
+    return nullcontext() if optimizer is None else optimizer._locked()
 
 
 def _taken(
     optimizer: Any,
     tensors: dict[str, Tensor],
+    module: torch.nn.Module | None,
     extra: Any,
     metrics: Mapping[str, float] | None,
     copies: bool,
@@ -154,6 +155,8 @@ def _taken(
         document["optimizer"] = described.described(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")
     document["variables"] = given(whole(tensors), "variables")
+    if own_states := extra_states(module):
+        document["extra_states"] = given(own_states, "extra_states")
     document["extra"] = given(extra, "extra")
     numbers = {name: float(each) for name, each in (metrics or {}).items()}
     document["metrics"] = given(numbers, "metrics")
@@ -181,9 +184,11 @@ def save(
         path: The file. What is there is replaced once the new one is complete.
         optimizer: Optional. One of `thalweg.keras` or `thalweg.v1`, or a step of `optimize_loss`:
             its state, its class, and its arguments with schedules, clipping and policies. Functions
-            and rules of your own are only named.
+            and rules of your own are only named. Or one of `thalweg.optim` or `torch.optim`, with
+            its groups, which `restore` is given anew.
         variables: Optional. Tensors by name, or tensors that have names.
-        module: Optional. Its parameters and buffers are saved by their names in it.
+        module: Optional. Its parameters and buffers are saved by their names in it, and what its
+            `get_extra_state` returns.
         extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
         progress: Optional. Called with the bytes written and the bytes in all.
 
@@ -210,9 +215,11 @@ def save(
         (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
     tensors = named(variables, module)
+    optimizer = None if optimizer is None else known(optimizer)
     # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
     with torch.no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
-        _taken(optimizer, tensors, extra, None, copies=progress is not None).write(path, progress)
+        copies = progress is not None
+        _taken(optimizer, tensors, module, extra, None, copies).write(path, progress)
 
 
 @untraced
@@ -262,7 +269,7 @@ def restore(
     places = variables is not False and (variables is not None or module is not None)
     tensors = named(variables or None, module)
     if optimizer is not None and optimizer is not False:
-        check_kind(optimizer)
+        optimizer = known(optimizer)
     path = located(path).ours()
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
@@ -296,15 +303,26 @@ def restore(
             raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
         else:
             given = None
+        copied = Reader(reader.tensors, copies=True)
         left = () if places else tuple(document["variables"])
+        sets_states = places and module is not None
+        states: dict[str, Any] = {} if sets_states else document["extra_states"]
         restored = Restored(
-            given,
-            Reader(reader.tensors, copies=True)(document["extra"]),
+            given.optimizer if isinstance(given, OfTorch) else given,
+            copied(document["extra"]),
             reader(document["metrics"]),
             document["step"],
-            (*left, *["optimizer"] * (optimizer is False and "optimizer" in document)),
+            (*left, *states, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
-        state.restore(*(replace(each, is_ours=True) for each in loadings))
+        own: dict[str, Any] = copied(document["extra_states"]) if sets_states else {}
+        with with_extra_states(module if sets_states else None, own):
+            state.restore(*(replace(each, is_ours=True) for each in loadings))
+    if places and states:
+        warn(
+            f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
+            " set: give module=.",
+            CheckpointWarning,
+        )
     slots = slots_of(given)
     if slots is not None:
         slots.saved(os.fsdecode(path))
@@ -336,8 +354,9 @@ def _optimizer(
     own = described.described(given, tensors)
     loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
     found = described.differences(description, own, loaded)
-    if found and (check or description["class"] != own["class"]):
-        hint = " restore(..., check_arguments=False) goes on with yours." * check
+    is_other = description["class"] != own["class"]
+    if found and (check or is_other):
+        hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
 
@@ -346,7 +365,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
-    for name in ("variables", "optimizer", "state", "rates", "metrics"):
+    for name in ("variables", "extra_states", "optimizer", "state", "rates", "metrics"):
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
@@ -358,5 +377,6 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    empty: dict[str, Any] = {"variables": {}, "rates": {}, "extra": None, "metrics": {}}
+    parts = ("variables", "extra_states", "rates", "metrics")
+    empty: dict[str, Any] = {**{name: {} for name in parts}, "extra": None}
     return {**empty, **document, "step": step if type(step) is int else None}

@@ -174,11 +174,14 @@ def convert(
     given: dict[str, Any] = dict(map(_number, numbers))
     try:
         with _watched(path) as progress:
-            converted(path, out, rules, to, optimizer=cls, which=which, progress=progress, **given)
+            left = converted(
+                path, out, rules, to, optimizer=cls, which=which, progress=progress, **given
+            )
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
     found = listing(out)
     click.echo(f"{escaped(out)}: {len(found.tensors)} tensors, {_size(found.bytes)}")
+    click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
 
 
 def _with_options(message: str) -> str:

@@ -69,13 +69,17 @@ def has_rows(grad: Any) -> bool:
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 
-def flatten(var_list: Any) -> list[Tensor]:
+def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     """The variables of a nested list or tuple, in order; one variable alone is a list of one.
+
+    Args:
+        var_list: The list.
+        title: The argument that it was given as, for messages.
 
     Raises:
         InvalidTypeError: There is something else.
     """
-    refuse_no_variables(var_list)
+    refuse_no_variables(var_list, title)
     var_list = tensor_of(var_list)
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
@@ -84,12 +88,12 @@ def flatten(var_list: Any) -> list[Tensor]:
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
-            f"var_list must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
+            f"{title} must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
         )
-    return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each)]
+    return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
 
 
-def refuse_no_variables(var_list: Any) -> None:
+def refuse_no_variables(var_list: Any, title: str = "var_list") -> None:
     """Refuse None and modules, which stand for no variables.
 
     Raises:
@@ -97,12 +101,12 @@ def refuse_no_variables(var_list: Any) -> None:
     """
     if var_list is None:
         raise InvalidTypeError(
-            "var_list must hold variables, not None: give those to train, as"
+            f"{title} must hold variables, not None: give those to train, as"
             " list(model.parameters()), or a function that returns them."
         )
     if isinstance(var_list, Module):
         raise InvalidTypeError(
-            "var_list must hold variables, not a module; give list(module.parameters())."
+            f"{title} must hold variables, not a module; give list(module.parameters())."
         )
 
 

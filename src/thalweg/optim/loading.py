@@ -81,7 +81,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             found.append(f"its rule is {other.get('rule')!r}, here {group['rule']!r}")
         for param, key, title in _matched(group, other, found):
             given = state_dict["state"].get(key, {})
-            calls += _setting(optimizer.state[param], given, title, found)
+            calls += setting(optimizer.state[param], given, title, found)
     if found:
         raise mismatch(found, type(optimizer).__name__)
     for other in saved:
@@ -110,7 +110,7 @@ def _matched(
     return [(param, keys[name], name) for param, name in pairs if name in keys]
 
 
-def _setting(
+def setting(
     own: dict[str, Any], given: Mapping[str, Any], title: str, found: list[str]
 ) -> list[Call]:
     """What sets the state of one parameter; differences are added to those found."""

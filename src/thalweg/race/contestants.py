@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thalweg import catalogue
+from thalweg.by_pairs import ByPairs
 from thalweg.engines.check import check_rule
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
-from thalweg.of_torch import OfTorch
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
 from thalweg.race.rates import default
@@ -22,7 +22,7 @@ from thalweg.v1 import train
 
 # Rules that Keras reaches through arguments of its eight classes race as rules.
 RULES = {rule.name: rule for rule in KERAS_RULES if rule.name not in catalogue.KERAS}
-Optimizer = optimizers.Optimizer | train.Optimizer | OfTorch
+Optimizer = optimizers.Optimizer | train.Optimizer | ByPairs
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
 ACCUMULATOR = {"initial_accumulator_value": 1e-8}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thalweg.by_pairs import ByPairs
 from thalweg.catalogue import applied, rate_name
 from thalweg.distribute import Strategy
-from thalweg.of_torch import OfTorch
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
@@ -198,7 +198,7 @@ def _applied(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply
-    if isinstance(optimizer, OfTorch):  # which does not add up the gradients of ranks
+    if isinstance(optimizer, ByPairs):  # which does not add up the gradients of ranks
 
         def summed(pairs: Any) -> None:
             gradients, variables = zip(*pairs, strict=True)

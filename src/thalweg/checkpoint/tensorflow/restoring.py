@@ -33,6 +33,7 @@ from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
+from thalweg.core.hyperparameters import shown
 from thalweg.core.state import Entry
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -90,8 +91,7 @@ def restore(
     """
     file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
     targets = Targets.of(variables)
-    file = _known(file, optimizer, hyperparameters, targets)
-    found = _chosen(file, optimizer, which)
+    file, found = chosen(file, targets, optimizer, which, hyperparameters)
     try:
         placed = Placed.of(file, targets, Rules.of(rules))
         opt = _made(file, found, optimizer, global_step, hyperparameters)
@@ -104,6 +104,21 @@ def restore(
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"{file.path}: {error}") from error
     return opt
+
+
+def chosen(
+    file: TensorFlowCheckpoint,
+    targets: Targets,
+    optimizer: Any,
+    which: int | None,
+    given: Mapping[str, Any],
+) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
+    """The file, sorted with what is known of its optimizer, and that optimizer.
+
+    Arguments and errors are those of `restore`.
+    """
+    file = _known(file, optimizer, given, targets)
+    return file, _chosen(file, optimizer, which)
 
 
 def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> state.Loading:
@@ -182,16 +197,16 @@ def _made(
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             arguments[GLOBAL_STEP] = global_step
         return wrapped(cls, found, arguments, file)
+    if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
+        raise InvalidTypeError(
+            "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
+            f" step of optimize_loss, not {shown(optimizer)}."
+        )
     if given:
         raise InvalidArgumentError(
             f"{', '.join(given)} would be of a new optimizer, and one was given."
         )
-    if isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer):
-        return optimizer
-    raise InvalidTypeError(
-        "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a step"
-        f" of optimize_loss, not {optimizer!r}."
-    )
+    return optimizer
 
 
 def _setting(

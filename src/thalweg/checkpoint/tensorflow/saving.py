@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.placing.rules import Rules
 from thalweg.checkpoint.tensorflow.placing.targets import Targets
@@ -24,6 +26,7 @@ def save(
     kind: Kind = "tf2",
     *,
     global_step: Any = None,
+    averages: Mapping[str, Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write variables and an optimizer as TensorFlow does, for TensorFlow to go on with.
@@ -40,6 +43,7 @@ def save(
         rules: Optional. The path of a rules file, or a dictionary.
         kind: "tf2" or "tf1".
         global_step: Optional. The variable that counts steps; it is called "global_step".
+        averages: Optional. Moving averages of variables, by the names of these here; "tf1" alone.
         progress: Called with the bytes of data that are written and those there are.
 
     Raises:
@@ -48,6 +52,6 @@ def save(
         InvalidTypeError: The optimizer has no such checkpoint.
         CheckpointWriteError: A file could not be written.
     """
-    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step)
+    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages)
     tensors, graph = as_saver(found) if kind == "tf1" else as_objects(found)
     bundle.write(prefix, tensors, graph, progress=progress)

@@ -22,6 +22,7 @@ from thalweg.errors import (
     OptionError,
     UnsupportedCheckpointError,
     did_you_mean,
+    listed,
     warn,
 )
 from thalweg.keras import optimizers as keras
@@ -111,7 +112,8 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     accepted = _accepted(cls)
     for name in given.keys() - accepted:
         hint = did_you_mean(name, accepted)
-        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint}".rstrip())
+        takes = f"It takes {listed(sorted(accepted))}."
+        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or takes}")
     needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
     if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
         needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
@@ -127,7 +129,11 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
-        raise InvalidConfigError(f"{path}: {cls.__name__} cannot be made: {error}") from error
+        kind = found.family.cls if found is not None and found.family is not None else cls.__name__
+        other = f" The file's is {kind}." if kind != cls.__name__ else ""
+        raise InvalidConfigError(
+            f"{path}: {cls.__name__} cannot be made: {error}{other}"
+        ) from error
 
 
 def wrapped(

@@ -10,6 +10,7 @@ from thalweg.checkpoint.tensorflow.sorting.families import Family
 from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
 from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 from thalweg.errors import InvalidArgumentError
+from thalweg.storage.keras_files import KerasFile
 
 if TYPE_CHECKING:
     from thalweg.storage.bundle import ObjectGraph
@@ -132,6 +133,12 @@ class TensorFlowCheckpoint:
             if counts:
                 return counts.pop() if len(counts) == 1 else None
         return None
+
+    def tensors(self) -> dict[str, Stored]:
+        """All tensors, by their names in the file; of Keras' files those that the library reads."""
+        if isinstance(self.source, KerasFile):
+            return {**self.source.variables, **self.source.optimizer}
+        return self.source or {}
 
     def summary(self) -> str:
         """What is in the file, in a few lines."""

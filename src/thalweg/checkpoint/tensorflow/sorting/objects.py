@@ -55,6 +55,7 @@ def sorted_objects(
         counters=counters,
         unknown={name: value for name, value in tensors.items() if name not in known},
         other_names=view.other_names(set(variables)),
+        source=dict(tensors),
         graph=graph,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg.checkpoint.tensorflow.sorting.contents import GLOBAL_STEP
+from thalweg.checkpoint.tensorflow.sorting.saver_names import AVERAGE
 from thalweg.checkpoint.tensorflow.writing.written import Written
 from thalweg.core import state
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -32,6 +33,7 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
             twice += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
             tensors[full] = own[kind]
     others = {**found.scalars}
+    others |= {f"{name}/{AVERAGE}": each for name, each in found.averages.items()}
     if found.global_step is not None:
         others[GLOBAL_STEP] = found.global_step
     twice += [f"{name!r} is a variable and the optimizer's" for name in others if name in tensors]

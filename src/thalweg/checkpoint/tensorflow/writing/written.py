@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Written:
         slots: Slots of these variables by kind, in order of creation.
         scalars: What belongs to the optimizer and to no variable, by TensorFlow's short names.
         global_step: The count of steps, or None.
+        averages: Moving averages of variables, by TensorFlow's names of these.
     """
 
     optimizer: Any
@@ -41,15 +43,22 @@ class Written:
     slots: dict[str, dict[str, Stored]] = field(default_factory=dict[str, dict[str, Stored]])
     scalars: dict[str, Stored] = field(default_factory=dict[str, Stored])
     global_step: Stored | None = None
+    averages: dict[str, Stored] = field(default_factory=dict[str, Stored])
 
 
 def written(
-    optimizer: Any, targets: Targets, rules: Rules | None, kind: str, global_step: Any
+    optimizer: Any,
+    targets: Targets,
+    rules: Rules | None,
+    kind: str,
+    global_step: Any,
+    averages: Mapping[str, Tensor] | None = None,
 ) -> Written:
     """Copies of all that is written.
 
     Raises:
-        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same.
+        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same, or an
+            average is of no variable.
         InvalidTypeError: The optimizer has no such checkpoint.
         InvalidArgumentError: There is no such kind.
     """
@@ -74,7 +83,14 @@ def written(
         ordered = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _scalars(optimizer)
     step = None if global_step is None else _stored(global_step, None)
-    return Written(optimizer, variables, ordered, scalars, step)
+    means: dict[str, Stored] = {}
+    for target, average in (averages or {}).items():
+        if kind != "tf1" or target not in named:
+            why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
+            raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
+        name, axes = named[target]
+        means[name] = _stored(average, axes)
+    return Written(optimizer, variables, ordered, scalars, step, means)
 
 
 def _check(optimizer: Any, kind: str) -> None:

@@ -12,7 +12,7 @@ from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 
 
-class OfTorch:
+class ByPairs:
     """An optimizer of `torch.optim` or `thalweg.optim`, made with the variables of its first step.
 
     Args:
@@ -44,10 +44,10 @@ class OfTorch:
         return self.rule
 
 
-def of_torch(cls: type[Any], rule: Rule | None) -> type[OfTorch]:
+def by_pairs(cls: type[Any], rule: Rule | None) -> type[ByPairs]:
     """The class that makes optimizers of a class of torch's kind."""
     own = {"made_of": cls, "rule": rule, "__module__": cls.__module__}
-    return type(cls.__name__, (OfTorch,), own)
+    return type(cls.__name__, (ByPairs,), own)
 
 
 def _as_torchs(grad: Any) -> Any:

@@ -1,0 +1,189 @@
+"""Optimizers of torch's kind, those of `thalweg.optim` and `torch.optim`, by a file's names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.core import state
+from thalweg.core.section import Call
+from thalweg.core.state import Names, keys_of
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.optim import RuleOptimizer
+from thalweg.optim.around import KEYWORDS, NONE
+from thalweg.optim.groups import Group, hypers_of
+from thalweg.optim.loading import setting
+from thalweg.optim.stepping import OneSweep
+
+_HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
+OF_TORCH = ("torch.optim.", "thalweg.optim.")
+
+
+class OfTorch:
+    """An optimizer of torch's kind with what `save` and `restore` ask of every optimizer.
+
+    Numbers of its groups are part of its state, all other options are how it was made.
+
+    Args:
+        optimizer: The optimizer.
+
+    Raises:
+        InvalidTypeError: Its class has a `state_dict` of its own, which only that understands.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer: Any = optimizer
+        self._is_ours = isinstance(optimizer, OneSweep)
+        self._has_rule = isinstance(optimizer, RuleOptimizer)
+        for name in ("state_dict", "load_state_dict"):
+            if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):
+                raise InvalidTypeError(
+                    f"optimizer is a {type(optimizer).__name__}, whose class has a {name} of its"
+                    ' own: save what that takes, as extra={"optimizer": optimizer.state_dict()}.'
+                )
+
+    @property
+    def title(self) -> str:
+        """The class by name; a drop-in has that of torch's class, whose state it takes."""
+        cls: type[Any] = self.optimizer.__class__
+        if not cls.__module__.startswith(OF_TORCH):
+            return f"mine:{cls.__name__}"
+        if self._is_ours and not self._has_rule:
+            cls = cls._torch
+        depth = 3 if cls.__module__.endswith(".tensorflow") else 2
+        return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
+
+    def _locked(self) -> AbstractContextManager[Any]:
+        if not self._is_ours:
+            return nullcontext()
+        own = self.optimizer._own
+        if own.is_swapped or own.applied:
+            where = "inside of swapped()" if own.is_swapped else "between backward() and step()"
+            raise FailedPreconditionError(
+                f"{type(self.optimizer).__name__} is {where}: a training is saved and restored"
+                " between two steps."
+            )
+        return own._lock
+
+    def _arguments(self) -> dict[str, Any]:
+        groups = self.optimizer.param_groups
+        found: dict[str, Any] = {"the number of groups": len(groups)}
+        for index, group in enumerate(groups):
+            for name, value in group.items():
+                if name not in ("params", "param_names", *_HOW) and not _is_number(value):
+                    found[f"{name} of group {index}"] = value
+        if self._has_rule:
+            found |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
+        if self._is_ours:
+            around = self.optimizer._around
+            given = {name: getattr(around, name) for name in KEYWORDS}
+            found |= {name: own for name, own in given.items() if own != getattr(NONE, name)}
+        return found
+
+    def _saved(self, names: Names = keys_of) -> dict[str, Any]:
+        titles, groups = self._titles(names), list[Group]()
+        for group in self.optimizer.param_groups:
+            options = {name: value for name, value in group.items() if name != "param_names"}
+            groups.append({**options, "params": [titles[param] for param in group["params"]]})
+        for owner in self.optimizer.state:
+            if owner not in titles:
+                raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
+        own = {titles[param]: each for param, each in self.optimizer.state.items()}
+        return _mapped({"state": own, "groups": groups}, state.taken)
+
+    @contextmanager
+    def _loading(
+        self, given: Mapping[str, Any], variables: Any = None, names: Names = keys_of
+    ) -> Generator[state.Loading]:
+        with self._locked(), torch.inference_mode(False), torch.no_grad():
+            found: list[str] = []
+            calls = self._calls(given["state"], given["groups"], self._titles(names), found)
+            if found:
+                raise state.mismatch(found, type(self.optimizer).__name__)
+            yield state.Loading(then=calls)
+
+    def _titles(self, names: Names) -> dict[Tensor, str]:
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        return dict(zip(params, names(params), strict=True))
+
+    def _calls(
+        self, given: Any, saved: list[Group], titles: Mapping[Tensor, str], found: list[str]
+    ) -> list[Call]:
+        """What sets state and groups; differences are added to those found."""
+        groups: list[Group] = self.optimizer.param_groups
+        calls: list[Call] = []
+        if len(groups) != len(saved):
+            found.append(f"there are {len(groups)} groups of parameters, in the file {len(saved)}")
+            return []
+        made: dict[Tensor, Any] = defaultdict(dict)
+        for index, (group, other) in enumerate(zip(groups, saved, strict=True)):
+            names = [titles[param] for param in group["params"]]
+            for name in chain(names, (name for name in other["params"] if name not in names)):
+                if name not in names or name not in other["params"]:
+                    lacks = "is missing" if name in names else "belongs to nothing here"
+                    found.append(f"{name!r} of group {index} {lacks}")
+            for param, name in zip(group["params"], names, strict=True):
+                if self._has_rule:
+                    calls += setting(self.optimizer.state[param], given.get(name, {}), name, found)
+                elif name in given:
+                    made[param] = self._state(param, group, given[name], name, found)
+            options = self._options(group, other)
+            calls += [partial(group.clear), partial(group.update, options)]
+        if not self._has_rule:
+            own: dict[str, Any] = self.optimizer.__dict__
+            calls.append(partial(own.update, {"state": made}))
+        return calls
+
+    def _state(
+        self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
+    ) -> dict[str, Any]:
+        """The state of one parameter, in memory of its own."""
+        if self._is_ours:
+            lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
+            found += [f"'{title}/{key}' is missing" for key in lacking if given]
+            for key, value in given.items():
+                if isinstance(value, Tensor) and value.shape not in (param.shape, ()):
+                    shapes = f"of shape {tuple(value.shape)}, not {tuple(param.shape)}"
+                    found.append(f"'{title}/{key}' is {shapes}")
+        moves = group.get("capturable") or group.get("fused")
+        devices = {key: "cpu" if key == "step" and not moves else param.device for key in given}
+        return {
+            key: _mapped(value, lambda own, to=devices[key]: own.to(to, copy=True))
+            for key, value in given.items()
+        }
+
+    def _options(self, group: Group, given: Group) -> Group:
+        """A group with the numbers of a file and the other options of its own."""
+        stays = {*given, *self.optimizer.defaults}
+        made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
+        for key, value in given.items():
+            if key != "params" and (_is_number(value) or key not in group):
+                made[key] = _mapped(value, torch.clone)
+        if self._has_rule:
+            hypers_of(made, self.optimizer.rule)
+        return made
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_number, cast("list[Any]", value)))
+    return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A value whose tensors are changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(each, change) for key, each in cast("Group", value).items()}
+    if isinstance(value, list | tuple):
+        items = [_mapped(each, change) for each in cast("list[Any]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
