@@ -964,7 +964,7 @@ def test_optimizers_of_tensorflow_1_need_their_variables(given: Any, tmp_path: P
     w, opt = Variable([1.0, 2.0], name="w"), train.AdamOptimizer(0.1)
     opt.apply_gradients([([1.0, 1.0], w)])
     checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
-    with pytest.raises(FailedPreconditionError, match=r"run: .*give them, module= or variables="):
+    with pytest.raises(FailedPreconditionError, match=r"run: .*give restore\(\.\.\., module="):
         checkpoint.restore(tmp_path / "run", optimizer=given, variables=False)
 
 

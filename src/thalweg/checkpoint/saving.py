@@ -33,7 +33,6 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
-    FailedPreconditionError,
     InvalidConfigError,
     ThalwegError,
     warn,
@@ -288,13 +287,6 @@ def restore(
                 )
                 found = rates.loading(given, reader(document["rates"]), check_arguments)
                 loadings.append(found)
-            except FailedPreconditionError as error:
-                if "var_list" not in str(error):
-                    raise
-                raise FailedPreconditionError(
-                    "the optimizer finds its slots by its variables: give them, module= or"
-                    " variables=, or leave it in the file, optimizer=False. Nothing was loaded."
-                ) from error
             except (TypeError, ValueError, LookupError, AttributeError) as error:
                 if isinstance(error, ThalwegError):
                     raise
