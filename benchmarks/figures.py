@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 import dense
+import drop_ins
 import graph
 import host
 import loop
@@ -51,6 +52,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "allocation": host.allocation,
     "recompiling": host.recompiling,
     "saving": saving.files,
+    "optim": drop_ins.all_of_them,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,
     "import": startup.importing,

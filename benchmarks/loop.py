@@ -18,7 +18,7 @@ WIDTH, LAYERS, BATCH = 512, 6, 64
 UNITS, STEPS = 1000, 1500
 
 
-def _model() -> nn.Sequential:
+def model() -> nn.Sequential:
     """Six layers of 512 units: 1.6 M parameters."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
@@ -27,7 +27,7 @@ def _model() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
 
 
-def _backward(model: nn.Module) -> Callable[[], None]:
+def backward(module: nn.Module) -> Callable[[], None]:
     """Gradients that keep their size: inputs and targets are new at every step.
 
     Where a model can learn its batch, gradients vanish within a few hundred steps, the moments
@@ -38,15 +38,15 @@ def _backward(model: nn.Module) -> Callable[[], None]:
 
     def before() -> None:
         inputs, targets = torch.randn(2, BATCH, WIDTH, generator=generator)
-        model.zero_grad()
-        mse_loss(model(inputs), targets).backward()
+        module.zero_grad()
+        mse_loss(module(inputs), targets).backward()
 
     return before
 
 
 def training() -> list[Figure]:
     """The step alone, timed between forward-backward passes of a small model."""
-    ours, theirs = _model(), _model()
+    ours, theirs = model(), model()
     optimizer, variables = Adam(1e-4), list(ours.parameters())
     fused = torch.optim.Adam(theirs.parameters(), lr=1e-4, fused=True)
 
@@ -55,8 +55,8 @@ def training() -> list[Figure]:
 
     timings = measure(
         [
-            Contender("thalweg", step, _backward(ours)),
-            Contender("torch fused", fused.step, _backward(theirs)),
+            Contender("thalweg", step, backward(ours)),
+            Contender("torch fused", fused.step, backward(theirs)),
         ],
         rounds=15, block=0.3,
     )  # fmt: skip
