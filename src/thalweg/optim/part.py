@@ -109,7 +109,10 @@ class Part:
         self._known = None
         remembers = bool(self._numbers or self.rule.slots)
         self._params = list(params)
-        self._owners = [state[param] if remembers else {} for param in params]
+        self._owners = [
+            state[param] if remembers or self._target_of.get(id(param), param) is not param else {}
+            for param in params
+        ]
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
