@@ -136,38 +136,93 @@ def saved_together(rank: int, count: int, folder: Path) -> Any:
     return found
 
 
+SHARDED: dict[str, Callable[[Any], Any]] = {
+    **MAKERS,
+    "clipped": lambda params: optim.Adam(params, lr=0.05, clip_grad_norm=0.1),
+    "clipped apart": lambda params: optim.RMSprop(
+        [{"params": [p], "momentum": 0.5 * k} for k, p in enumerate(params)],
+        lr=0.05,
+        clip_grad_norm=0.1,
+    ),
+    "averaged": lambda params: optim.AdamW(params, lr=0.05, ema_decay=0.9),
+    "tensorflow.clipped": lambda params: optim.tensorflow.Adam(params, 0.05, clip_grad_norm=0.1),
+    "tensorflow.averaged": lambda params: optim.tensorflow.Adagrad(params, 0.05, ema_decay=0.9),
+}
+
+
+def in_parts(count: int) -> nn.Module:
+    """A model of parts that are uneven on two ranks, and of one that is on the first alone."""
+    module = narrow()
+    fully_shard(module, mesh=init_device_mesh("cpu", (count,)))
+    return module
+
+
+def narrow() -> nn.Module:
+    """The same as a whole."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    with torch.no_grad():
+        for index, param in enumerate(module.parameters(), start=1):
+            param.copy_(torch.arange(param.numel()).view_as(param).sin() / index)
+    return module
+
+
+def farthest(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest difference."""
+    pairs = zip(map(whole, one), other, strict=True)
+    return max((a.detach().double() - b.detach().double()).abs().max().item() for a, b in pairs)
+
+
 @case
 def sharded(rank: int, count: int, folder: Path) -> Any:
-    """Parameters of `fully_shard`, of uneven and of empty parts, beside whole ones."""
+    """Parameters of `fully_shard` beside a training of whole ones, and what is saved of them."""
     found = {}
-    mesh = init_device_mesh("cpu", (count,))
-    for name, make in MAKERS.items():
-        module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-        other = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-        with torch.no_grad():
-            for index, (one, two) in enumerate(zip(module.parameters(), other.parameters())):
-                value = torch.arange(one.numel()).view_as(one).sin() / (1 + index)
-                one.copy_(value), two.copy_(value)
-        fully_shard(module, mesh=mesh)
-        try:
-            optimizer, plain = make(module.parameters()), make(other.parameters())
-            steps(module, optimizer, data()[:4])
-            steps(other, plain, data()[:4])
-            apart = [
-                (whole(a) - b).abs().max().item()
-                for a, b in zip(module.parameters(), other.parameters())
-            ]
-            kinds = sorted(
-                {
-                    type(v).__name__ + str(v.dim())
-                    for own in optimizer.state.values()
-                    for v in own.values()
-                }
-            )
-            found[name] = [apart, kinds]
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+    for name, make in SHARDED.items():
+        module, other, again = in_parts(count), narrow(), in_parts(count)
+        optimizer, plain, resumed = (make(m.parameters()) for m in (module, other, again))
+        steps(module, optimizer, data()[:4])
+        steps(other, plain, data()[:4])
+        kept, own = get_state_dict(module, optimizer)
+        path = folder / f"sharded {name}"
+        dcp.save({"model": kept, "optim": own}, checkpoint_id=path)
+        kept, own = get_state_dict(again, resumed)
+        state = {"model": kept, "optim": own}
+        dcp.load(state, checkpoint_id=path)
+        set_state_dict(
+            again, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+        for each, own in ((module, optimizer), (other, plain), (again, resumed)):
+            steps(each, own, data()[4:])
+        wanted = numbers(other, plain)
+        found[name] = [
+            farthest(numbers(*pair), wanted) for pair in ((module, optimizer), (again, resumed))
+        ]
+        if "averaged" in name:
+            with optimizer.swapped(), plain.swapped():
+                found[name].append(farthest([*module.parameters()], [*other.parameters()]))
     return found
+
+
+def refused(function: Callable[[], Any]) -> str:
+    """What a call raises, in words."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@case
+def not_for_parts(rank: int, count: int, _: Path) -> Any:
+    """What is refused for DTensors, before anything moves."""
+    module = in_parts(count).to(torch.bfloat16)
+    params = list(module.parameters())
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    return [
+        refused(lambda cls=cls, given=given: cls(params, lr=0.1, **given).step())
+        for cls in (optim.Adam, optim.tensorflow.Adam)
+        for given in ({"accumulate": 2}, {"in_backward": True}, {"masters": True})
+    ]
 
 
 def main() -> None:

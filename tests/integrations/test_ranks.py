@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import MAKERS, as_lists, loaded, steps
+from rank_cases import MAKERS, SHARDED, as_lists, loaded, steps
 from training import assert_same_training, data, model, numbers
 
 from workers import told_by_ranks
@@ -55,3 +55,18 @@ def test_what_ranks_saved_goes_on_there_and_alone(name: str, told: Told) -> None
     again, resumed = loaded(MAKERS[name], Path(told[0]["folder"]) / name)
     steps(again, resumed, data()[4:])
     assert_same_training((again, resumed), (module, optimizer))
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, told: Told) -> None:
+    """Uneven and empty parts; saved and loaded; a common norm may differ in its last bits."""
+    for each in told:
+        assert max(each["sharded"][name]) <= ("clipped" in name and 2e-7)
+
+
+def test_what_is_not_defined_for_parts_is_refused(told: Told) -> None:
+    for each in told:
+        for message, what in zip(
+            each["not_for_parts"], ["accumulate", "in_backward", "masters"] * 2
+        ):
+            assert f"{what} is not defined for parameters that are DTensors" in message
