@@ -52,7 +52,7 @@ class GroupHooks(Hooks):
         self._real: dict[int, Tensor] = {}
         self.repeats = part.stands(optimizer.state, params)
         if not self.repeats:
-            part.locals = locals_of(params, part.locals)
+            part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
             self.sharing = sharing_of(part.locals)
 

@@ -111,7 +111,8 @@ class Part:
         """
         self._known = None
         remembers = bool(self._numbers or self.rule.slots)
-        self.locals = locals_of(params, self.locals)
+        if self.locals is None:
+            self.locals = locals_of(params)
         self._params = list(params)
         self._owners = [
             state[param] if remembers or self._target_of.get(id(param), param) is not param else {}

@@ -22,10 +22,10 @@ def is_on_mesh(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def locals_of(params: Sequence[Tensor], known: Locals | None) -> Locals | None:
+def locals_of(params: Sequence[Tensor]) -> Locals | None:
     """What tells the local parts of parameters, if there are DTensors among them."""
-    if known is not None or not any(map(is_on_mesh, params)):
-        return known
+    if not any(map(is_on_mesh, params)):
+        return None
     from thalweg.distribute.sharding.meshes import Locals
 
     return Locals()
