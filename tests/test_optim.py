@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
 from torch.optim import optimizer as base
 
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim.around import KEYWORDS
-from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, STEP_ERROR, give, params_of
+from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, SCHEDULES, STEP_ERROR, give, params_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
 
@@ -178,29 +177,6 @@ def test_hooks_come_once_where_torch_takes_the_step() -> None:
     ours.step()
     assert seen == [1]
     assert "Addcdiv" in str(made.grad_fn)
-
-
-SCHEDULES: dict[str, Callable[[Any], Any]] = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
-    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
-    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=4),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 5),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=True),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.8)], [3]
-    ),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.8)]
-    ),
-}
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])

@@ -117,6 +117,17 @@ def test_masters_are_saved(name: str) -> None:
         loaded.load_state_dict(plain.state_dict())
 
 
+def test_masters_of_a_rule_without_slots_are_saved() -> None:
+    made = steps(optim.SGD(mixed(), lr=0.1, masters=True), 3)
+    params = [p.detach().clone().requires_grad_() for p in made.param_groups[0]["params"]]
+    assert [list(made.state[p]) for p in made.state] == [["master"], ["master"]]
+    loaded = optim.SGD(params, lr=0.1, masters=True)
+    loaded.load_state_dict(copy.deepcopy(made.state_dict()))
+    for resumed in (loaded, made):
+        steps(resumed, 3, 3)
+    assert_same([p.detach() for p in params], [p.detach() for p in made.param_groups[0]["params"]])
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_states_of_a_dtype_by_choice(name: str) -> None:
     made = steps(MAKERS[name](mixed(), state_dtype=torch.bfloat16), 2)

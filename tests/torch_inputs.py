@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -76,3 +77,27 @@ def give(params: list[torch.Tensor], step: int, sparse: bool = False) -> None:
             )
         else:
             param.grad = torch.randn(param.shape, dtype=param.dtype, generator=made)
+
+
+# What torch has to set rates with.
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 5),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=True),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.8)], [3]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.8)]
+    ),
+}

@@ -16,6 +16,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
 from thalweg.optim.narrow import MASTER, Kinds
+from thalweg.optim.sharded import whole
 from thalweg.variable import REDUCED
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
@@ -222,7 +223,7 @@ def together(
     factor = 1.0 if unscaling is None else unscaling
     gradients = [grad for share in shares for grad, _ in share.pairs]
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    roots = torch.tensor([torch.linalg.vector_norm(each).item() for each in values])
+    roots = torch.tensor([whole(torch.linalg.vector_norm(each)).item() for each in values])
     norm = np.float32(torch.linalg.vector_norm(roots.double()).item() * factor)
     with np.errstate(all="ignore"):
         clip = torch_factor(norm, np.float32(around.clip_grad_norm))

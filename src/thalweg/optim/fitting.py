@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.formula import STORED
+from thalweg.optim.sharded import is_on_mesh, local
 
 _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
@@ -22,9 +23,11 @@ def fits(pairs: Sequence[tuple[Tensor, Tensor]], state: Mapping[Tensor, Any]) ->
 def _fits(grad: Tensor, param: Tensor, state: Mapping[Tensor, Any]) -> bool:
     kept = [value for value in state.get(param, {}).values() if isinstance(value, Tensor)]
     return (
-        all(map(_is_ours, (param, *kept)))
+        all(map(_is_ours, map(local, (param, *kept))))
         and grad.dtype == param.dtype
-        and (_is_ours(grad) or _is_of_rows(grad))
+        and is_on_mesh(grad) == is_on_mesh(param)
+        and not (is_on_mesh(param) and param.is_complex())
+        and (_is_ours(local(grad)) or _is_of_rows(grad))
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.section import Call, run
 from thalweg.optim.groups import Group
+from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED
 
 SUM = "gradient_sum"  # in the state of a parameter
@@ -35,6 +36,7 @@ def fold(
     Returns:
         How many passes the sums hold now.
     """
+    check_whole((param for group in groups for param in group["params"]), "accumulate")
     count = max(group.get(COUNT, 0) for group in groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []

@@ -20,6 +20,7 @@ from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, Column, PlainColumn
 from thalweg.optim.groups import number
 from thalweg.optim.part import Part
+from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
 from thalweg.variable import titles_of
 
 _KEEP = Selection(denormals="keep")  # as torch does
@@ -49,11 +50,17 @@ class GroupHooks(Hooks):
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.repeats = part.stands(optimizer.state, params)
+        if not self.repeats:
+            part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
+        if part.locals is not None:
+            self.sharing = sharing_of(part.locals)
 
     def aim(
         self, pairs: list[tuple[Any, Tensor]]
     ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
         """Pairs with what a step updates in place of parameters, and what follows that."""
+        if self.sharing is not None:
+            pairs = placed(pairs)
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -87,6 +94,7 @@ class GroupHooks(Hooks):
             return IndexedSlices.from_sparse(grad), param
         if not param.is_complex():
             return grad, param
+        check_whole([param], "A complex type")
         real = as_real(param)
         self._real[id(real)] = param
         return as_real(grad), real
@@ -177,7 +185,7 @@ class TorchHooks(GroupHooks):
         """Raise what a step would before it writes, and change nothing."""
         if not self.repeats:
             pairs = self.convert(given)
-            self.check(pairs, False)
+            self.check(pairs if self.sharing is None else self.sharing.checked(pairs), False)
             self.create([var for _, var in pairs])
         self.prepare(self._params)
         for key in [None] if self._keys is None else dict.fromkeys(self._keys):

@@ -8,11 +8,14 @@ from weakref import ref
 
 from torch import Tensor
 
+from thalweg.optim.sharded import check_whole
+
 
 def listen(optimizer: Any) -> None:
     """Have each parameter of an optimizer updated as soon as its gradient is complete."""
     heard = optimizer._own.heard
     for group in optimizer.param_groups:
+        check_whole(group["params"], "in_backward")
         for param in group["params"]:
             if id(param) not in heard:
                 hook = _applying(ref(optimizer))

@@ -15,6 +15,7 @@ from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import hypers_of
+from thalweg.optim.sharded import cut, local
 from thalweg.variable import dtype_name
 
 
@@ -131,5 +132,6 @@ def setting(
             kinds = [f"{dtype_name(x.dtype)} {tuple(x.shape)}" for x in (given[name], own[name])]
             found.append(f"{what} is {kinds[0]}, here {kinds[1]}")
         else:
-            calls.append(partial(own[name].copy_, given[name].detach()))
+            value = cut(given[name].detach(), own[name])
+            calls.append(partial(local(own[name]).copy_, value))
     return calls

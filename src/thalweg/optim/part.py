@@ -21,6 +21,7 @@ from thalweg.optim.columns import Column, PlainColumn
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
+from thalweg.optim.sharded import beside, check_whole, local, locals_of
 
 Own = dict[str, Any]  # the state of one parameter
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
@@ -55,6 +56,7 @@ class Part:
         columns: The numbers that each parameter has of its own.
         first: The name of the rule's first slot.
         lacked: For slots that some parameters of the step had not before: which.
+        locals: The local parts of parameters and slots, if there are DTensors among them.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Part:
         self.kept = Kept()
         self.columns: list[Column | PlainColumn] = []
         self.lacked: dict[str, list[bool]] = {}
+        self.locals: Any = None
         self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
@@ -110,8 +113,13 @@ class Part:
         """
         self._known = None
         remembers = bool(self._numbers or self.rule.slots)
+        if self.locals is None:
+            self.locals = locals_of(params)
         self._params = list(params)
-        self._owners = [state[param] if remembers else {} for param in params]
+        self._owners = [
+            state[param] if remembers or self._target_of.get(id(param), param) is not param else {}
+            for param in params
+        ]
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
@@ -131,7 +139,7 @@ class Part:
         lacking = list(compress(self._params, lacks))
         plain = [param for param in lacking if not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
-        made = iter(laid_out(plain, dtypes, start, slot.scalar))
+        made = iter(laid_out(list(map(local, plain)), dtypes, start, slot.scalar))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
             if param.is_complex():
@@ -142,8 +150,8 @@ class Part:
                 if own != start:
                     tensor.fill_(own)
             if name == EMA:  # before the first step it is the parameter's value
-                tensor.copy_(self._target_of.get(id(param), param).detach())
-            self._fresh[id(param)][name] = tensor
+                tensor.copy_(local(self._target_of.get(id(param), param)).detach())
+            self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
         found: list[Any] = []
@@ -187,6 +195,7 @@ class Part:
         """
         if not self._kinds.masters:
             return params
+        check_whole(params, "masters")
         masters = self._masters
         targets = masters.again() if stands else masters.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
@@ -209,7 +218,8 @@ class Part:
     def slots(self, param: Tensor) -> list[Tensor]:
         """The slots of a parameter of the step, those of the rule's scalars among them."""
         own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
-        return [own[slot.name] for slot in self.rule.slots]
+        found = [own[slot.name] for slot in self.rule.slots]
+        return found if self.locals is None else list(map(self.locals.part, found))
 
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""

@@ -27,6 +27,7 @@ from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.part import Part
+from thalweg.optim.sharded import local
 from thalweg.running import replicas
 from thalweg.tracing import untraced
 
@@ -231,7 +232,9 @@ class OneSweep:
         own = self._own
         if self._around.ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
-        pairs = [(param, each[EMA]) for param, each in self.state.items() if EMA in each]
+        pairs = [
+            (local(param), local(each[EMA])) for param, each in self.state.items() if EMA in each
+        ]
         with own._lock:
             kept = [param.detach().clone() for param, _ in pairs]
             own.is_swapped = True

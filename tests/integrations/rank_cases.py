@@ -1,0 +1,260 @@
+"""What ranks of torch's own distributed packages do in tests: each case returns what it found.
+
+Run by `test_ranks.py` on each rank: rank, a file to meet, the number of ranks, a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from torch.distributed import checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from training import data, loss_of, model, numbers  # noqa: E402
+
+from thalweg import optim  # noqa: E402
+
+CASES: dict[str, Callable[[int, int, Path], Any]] = {}
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "Adam": lambda params: optim.Adam(params, lr=0.05),
+    "SGD": lambda params: optim.SGD(params, lr=0.05, momentum=0.9),
+    "tensorflow.Adam": lambda params: optim.tensorflow.Adam(params, lr=0.05),
+    "tensorflow.Ftrl": lambda params: optim.tensorflow.Ftrl(params, lr=0.05, l1=0.001),
+}
+
+
+def case(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, Path], Any]:
+    """A case of that name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that ranks share."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def as_lists(tensors: list[Tensor]) -> list[list[float]]:
+    """Tensors for JSON, without loss."""
+    return [whole(each).detach().double().flatten().tolist() for each in tensors]
+
+
+def steps(module: nn.Module, optimizer: Any, batches: Any) -> None:
+    for batch in batches:
+        loss_of(module, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def ddp(rank: int, count: int, _: Path) -> Any:
+    """Each rank has a part of each batch, and all have the same numbers in the end."""
+    found = {}
+    for name, make in MAKERS.items():
+        module = DistributedDataParallel(model())
+        optimizer = make(module.parameters())
+        steps(module, optimizer, [(x[rank::count], y[rank::count]) for x, y in data()])
+        found[name] = as_lists(numbers(module, optimizer))
+    return found
+
+
+@case
+def zero(rank: int, count: int, _: Path) -> Any:
+    """Each rank keeps the state of some parameters; the numbers are those of one that keeps all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its compiler of before
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    found = {}
+    for cls, given in (
+        (optim.Adam, {}),
+        (optim.SGD, {"momentum": 0.9}),
+        (optim.tensorflow.Adam, {}),
+        (optim.tensorflow.Ftrl, {"l1": 0.001}),
+    ):
+        module, other = (DistributedDataParallel(model()) for _ in range(2))
+        shared = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=cls, lr=0.05, **given)
+        plain = cls(other.parameters(), lr=0.05, **given)
+        for batches in (data()[:4], data()[4:]):
+            for each, optimizer in ((module, shared), (other, plain)):
+                steps(each, optimizer, [(x[rank::count], y[rank::count]) for x, y in batches])
+            shared.consolidate_state_dict()
+            state = shared.state_dict() if rank == 0 else None
+            if rank == 0:
+                alone = cls([p.detach().clone() for p in module.parameters()], lr=0.05, **given)
+                alone.load_state_dict(state)
+        alike = [torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters())]
+        found[cls.__module__ + cls.__name__] = [alike, len(shared.optim.state)]
+    return found
+
+
+def loaded(make: Any, path: Path) -> tuple[nn.Module, Any]:
+    """A new model and its optimizer, with what was saved; nothing moves before."""
+    module = model()
+    optimizer = make(module.parameters())
+    kept, own = get_state_dict(module, optimizer)
+    assert all(map(torch.equal, module.parameters(), model().parameters()))
+    state = {"model": kept, "optim": own}
+    dcp.load(state, checkpoint_id=path, no_dist=not distributed.is_initialized())
+    set_state_dict(
+        module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    return module, optimizer
+
+
+@case
+def saved_together(rank: int, count: int, folder: Path) -> Any:
+    """Ranks save together, load, and go on."""
+    found = {}
+    for name, make in MAKERS.items():
+        module = model()
+        optimizer = make(module.parameters())
+        steps(module, optimizer, data()[:4])
+        kept, own = get_state_dict(module, optimizer)
+        dcp.save({"model": kept, "optim": own}, checkpoint_id=folder / name)
+        steps(module, optimizer, data()[4:])
+        again, resumed = loaded(make, folder / name)
+        steps(again, resumed, data()[4:])
+        pairs = zip(numbers(module, optimizer), numbers(again, resumed), strict=True)
+        found[name] = all(torch.equal(one, other) for one, other in pairs)
+    return found
+
+
+SHARDED: dict[str, Callable[[Any], Any]] = {
+    **MAKERS,
+    "clipped": lambda params: optim.Adam(params, lr=0.05, clip_grad_norm=0.1),
+    "clipped apart": lambda params: optim.RMSprop(
+        [{"params": [p], "momentum": 0.2 * k} for k, p in enumerate(params)],
+        lr=0.05,
+        clip_grad_norm=0.1,
+    ),
+    "averaged": lambda params: optim.AdamW(params, lr=0.05, ema_decay=0.9),
+    "tensorflow.clipped": lambda params: optim.tensorflow.Adam(params, 0.05, clip_grad_norm=0.1),
+    "tensorflow.averaged": lambda params: optim.tensorflow.Adagrad(params, 0.05, ema_decay=0.9),
+}
+
+
+def in_parts(count: int) -> nn.Module:
+    """A model of parts that are uneven on two ranks, and of one that is on the first alone."""
+    module = narrow()
+    fully_shard(module, mesh=init_device_mesh("cpu", (count,)))
+    return module
+
+
+def narrow() -> nn.Module:
+    """The same as a whole."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    with torch.no_grad():
+        for index, param in enumerate(module.parameters(), start=1):
+            param.copy_(torch.arange(param.numel()).view_as(param).sin() / index)
+    return module
+
+
+def farthest(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest difference; relative, of numbers above 1."""
+    pairs = zip(map(whole, one), other, strict=True)
+    wide = [(a.detach().double(), b.detach().double()) for a, b in pairs]
+    return max(((a - b).abs() / b.abs().clamp(min=1)).max().item() for a, b in wide)
+
+
+def step_alike(batch: Any, module: nn.Module, optimizer: Any, other: nn.Module, plain: Any) -> None:
+    """A step of parts, and one of whole parameters with the same gradients.
+
+    A mean over three ranks is rounded, even of equal gradients.
+    """
+    loss_of(module, batch).backward()
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        two.grad = whole(one.grad)
+    for each in (optimizer, plain):
+        each.step()
+        each.zero_grad()
+
+
+@case
+def sharded(rank: int, count: int, folder: Path) -> Any:
+    """Parameters of `fully_shard` beside a training of whole ones, and what is saved of them."""
+    found = {}
+    for name, make in SHARDED.items():
+        module, other, again = in_parts(count), narrow(), in_parts(count)
+        optimizer, plain, resumed = (make(m.parameters()) for m in (module, other, again))
+        for batch in data()[:4]:
+            step_alike(batch, module, optimizer, other, plain)
+        kept, own = get_state_dict(module, optimizer)
+        path = folder / f"sharded {name}"
+        dcp.save({"model": kept, "optim": own}, checkpoint_id=path)
+        kept, own = get_state_dict(again, resumed)
+        state = {"model": kept, "optim": own}
+        dcp.load(state, checkpoint_id=path)
+        set_state_dict(
+            again, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+        for batch in data()[4:]:
+            steps(again, resumed, [batch])
+            step_alike(batch, module, optimizer, other, plain)
+        wanted = numbers(other, plain)
+        found[name] = [
+            farthest(numbers(*pair), wanted) for pair in ((module, optimizer), (again, resumed))
+        ]
+        if "averaged" in name:
+            with optimizer.swapped(), plain.swapped():
+                found[name].append(farthest([*module.parameters()], [*other.parameters()]))
+    return found
+
+
+def refused(function: Callable[[], Any]) -> str:
+    """What a call raises, in words."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@case
+def not_for_parts(rank: int, count: int, _: Path) -> Any:
+    """What is refused for DTensors, before anything moves."""
+    module = in_parts(count).to(torch.bfloat16)
+    params = list(module.parameters())
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    return [
+        refused(lambda cls=cls, given=given: cls(params, lr=0.1, **given).step())
+        for cls in (optim.Adam, optim.tensorflow.Adam)
+        for given in ({"accumulate": 2}, {"in_backward": True}, {"masters": True})
+    ]
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    rank, path, count, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+    )
+    torch.set_num_threads(1)
+    names = sys.argv[5:] or list(CASES)
+    print(json.dumps({name: CASES[name](rank, count, Path(folder)) for name in names}))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

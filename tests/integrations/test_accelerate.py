@@ -1,0 +1,78 @@
+"""Optimizers inside of Accelerate: prepared, accumulated, clipped, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from touched import assert_known, touching, watched
+from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
+
+from thalweg import optim
+
+accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
+
+# What Accelerate 1.15 asks an optimizer for.
+ASKED = "_is_accelerate_prepared load_state_dict state_dict step zero_grad"
+
+
+def prepared(make: Any) -> tuple[Any, nn.Module, Any, Any]:
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    module = model()
+    optimizer = make(module.parameters())
+    rate = schedule(optimizer)
+    return accelerator, *accelerator.prepare(module, optimizer, rate)
+
+
+def run(accelerator: Any, module: nn.Module, optimizer: Any, rate: Any, batches: Any) -> None:
+    for batch in batches:
+        with accelerator.accumulate(module):
+            accelerator.backward(loss_of(module, batch))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            rate.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+    make = OPTIMIZERS[name]
+    expected = trained(make, data(), accumulate=2, clip=1.0)
+    first = prepared(make)
+    run(*first, data()[:4])
+    first[0].save_state(tmp_path)
+    run(*first, data()[4:])
+    assert_same_training((first[1], first[2].optimizer), expected)
+    resumed = prepared(make)
+    resumed[0].load_state(tmp_path)
+    run(*resumed, data()[4:])
+    assert_same_training((resumed[1], resumed[2].optimizer), expected)
+
+
+def test_what_accelerate_asks_for(tmp_path: Path) -> None:
+    with touching("accelerate") as found:
+        given = prepared(lambda params: watched(optim.AdamW)(params, lr=0.05))
+        run(*given, data()[:2])
+        given[0].save_state(tmp_path)
+        given[0].load_state(tmp_path)
+        given[0].free_memory()
+    assert_known(found, ASKED)
+
+
+def test_steps_that_a_scaler_leaves_out_are_told() -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    accelerate.Accelerator(cpu=True)  # its state is that of the process
+    module, scaler = model(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    own = OPTIMIZERS["AdamW"](module.parameters())
+    optimizer = AcceleratedOptimizer(own, scaler=scaler)
+    for factor in (float("inf"), 1.0):
+        scaler.scale(loss_of(module, data()[0]) * factor).backward()
+        optimizer.step()
+        assert optimizer.step_was_skipped == (factor != 1.0)
+        optimizer.zero_grad()
+    assert {state["step"].item() for state in own.state.values()} == {1}

@@ -1,0 +1,73 @@
+"""Ranks of torch's own: DistributedDataParallel, ZeRO, sharded parameters, checkpoints of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_cases import MAKERS, SHARDED, as_lists, loaded, steps
+from training import assert_same_training, data, model, numbers
+
+from workers import told_by_ranks
+
+SCRIPT = Path(__file__).with_name("rank_cases.py")
+Told = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("ranks")
+    found = told_by_ranks(SCRIPT, folder, request.param, str(folder))
+    return [{**each, "folder": str(folder)} for each in found]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_ranks_that_share_batches_have_the_same_numbers(name: str, told: Told) -> None:
+    for other in told[1:]:
+        assert told[0]["ddp"][name] == other["ddp"][name]
+    module = model()
+    optimizer = MAKERS[name](module.parameters())
+    steps(module, optimizer, data())
+    pairs = zip(told[0]["ddp"][name], as_lists(numbers(module, optimizer)), strict=True)
+    if len(told) == 2:  # else parts of batches are of several sizes
+        for found, alone in pairs:
+            torch.testing.assert_close(
+                torch.tensor(found), torch.tensor(alone), rtol=1e-3, atol=1e-4
+            )
+
+
+def test_a_share_of_the_state_gives_the_numbers_of_all(told: Told) -> None:
+    for each in told:
+        for alike, kept in each["zero"].values():
+            assert all(alike)
+            assert kept < 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_ranks_saved_goes_on_there_and_alone(name: str, told: Told) -> None:
+    assert all(each["saved_together"][name] for each in told)
+    module = model()
+    optimizer = MAKERS[name](module.parameters())
+    steps(module, optimizer, data())
+    again, resumed = loaded(MAKERS[name], Path(told[0]["folder"]) / name)
+    steps(again, resumed, data()[4:])
+    assert_same_training((again, resumed), (module, optimizer))
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, told: Told) -> None:
+    """Uneven and empty parts; saved and loaded; a common norm may differ in its last bits."""
+    bound = 4 * torch.finfo(torch.float32).eps if "clipped" in name else 0.0
+    for each in told:
+        assert max(each["sharded"][name]) <= bound
+
+
+def test_what_is_not_defined_for_parts_is_refused(told: Told) -> None:
+    for each in told:
+        for message, what in zip(
+            each["not_for_parts"], ["accumulate", "in_backward", "masters"] * 2
+        ):
+            assert f"{what} is not defined for parameters that are DTensors" in message

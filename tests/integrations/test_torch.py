@@ -1,0 +1,199 @@
+"""What torch itself does with optimizers: schedules, compiling, profiling, copies, processes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from touched import assert_known, touching, watched
+from training import (
+    OPTIMIZERS,
+    assert_same_training,
+    data,
+    loss_of,
+    model,
+    on,
+    schedule,
+    send_on,
+    trained,
+)
+
+from thalweg import optim
+from torch_inputs import SCHEDULES
+
+# What parts of torch 2.13 ask an optimizer for.
+ASKED = {
+    "torch.optim.lr_scheduler": "_opt_called defaults param_groups step",
+    "torch.amp.grad_scaler": ("_step_supports_amp_scaling found_inf grad_scale param_groups step"),
+    "torch.distributed.checkpoint": (
+        "load_state_dict param_groups state state_dict step zero_grad"
+    ),
+    "torch.optim.swa_utils": "param_groups",
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_the_rate_set_by_hand(name: str, rate: Any) -> None:
+    scheduled, by_hand = model(), model()
+    one, other = (
+        optim.tensorflow.Momentum(module.parameters(), lr=copy.deepcopy(rate))
+        for module in (scheduled, by_hand)
+    )
+    rates = SCHEDULES[name](one)
+    for batch in data(9 if name == "OneCycleLR" else 20):
+        for module, optimizer in ((scheduled, one), (by_hand, other)):
+            loss_of(module, batch).backward()
+            group = one.param_groups[0]
+            other.param_groups[0].update(lr=float(group["lr"]), momentum=group["momentum"])
+            optimizer.step()
+            optimizer.zero_grad()
+        rates.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+    assert_same_training((scheduled, one), (by_hand, other))
+
+
+def compiled(make: Any, batches: Any) -> tuple[nn.Module, Any]:
+    module = model()
+    optimizer = make(module.parameters())
+    rate = schedule(optimizer)
+
+    @torch.compile(backend="aot_eager")
+    def step(batch: Any) -> torch.Tensor:
+        loss = loss_of(module, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss * 2
+
+    for batch in batches:
+        step(batch)
+        rate.step()
+    return module, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_step_has_the_bits_of_eager_mode(name: str) -> None:
+    torch._dynamo.reset()
+    found = compiled(OPTIMIZERS[name], data(4))
+    torch._dynamo.reset()
+    assert_same_training(found, trained(OPTIMIZERS[name], data(4)))
+
+
+def test_a_step_is_one_break_in_a_compiled_function() -> None:
+    module = model()
+    optimizer = optim.AdamW(module.parameters(), lr=0.05)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        optimizer.step()
+        return x * 2
+
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(step)(torch.ones(2))
+    assert (explained.graph_count, explained.graph_break_count) == (2, 1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_profiler_tells_steps_by_name(name: str) -> None:
+    module = model()
+    optimizer = OPTIMIZERS[name](module.parameters())
+    loss_of(module, data()[0]).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.step()
+        optimizer.zero_grad()
+    seen = [event.key for event in profile.key_averages() if event.key.startswith("Optimizer")]
+    kind = name.removeprefix("tensorflow.")
+    assert sorted(seen) == [f"Optimizer.step#{kind}.step", f"Optimizer.zero_grad#{kind}.zero_grad"]
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_copy_goes_on_alone(name: str, how: Any) -> None:
+    module, optimizer = trained(OPTIMIZERS[name], data()[:4])
+    again, copied = how((module, optimizer))
+    for each in ((module, optimizer), (again, copied)):
+        on(*each)
+    assert_same_training((again, copied), (module, optimizer))
+
+
+@pytest.mark.slow  # a process that imports all anew
+def test_other_processes_go_on_with_what_they_are_sent() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    both = [trained(make, data()[:4]) for make in OPTIMIZERS.values()]
+    process = context.Process(target=send_on, args=(queue, pickle.dumps(both)))
+    process.start()
+    found = queue.get()
+    process.join()
+    assert found == [[each.tolist() for each in on(*pair)] for pair in both]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_files_are_read_as_weights_alone(name: str) -> None:
+    module, optimizer = trained(OPTIMIZERS[name], data()[:4])
+    file = io.BytesIO()
+    torch.save([module.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    again = model()
+    again.load_state_dict(weights)
+    resumed = OPTIMIZERS[name](again.parameters())
+    resumed.load_state_dict(state)
+    on(module, optimizer), on(again, resumed)
+    assert_same_training((again, resumed), (module, optimizer))
+
+
+def test_hooks_see_and_change_states() -> None:
+    _, optimizer = trained(OPTIMIZERS["tensorflow.Adam"], data()[:1])
+    seen: list[str] = []
+    optimizer.register_state_dict_pre_hook(lambda _: seen.append("before"))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "more": 1})
+    optimizer.register_load_state_dict_pre_hook(
+        lambda _, state: {key: state[key] for key in ("state", "param_groups")}
+    )
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("after"))
+    state = optimizer.state_dict()
+    assert state["more"] == 1
+    optimizer.load_state_dict(state)
+    assert seen == ["before", "after"]
+
+
+def _use(part: str, folder: Path) -> None:
+    module = model()
+    optimizer = watched(optim.AdamW)(module.parameters(), lr=0.05)
+    if part == "torch.optim.lr_scheduler":
+        for make in SCHEDULES.values():
+            rate = make(watched(optim.AdamW)(model().parameters(), lr=0.05))
+            rate.optimizer.step()
+            rate.step(*([1.0] if isinstance(rate, optim.lr_scheduler.ReduceLROnPlateau) else []))
+    elif part == "torch.amp.grad_scaler":
+        for fused in (False, True):
+            optimizer = watched(optim.AdamW)(module.parameters(), lr=0.05, fused_unscale=fused)
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            scaler.scale(loss_of(module, data()[0])).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    elif part == "torch.optim.swa_utils":
+        rate = optim.swa_utils.SWALR(optimizer, swa_lr=0.01)
+        optimizer.step()
+        rate.step()
+    else:
+        from torch.distributed.checkpoint import state_dict
+
+        state = state_dict.get_optimizer_state_dict(module, optimizer)
+        state_dict.set_optimizer_state_dict(module, optimizer, state)
+
+
+@pytest.mark.parametrize("part", ASKED)
+def test_what_torch_asks_for(part: str, tmp_path: Path) -> None:
+    with touching(part) as found:
+        _use(part, tmp_path)
+    assert_known(found, ASKED[part])

@@ -1,0 +1,104 @@
+"""Optimizers inside of the Trainer of Hugging Face's transformers; resumed from its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from touched import assert_known, touching, watched
+from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
+
+from thalweg import optim, rules
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="Accelerate is not installed")
+
+# What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
+ASKED = """
+    _is_accelerate_prepared load_state_dict optimizer param_groups state_dict step train zero_grad
+"""
+
+
+class Wrapped(nn.Module):
+    """The model as the Trainer calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": loss_of(self.inner, (x, labels))}
+
+
+def trainer(folder: Path, module: nn.Module, **given: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=8,
+        per_device_train_batch_size=4,
+        save_steps=4,
+        logging_steps=2,
+        max_grad_norm=1.0,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    rows = [{"x": x, "labels": y} for batch in data() for x, y in zip(*batch, strict=True)]
+    return InOrder(module, arguments, train_dataset=rows, **given)
+
+
+class InOrder(transformers.Trainer):
+    """One that does not shuffle."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:
+    module = Wrapped()
+    optimizer = make(module.parameters())
+    made = trainer(folder, module, optimizers=(optimizer, schedule(optimizer)))
+    made.train(resume_from_checkpoint=checkpoint)
+    return module.inner, optimizer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_training_is_the_plain_loops(name: str, tmp_path: Path) -> None:
+    make = OPTIMIZERS[name]
+    expected = trained(make, data(), clip=1.0)
+    assert_same_training(trained_by(tmp_path, make), expected)
+    assert_same_training(trained_by(tmp_path, make, str(tmp_path / "checkpoint-4")), expected)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (optim.AdamW, {"lr": 0.05, "clip_grad_norm": 1.0}),
+        (optim.tensorflow.Ftrl, {"lr": 0.05, "l1": 0.01}),
+        (optim.RuleOptimizer, {"rule": rules.ADAM, "lr": 0.05}),
+    ],
+    ids=["AdamW", "tensorflow.Ftrl", "RuleOptimizer"],
+)
+def test_a_class_with_its_arguments(cls: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
+    """The Trainer makes the optimizer, of the groups that it has with decay and without."""
+    made = trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, arguments))
+    before = [param.detach().clone() for param in made.model.parameters()]
+    made.train()
+    assert type(made.optimizer.optimizer) is cls
+    assert len(made.optimizer.param_groups) == 2
+    assert made.optimizer.optimizer.last_step.count == 8
+    for param, old in zip(made.model.parameters(), before, strict=True):
+        assert not torch.equal(param, old)
+
+
+def test_what_transformers_asks_for(tmp_path: Path) -> None:
+    with touching("transformers", "accelerate") as found:
+        cls = watched(optim.AdamW)
+        trained_by(tmp_path, lambda params: cls(params, lr=0.05))
+        trained_by(tmp_path, lambda params: cls(params, lr=0.05), str(tmp_path / "checkpoint-4"))
+        trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, {"lr": 0.05})).train()
+    assert_known(found, ASKED)
