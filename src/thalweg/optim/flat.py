@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.section import run
+from thalweg.optim.sharded import check_whole
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore
 
@@ -23,6 +24,7 @@ class FlatGradients:
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
+        check_whole(params, "gradients='flat'")
         self.params = list(params)
         self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
         bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}

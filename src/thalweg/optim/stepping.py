@@ -189,7 +189,8 @@ class OneSweep:
         own, around = self._own, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
         own.steady = None
-        if len(places) == count and around.accumulate == 1 and not around.masters:
+        is_plain = around.accumulate == 1 and not around.masters and part.locals is None
+        if len(places) == count and is_plain:
             own.steady = (part, list(places))
 
     def _check_alone(self) -> None:
