@@ -226,6 +226,9 @@ def refused(function: Callable[[], Any]) -> str:
     return ""
 
 
+FLAT = {"gradients": "flat"}
+
+
 @case
 def not_for_parts(rank: int, count: int, _: Path) -> Any:
     """What is refused for DTensors, before anything moves."""
@@ -236,7 +239,7 @@ def not_for_parts(rank: int, count: int, _: Path) -> Any:
     return [
         refused(lambda cls=cls, given=given: cls(params, lr=0.1, **given).step())
         for cls in (optim.Adam, optim.tensorflow.Adam)
-        for given in ({"accumulate": 2}, {"in_backward": True}, {"masters": True})
+        for given in ({"accumulate": 2}, {"in_backward": True}, {"masters": True}, FLAT)
     ]
 
 

@@ -68,6 +68,6 @@ def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, told: Tol
 def test_what_is_not_defined_for_parts_is_refused(told: Told) -> None:
     for each in told:
         for message, what in zip(
-            each["not_for_parts"], ["accumulate", "in_backward", "masters"] * 2
+            each["not_for_parts"], ["accumulate", "in_backward", "masters", "gradients='flat'"] * 2
         ):
             assert f"{what} is not defined for parameters that are DTensors" in message
