@@ -50,6 +50,10 @@ class Training:
         return self.apply((torch.ones(2), self.w))
 
 
+def broken(var: Tensor) -> Tensor:
+    raise KeyError("constraint")
+
+
 @case
 def other_calls(s: Strategy) -> Any:
     """A call on the last rank, and another one on the others, each followed by a step of all."""
@@ -136,6 +140,36 @@ def own_aggregators(s: Strategy) -> Any:
 
     words = said(lambda: s.run(own.optimizer.minimize, (loss, [own.w])))
     return [words, own.w.tolist()]
+
+
+@case
+def variables_that_one_rank_changes(s: Strategy) -> Any:
+    """In shape, where gradients are sent before a word, in strides, and in a constraint."""
+    is_last = s.ranks.rank == s.ranks.size - 1
+    found: dict[str, Any] = {}
+    own = Training(s)
+    for _ in range(3):
+        own.minimize()
+    before = own.w.data
+    if is_last:
+        own.w.data = torch.zeros(3)
+    words = own.minimize()
+    own.w.data = before
+    found["shape"] = [words, own.minimize(), own.w.tolist()]
+    square = Variable(torch.zeros(2, 3), name="square")
+    if is_last:
+        square.data = torch.zeros(3, 2).t()
+    found["strides"] = [own.apply((torch.ones(2, 3), square)), square.tolist()]
+    for name, optimizer in (("keras", SGD(0.5)), ("v1", train.GradientDescentOptimizer(0.5))):
+        own = Training(s, optimizer)
+        own.good()
+        own.w.constraint = broken if is_last else torch.abs
+        other = [own.good()]
+        own.w.constraint = None
+        other.append(own.good())
+        s.broadcast([own.w])
+        found[name] = [*other, own.good(), own.w.tolist()]
+    return found
 
 
 @case

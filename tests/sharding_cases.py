@@ -550,6 +550,17 @@ def ranks_in_trouble(s: Strategy) -> Any:
             pairs[0][0][0, 5] = float("nan")
         found["numerics"] = step(opt, pairs)
     found["twice"] = step(opt, [(torch.ones(7), own[1])] * 2)
+    rows = grads()[2]
+    own[2].constraint = halved if rank == 1 else None
+    found["constraint"] = step(opt, [rows])
+    own[2].constraint = None
+    found["state"] = refused(opt.state_dict) if rank == 1 else step(opt, grads())
+    cut = own[0].data
+    own[0].data = cut.t().contiguous().t()
+    found["moved"] = step(opt, grads())
+    own[0].data = cut[:2] if rank == 1 else cut
+    found["resized"] = step(opt, [(torch.ones_like(own[0]), own[0])])
+    own[0].data = cut
     found["unchanged"] = (bits(own), slots_of(opt.state_dict())) == before
     found["elsewhere"] = refused(lambda: opt.apply_gradients(grads()))
 

@@ -76,6 +76,35 @@ def test_who_sums_by_itself_is_waited_for_by_nobody(told: Told) -> None:
 
 
 @ranks
+def test_variables_that_one_rank_changes(told: Told) -> None:
+    count = len(told)
+    differs = DIFFERS.format(last=count - 1)
+    for each in told:
+        found = each["variables_that_one_rank_changes"]
+        shapes = "variable 0: 'w:0' float32 (3,) vs 'w:0' float32 (2,)."
+        assert found["shape"] == [differs + shapes, "", [-2.0 * count] * 2]
+        words, square = found["strides"]
+        strides = "'square:0' float32 (2, 3) with strides (1, 2) vs 'square:0' float32 (2, 3)."
+        assert words == differs + "variable 0: " + strides
+        assert square == [[0.0] * 3] * 2
+
+
+@ranks
+@pytest.mark.parametrize("face", ["keras", "v1"])
+def test_a_constraint_that_fails_on_one_rank_is_told_in_the_next_step(
+    told: Told, face: str
+) -> None:
+    differs = DIFFERS.format(last=len(told) - 1) + "the bits of the values of 'w:0': "
+    *others, own = (each["variables_that_one_rank_changes"][face] for each in told)
+    assert own[0] == "KeyError: 'constraint'"
+    for first, second, third, w in (*others, own):
+        assert first in ("", own[0])
+        assert second.startswith(differs)
+        assert (third, w) == ("", [0.5 * len(told)] * 2)
+    assert [first for first, *_ in others] == [""] * len(others)
+
+
+@ranks
 def test_losses_of_micro_batches_that_fail(told: Told) -> None:
     *others, own = (each["gradients_that_fail"] for each in told)
     assert own[0] == "KeyError: 'no batch'"

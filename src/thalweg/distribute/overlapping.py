@@ -20,7 +20,8 @@ class Underway:
 
     Args:
         variables: All of the pass.
-        dense: The numbers of those that had a dense gradient before, the same on all ranks.
+        like: The numbers of those that had a dense gradient before, the same on all ranks, and
+            tensors as those gradients were.
         sender: What sends them.
         meeting: Whether all ranks send; nothing is sent before that is known. None if they do.
     """
@@ -28,12 +29,11 @@ class Underway:
     def __init__(
         self,
         variables: Sequence[Tensor],
-        dense: Sequence[int],
+        like: Sequence[tuple[int, Tensor]],
         sender: Sender,
         meeting: Meeting | None,
     ) -> None:
         self._variables, self._sender, self._meeting = list(variables), sender, meeting
-        like = [(place, variables[place].detach()) for place in dense]
         self._buckets = sender.buckets(like, self._variables)
         self._homes = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._numbers = {id(var): place for place, var in enumerate(variables)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.autodiff import watching
@@ -21,6 +22,8 @@ from thalweg.distribute.sender import Sender
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep, before
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
+
+_Format = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Reducer:
@@ -46,12 +49,16 @@ class Reducer:
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
+        self._formats: list[_Format] = []  # of these
         self._underway: Underway | None = None
         self._declined: Meeting | None = None
         self._has_begun = False
         self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._is_awaited = False
+        self._is_in_doubt = False  # whether the last step failed here, and may not have elsewhere
         self._steps = 0
+        if shards is not None:
+            shards.keep_up = self._keep_up
 
     def summed(
         self,
@@ -71,6 +78,7 @@ class Reducer:
             found = sums_of(whole, self._sender, known)
             self._sender.sent(variables[place] for place in self._dense)
         self._steps += 1
+        self._is_in_doubt = True
         return found
 
     def shared(
@@ -90,11 +98,17 @@ class Reducer:
             The pairs, dense gradients as they were given if `scatters`, and the step.
         """
         shards = self._shards_here()
+
+        def checked() -> Sequence[MaybePair]:
+            shards.check(variables)
+            return gradients()
+
         with self._in_a_step():
-            whole, known = self._agreed(gradients, variables, said, scatters)
+            whole, known = self._agreed(checked, variables, said, scatters)
             shards.learn([var for grad, var in whole if grad is not None])
             found = sums_of(whole, self._sender, known)
         self._steps += 1
+        self._is_in_doubt = True
         parts: dict[int, Tensor] = {}
         if scatters:
             for place, (grad, var) in enumerate(found):
@@ -136,6 +150,9 @@ class Reducer:
         """The pairs, of one kind on all ranks, and the sums that are there by now."""
         self._is_awaited = False
         self._keep_up()
+        if self._is_in_doubt:
+            self._agreement.doubt()
+            self._is_in_doubt = False
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
@@ -160,6 +177,7 @@ class Reducer:
         whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
+        self._formats = [_format(variables[place]) for place in self._dense]
         sums = {} if underway is None else underway.sums()
         return whole, {place: sums[place] for place in self._dense if place in sums}
 
@@ -176,9 +194,14 @@ class Reducer:
         words = lambda: [*said.words(), *self._sending.told(), *own]  # noqa: E731
         return cut ^ scatters, said._replace(words=words)
 
-    def taken(self) -> None:
-        """Say that the last sums were applied: an error before that leaves all as it was."""
+    def taken(self, failed: bool) -> None:
+        """Say that the last sums were applied: an error before that leaves all as it was.
+
+        Args:
+            failed: Whether an error has come since.
+        """
         self._sender.taken()
+        self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -214,6 +237,11 @@ class Reducer:
         except Exception as error:
             self._end(begin)
             tell(self._ranks, Doing.STEP, error)
+        except BaseException:  # this rank cannot wait for the others
+            self._is_trusted = trusted
+            if self._has_begun:
+                self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
+            raise
         else:
             self._end(begin)
 
@@ -245,9 +273,18 @@ class Reducer:
         self._has_begun = True
         known = set(map(id, self._variables))
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
+        like = [self._variables[place].detach() for place in self._dense]
+        if list(map(_format, like)) != self._formats:  # the others send what they did before
+            like = [torch.empty(shape, dtype=d, device=where) for shape, d, where in self._formats]
+            declines = True
         meeting = None if trusted else self._agreement.meet(self._variables, declines)
         if declines and meeting is not None:
             self._declined = meeting
             return None
-        self._underway = Underway(self._variables, self._dense, self._sender, meeting)
+        numbered = list(zip(self._dense, like, strict=True))
+        self._underway = Underway(self._variables, numbered, self._sender, meeting)
         return None if declines else self._underway.arrived
+
+
+def _format(var: Tensor) -> _Format:
+    return var.shape, var.dtype, var.device
