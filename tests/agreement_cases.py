@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import Variable, v1
+from thalweg import Variable, optim, v1
 from thalweg.distribute import Strategy, current_replica
 from thalweg.graph import Graph, Session
 from thalweg.keras.optimizers import SGD
@@ -126,6 +126,16 @@ def hooks_before_the_sum(s: Strategy) -> Any:
     own.optimizer.raises = False
     second = own.apply((torch.ones(2), own.w), (torch.ones(2) if is_last else None, other))
     return [first, second, own.w.tolist(), other.tolist()]
+
+
+@case
+def optimizers_of_torch(s: Strategy) -> Any:
+    param = torch.nn.Parameter(torch.zeros(2))
+    param.grad = torch.ones(2)
+    opt = optim.SGD([param], lr=0.5)
+    words = said(lambda: s.run(opt.step))
+    opt.step()
+    return [words, param.tolist()]
 
 
 @case

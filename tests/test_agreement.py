@@ -69,6 +69,14 @@ def test_hooks_before_the_sum(told: Told) -> None:
 
 
 @ranks
+def test_optimizers_that_do_not_sum_are_refused(told: Told) -> None:
+    for each in told:
+        words, param = each["optimizers_of_torch"]
+        assert words.startswith("FailedPreconditionError: Optimizers of thalweg.optim do not sum")
+        assert param == [-0.5, -0.5]
+
+
+@ranks
 def test_who_sums_by_itself_is_waited_for_by_nobody(told: Told) -> None:
     first, *others = (each["own_aggregators"] for each in told)
     assert first == ["", [-0.5, -0.5]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
@@ -88,7 +89,11 @@ class OneSweep:
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            FailedPreconditionError: The call is in a strategy of several replicas, or in `swapped`.
         """
+        _check_replica()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -108,6 +113,7 @@ class OneSweep:
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
+        _check_replica()
         own = self._own
         with own._lock:
             self._take_step(own.alone.setdefault(id(param), {}), param)
@@ -219,3 +225,15 @@ class OneSweep:
 
 
 _KEPT = ("_around", "_step_supports_amp_scaling")
+
+
+def _check_replica() -> None:
+    """Refuse a step whose gradients nobody would sum, so that replicas would drift apart."""
+    context = sys.modules.get("thalweg.distribute.context")  # where nobody did, there is none
+    here = None if context is None else context.innermost()
+    if here is not None and not here.strategy.ranks.is_alone:
+        raise FailedPreconditionError(
+            "Optimizers of thalweg.optim do not sum gradients over the replicas of a strategy. Take"
+            " the step outside of it, with torch's DistributedDataParallel, or take an optimizer of"
+            " thalweg.keras or thalweg.v1."
+        )
