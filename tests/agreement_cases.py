@@ -73,10 +73,19 @@ def other_calls(s: Strategy) -> Any:
 
     own = fresh()
     tried("apply and minimize", own.good, own.minimize, own)
-    own = fresh()
-    for _ in range(3):
-        own.minimize()  # gradients are sent while others are computed, without a question
-    tried("apply and minimize later", own.good, own.minimize, own)
+
+    def later(name: str, one: Callable[[Training], str]) -> None:
+        own = fresh()
+        for _ in range(3):
+            own.minimize()  # gradients are sent while others are computed
+        tried(name, lambda: one(own), own.minimize, own)
+
+    later("apply later", Training.good)
+    later("a value later", lambda own: reduced(torch.ones(2))())
+    later("values of rank 0 later", lambda own: said(lambda: s.broadcast([own.w])))
+    other = Training(s, SGD(0.5, momentum=0.5))
+    other.minimize()
+    later("another optimizer", lambda own: other.minimize())
     own = fresh()
     tried("a step and a value", own.good, reduced(torch.ones(2)), own)
     tried("no pairs", own.apply, own.good, own)

@@ -20,6 +20,13 @@ PAIRS = "InvalidTypeError: grads_and_vars must hold pairs (gradient, variable), 
     ("case", "difference"),
     [
         ("apply and minimize", "what it does: it applies gradients vs it computes gradients."),
+        (
+            "apply later",
+            "what it does: it applies gradients vs it computes gradients.",
+        ),
+        ("a value later", "what it does: it adds up values vs it computes gradients."),
+        ("values of rank 0 later", "what it does: it applies gradients vs it computes gradients."),
+        ("another optimizer", "momentum: 0.5 vs 0.0."),
         ("a step and a value", "what it does: it applies gradients vs it adds up values."),
         ("no pairs", "the number of variables: 0 vs 1."),
         ("values", "the number of values: 2 vs 1."),
@@ -34,13 +41,6 @@ def test_what_differs_is_told_to_all(told: Told, case: str, difference: str) -> 
         words, after, moved = each["other_calls"][case]
         assert words == DIFFERS.format(last=count - 1) + difference
         assert (after, moved) == ("", [-0.5 * count] * 2)
-
-
-@ranks
-def test_gradients_that_come_in_another_way_are_summed(told: Told) -> None:
-    for each in told:
-        words, after, moved = each["other_calls"]["apply and minimize later"]
-        assert (words, after, moved) == ("", "", [-0.5 * len(told)] * 2)
 
 
 @ranks

@@ -92,9 +92,8 @@ def test_gradients_of_a_loss_go_where_their_parts_are(told: Told) -> None:
 
 
 @ranks
-def test_what_is_sent_in_stays_and_ranks_stop_asking(told: Told) -> None:
-    for each in told:
-        assert each["kept_from_step_to_step"] == {"bits": True, "asked": [4]}
+def test_variables_of_equal_shapes_may_take_turns(told: Told) -> None:
+    assert [each["kept_from_step_to_step"] for each in told] == [True] * len(told)
 
 
 @ranks

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.autodiff import watching
@@ -23,15 +20,13 @@ from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep, before
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
-_Format = tuple[torch.Size, torch.dtype, torch.device]
-
 
 class Reducer:
     """The sums of one optimizer's gradients over all ranks.
 
     From its second step on, `minimize` sends gradients while the backward pass still computes
     others: those of the variables that had a dense one in the step before. All ranks must do so or
-    none, so they ask one another; after a step in which that went well they need not.
+    none, so they ask one another while the pass begins.
 
     Args:
         ranks: The ranks.
@@ -49,16 +44,12 @@ class Reducer:
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
-        self._formats: list[_Format] = []  # of these
         self._underway: Underway | None = None
         self._declined: Meeting | None = None
         self._has_begun = False
-        self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._is_awaited = False
         self._is_in_doubt = False  # whether the last step failed here, and may not have elsewhere
         self._steps = 0
-        if shards is not None:
-            shards.keep_up = self._keep_up
 
     def summed(
         self,
@@ -149,7 +140,6 @@ class Reducer:
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
         """The pairs, of one kind on all ranks, and the sums that are there by now."""
         self._is_awaited = False
-        self._keep_up()
         if self._is_in_doubt:
             self._agreement.doubt()
             self._is_in_doubt = False
@@ -166,7 +156,6 @@ class Reducer:
         is_other = is_other or scatters != self._sender.scatters
         beside, whole_said = self._beside(said, scatters)
         agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
-        self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
@@ -177,7 +166,6 @@ class Reducer:
         whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
-        self._formats = [_format(variables[place]) for place in self._dense]
         sums = {} if underway is None else underway.sums()
         return whole, {place: sums[place] for place in self._dense if place in sums}
 
@@ -214,7 +202,6 @@ class Reducer:
         except Exception as error:
             if self._is_awaited:
                 with self._in_a_step():
-                    self._keep_up()
                     tell(self._ranks, Doing.STEP, error)
             raise
 
@@ -227,37 +214,24 @@ class Reducer:
             yield from self._guarded()
 
     def _guarded(self) -> Iterator[None]:
-        trusted, self._is_trusted = self._is_trusted, False
-        begin = partial(self._begin, trusted)
         try:
-            with watching(begin):
+            with watching(self._begin):
                 yield
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            self._end(begin)
+            self._end()
             tell(self._ranks, Doing.STEP, error)
         except BaseException:  # this rank cannot wait for the others
-            self._is_trusted = trusted
             if self._has_begun:
                 self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
             raise
         else:
-            self._end(begin)
+            self._end()
 
-    def _end(self, begin: Callable[..., Any]) -> None:
-        """End the backward pass; one that has not begun sends what the others wait for."""
-        begin((), declines=True)
-        self._finish()
-
-    def _keep_up(self) -> None:
-        """Send zeros if the others send their gradients without a word before this step."""
-        if self._is_trusted:
-            self._is_trusted = self._has_begun = False
-            self._begin(True, (), declines=True)
-            self._finish()
-
-    def _finish(self) -> None:
+    def _end(self) -> None:
+        """End the backward pass; one that has not begun answers the others."""
+        self._begin((), declines=True)
         if self._declined is not None:
             declined, self._declined = self._declined, None
             declined.is_agreed()  # or that others do something else goes unheard
@@ -265,7 +239,7 @@ class Reducer:
             self._underway = None
 
     def _begin(
-        self, trusted: bool, leaves: Sequence[Tensor], *, declines: bool = False
+        self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
         """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
         if self._has_begun:  # one pass alone is sent while it runs
@@ -273,18 +247,11 @@ class Reducer:
         self._has_begun = True
         known = set(map(id, self._variables))
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
-        like = [self._variables[place].detach() for place in self._dense]
-        if list(map(_format, like)) != self._formats:  # the others send what they did before
-            like = [torch.empty(shape, dtype=d, device=where) for shape, d, where in self._formats]
-            declines = True
-        meeting = None if trusted else self._agreement.meet(self._variables, declines)
-        if declines and meeting is not None:
+        if self.shards is not None and not self.shards.fits(self._variables):
+            declines = True  # the step will say what is wrong
+        meeting = self._agreement.meet(self._variables, declines)
+        if declines:
             self._declined = meeting
             return None
-        numbered = list(zip(self._dense, like, strict=True))
-        self._underway = Underway(self._variables, numbered, self._sender, meeting)
-        return None if declines else self._underway.arrived
-
-
-def _format(var: Tensor) -> _Format:
-    return var.shape, var.dtype, var.device
+        self._underway = Underway(self._variables, self._dense, self._sender, meeting)
+        return self._underway.arrived

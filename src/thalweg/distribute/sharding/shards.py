@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,13 +48,11 @@ class Shards:
     Attributes:
         ranks: The ranks.
         checkpoint: The last file that all of it was saved to, or restored from; None for none.
-        keep_up: Called before ranks read the state together: sends what others may wait for.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.checkpoint: str | None = None
-        self.keep_up: Callable[[], None] = lambda: None
         self._collects = False
         self._fate = ""  # what has become of the variables, once a rank is lost
         self._known: dict[int, _Known] = {}
@@ -87,6 +85,14 @@ class Shards:
             if id(var) in self._known:
                 self._of(var)
 
+    def fits(self, variables: Iterable[Tensor]) -> bool:
+        """Whether `check` finds nothing."""
+        try:
+            self.check(variables)
+        except InvalidArgumentError:
+            return False
+        return True
+
     def _cut(self, var: Tensor, is_whole: bool) -> None:
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
@@ -115,9 +121,7 @@ class Shards:
 
     def pieces(self, var: Tensor) -> list[Piece]:
         """Its pieces in the order of their elements: at most one for each rank."""
-        if id(var) not in self._known:
-            self.learn([var])
-        return self._known[id(var)].pieces
+        return self._of(var).pieces
 
     def own(self, var: Tensor) -> slice:
         """The elements of this rank."""
@@ -215,7 +219,6 @@ class Shards:
             ReplicaLostError: A rank did not answer.
         """
         with self.reading():
-            self.keep_up()
             Message(self.ranks, Doing.STATE).heard()
         if self._collects and self.ranks.rank:
             with self.reading():
