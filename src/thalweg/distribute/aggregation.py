@@ -83,11 +83,11 @@ def sums_of(
     """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
     reducer = strategy.reducer_of(owner)
     found = reducer.summed(given, variables, said)
-    note(owner, reducer)
+    note_sums(owner, reducer)
     return found
 
 
-def note(owner: Any, reducer: Reducer) -> None:
+def note_sums(owner: Any, reducer: Reducer) -> None:
     """Note who has summed the gradients of an optimizer; `taken` may follow."""
     _summed_last[owner] = reducer
 
