@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import Variable, v1
+from thalweg import Variable, optim, v1
 from thalweg.distribute import Strategy, current_replica
 from thalweg.graph import Graph, Session
 from thalweg.keras.optimizers import SGD
@@ -50,6 +50,10 @@ class Training:
         return self.apply((torch.ones(2), self.w))
 
 
+def broken(var: Tensor) -> Tensor:
+    raise KeyError("constraint")
+
+
 @case
 def other_calls(s: Strategy) -> Any:
     """A call on the last rank, and another one on the others, each followed by a step of all."""
@@ -69,10 +73,19 @@ def other_calls(s: Strategy) -> Any:
 
     own = fresh()
     tried("apply and minimize", own.good, own.minimize, own)
-    own = fresh()
-    for _ in range(3):
-        own.minimize()  # gradients are sent while others are computed, without a question
-    tried("apply and minimize later", own.good, own.minimize, own)
+
+    def later(name: str, one: Callable[[Training], str]) -> None:
+        own = fresh()
+        for _ in range(3):
+            own.minimize()  # gradients are sent while others are computed
+        tried(name, lambda: one(own), own.minimize, own)
+
+    later("apply later", Training.good)
+    later("a value later", lambda own: reduced(torch.ones(2))())
+    later("values of rank 0 later", lambda own: said(lambda: s.broadcast([own.w])))
+    other = Training(s, SGD(0.5, momentum=0.5))
+    other.minimize()
+    later("another optimizer", lambda own: other.minimize())
     own = fresh()
     tried("a step and a value", own.good, reduced(torch.ones(2)), own)
     tried("no pairs", own.apply, own.good, own)
@@ -125,6 +138,16 @@ def hooks_before_the_sum(s: Strategy) -> Any:
 
 
 @case
+def optimizers_of_torch(s: Strategy) -> Any:
+    param = torch.nn.Parameter(torch.zeros(2))
+    param.grad = torch.ones(2)
+    opt = optim.SGD([param], lr=0.5)
+    words = said(lambda: s.run(opt.step))
+    opt.step()
+    return [words, param.tolist()]
+
+
+@case
 def own_aggregators(s: Strategy) -> Any:
     """Who does not sum waits for nobody, and is waited for by nobody."""
     own = Training(s, SGD(0.5, gradient_aggregator=lambda pairs: pairs))
@@ -136,6 +159,36 @@ def own_aggregators(s: Strategy) -> Any:
 
     words = said(lambda: s.run(own.optimizer.minimize, (loss, [own.w])))
     return [words, own.w.tolist()]
+
+
+@case
+def variables_that_one_rank_changes(s: Strategy) -> Any:
+    """In shape, where gradients are sent before a word, in strides, and in a constraint."""
+    is_last = s.ranks.rank == s.ranks.size - 1
+    found: dict[str, Any] = {}
+    own = Training(s)
+    for _ in range(3):
+        own.minimize()
+    before = own.w.data
+    if is_last:
+        own.w.data = torch.zeros(3)
+    words = own.minimize()
+    own.w.data = before
+    found["shape"] = [words, own.minimize(), own.w.tolist()]
+    square = Variable(torch.zeros(2, 3), name="square")
+    if is_last:
+        square.data = torch.zeros(3, 2).t()
+    found["strides"] = [own.apply((torch.ones(2, 3), square)), square.tolist()]
+    for name, optimizer in (("keras", SGD(0.5)), ("v1", train.GradientDescentOptimizer(0.5))):
+        own = Training(s, optimizer)
+        own.good()
+        own.w.constraint = broken if is_last else torch.abs
+        other = [own.good()]
+        own.w.constraint = None
+        other.append(own.good())
+        s.broadcast([own.w])
+        found[name] = [*other, own.good(), own.w.tolist()]
+    return found
 
 
 @case

@@ -15,7 +15,6 @@ from torch import Tensor
 import thalweg
 from thalweg import Hyper, IndexedSlices, Rule, Slot, Variable, checkpoint
 from thalweg.distribute import Strategy
-from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.scattering import Scatter
 from thalweg.distribute.tree import in_pairs
@@ -316,19 +315,13 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
 
 @case
 def kept_from_step_to_step(s: Strategy) -> Any:
-    """Variables of equal shapes take turns; then ranks that sent early ask one another no more."""
+    """Variables of equal shapes take turns."""
     sharing, count = Strategy(shard_slots=True), s.num_replicas_in_sync
     sets = [[Variable(torch.zeros(2, LEAF)), Variable(torch.zeros(9))] for _ in range(4)]
     own, one, opt, other = sets[:2], sets[2:], Adam(0.01), Adam(0.01)
     for step in range(4):
         trained(sharing, opt, own[step % 2], (step,))
         alone(other, one[step % 2], (step,), count)
-    asked: list[int] = []
-    real = Agreement.meet
-
-    def meet(self: Agreement, *args: Any) -> Any:
-        asked.append(step)
-        return real(self, *args)
 
     def gone_on(optimizer: Any, chosen: Sequence[Variable], rank: int) -> None:
         numbers = drawn(step, rank, chosen)
@@ -336,14 +329,10 @@ def kept_from_step_to_step(s: Strategy) -> Any:
             lambda: sum((a * b).sum() for a, b in zip(chosen, numbers, strict=True)), chosen
         )
 
-    Agreement.meet = meet
-    try:
-        for step in range(4, 8):
-            sharing.run(gone_on, (opt, own[1], s.ranks.rank))
-            alone(other, one[1], (step,), count)
-    finally:
-        Agreement.meet = real
-    return {"bits": [bits(each) for each in own] == [bits(each) for each in one], "asked": asked}
+    for step in range(4, 8):
+        sharing.run(gone_on, (opt, own[1], s.ranks.rank))
+        alone(other, one[1], (step,), count)
+    return [bits(each) for each in own] == [bits(each) for each in one]
 
 
 @case
@@ -550,6 +539,17 @@ def ranks_in_trouble(s: Strategy) -> Any:
             pairs[0][0][0, 5] = float("nan")
         found["numerics"] = step(opt, pairs)
     found["twice"] = step(opt, [(torch.ones(7), own[1])] * 2)
+    rows = grads()[2]
+    own[2].constraint = halved if rank == 1 else None
+    found["constraint"] = step(opt, [rows])
+    own[2].constraint = None
+    found["state"] = refused(opt.state_dict) if rank == 1 else step(opt, grads())
+    cut = own[0].data
+    own[0].data = cut.t().contiguous().t()
+    found["moved"] = step(opt, grads())
+    own[0].data = cut[:2] if rank == 1 else cut
+    found["resized"] = step(opt, [(torch.ones_like(own[0]), own[0])])
+    own[0].data = cut
     found["unchanged"] = (bits(own), slots_of(opt.state_dict())) == before
     found["elsewhere"] = refused(lambda: opt.apply_gradients(grads()))
 

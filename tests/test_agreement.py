@@ -20,6 +20,13 @@ PAIRS = "InvalidTypeError: grads_and_vars must hold pairs (gradient, variable), 
     ("case", "difference"),
     [
         ("apply and minimize", "what it does: it applies gradients vs it computes gradients."),
+        (
+            "apply later",
+            "what it does: it applies gradients vs it computes gradients.",
+        ),
+        ("a value later", "what it does: it adds up values vs it computes gradients."),
+        ("values of rank 0 later", "what it does: it applies gradients vs it computes gradients."),
+        ("another optimizer", "momentum: 0.5 vs 0.0."),
         ("a step and a value", "what it does: it applies gradients vs it adds up values."),
         ("no pairs", "the number of variables: 0 vs 1."),
         ("values", "the number of values: 2 vs 1."),
@@ -34,13 +41,6 @@ def test_what_differs_is_told_to_all(told: Told, case: str, difference: str) -> 
         words, after, moved = each["other_calls"][case]
         assert words == DIFFERS.format(last=count - 1) + difference
         assert (after, moved) == ("", [-0.5 * count] * 2)
-
-
-@ranks
-def test_gradients_that_come_in_another_way_are_summed(told: Told) -> None:
-    for each in told:
-        words, after, moved = each["other_calls"]["apply and minimize later"]
-        assert (words, after, moved) == ("", "", [-0.5 * len(told)] * 2)
 
 
 @ranks
@@ -69,10 +69,47 @@ def test_hooks_before_the_sum(told: Told) -> None:
 
 
 @ranks
+def test_optimizers_that_do_not_sum_are_refused(told: Told) -> None:
+    for each in told:
+        words, param = each["optimizers_of_torch"]
+        assert words.startswith("FailedPreconditionError: SGD would train this replica alone")
+        assert param == [-0.5, -0.5]
+
+
+@ranks
 def test_who_sums_by_itself_is_waited_for_by_nobody(told: Told) -> None:
     first, *others = (each["own_aggregators"] for each in told)
     assert first == ["", [-0.5, -0.5]]
     assert others == [["KeyError: 'no batch'", [0.0, 0.0]]] * len(others)
+
+
+@ranks
+def test_variables_that_one_rank_changes(told: Told) -> None:
+    count = len(told)
+    differs = DIFFERS.format(last=count - 1)
+    for each in told:
+        found = each["variables_that_one_rank_changes"]
+        shapes = "variable 0: 'w:0' float32 (3,) vs 'w:0' float32 (2,)."
+        assert found["shape"] == [differs + shapes, "", [-2.0 * count] * 2]
+        words, square = found["strides"]
+        strides = "'square:0' float32 (2, 3) with strides (1, 2) vs 'square:0' float32 (2, 3)."
+        assert words == differs + "variable 0: " + strides
+        assert square == [[0.0] * 3] * 2
+
+
+@ranks
+@pytest.mark.parametrize("face", ["keras", "v1"])
+def test_a_constraint_that_fails_on_one_rank_is_told_in_the_next_step(
+    told: Told, face: str
+) -> None:
+    differs = DIFFERS.format(last=len(told) - 1) + "the bits of the values of 'w:0': "
+    *others, own = (each["variables_that_one_rank_changes"][face] for each in told)
+    assert own[0] == "KeyError: 'constraint'"
+    for first, second, third, w in (*others, own):
+        assert first in ("", own[0])
+        assert second.startswith(differs)
+        assert (third, w) == ("", [0.5 * len(told)] * 2)
+    assert [first for first, *_ in others] == [""] * len(others)
 
 
 @ranks

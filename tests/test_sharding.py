@@ -92,9 +92,8 @@ def test_gradients_of_a_loss_go_where_their_parts_are(told: Told) -> None:
 
 
 @ranks
-def test_what_is_sent_in_stays_and_ranks_stop_asking(told: Told) -> None:
-    for each in told:
-        assert each["kept_from_step_to_step"] == {"bits": True, "asked": [4]}
+def test_variables_of_equal_shapes_may_take_turns(told: Told) -> None:
+    assert [each["kept_from_step_to_step"] for each in told] == [True] * len(told)
 
 
 @ranks
@@ -117,6 +116,14 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(told: Told) -> None:
     assert others == {
         f"ReplicaMismatchError: rank 1 raised an error in its step: KeyError: 'no rate'. {nothing}",
     }
+    own, others = of_one(told, "constraint", 1)
+    assert own == "RuntimeError: Cannot use a constraint function on a sparse variable: 'rows:0'."
+    assert len(others) == 1
+    assert others.pop().startswith("ReplicaMismatchError: rank 1 raised an error in its step: Runt")
+    own, others = of_one(told, "resized", 1)
+    assert own.startswith("InvalidArgumentError: 'cut:0' has 131072 elements now")
+    assert len(others) == 1
+    assert others.pop().startswith("ReplicaMismatchError: rank 1 raised an error before its grad")
     shapes = [each["ranks_in_trouble"]["shape"] for each in told]
     assert shapes[0].startswith("ReplicaMismatchError: rank ")
     assert all(each.startswith("InvalidArgumentError: Gradient of") for each in shapes[1:])
@@ -124,6 +131,9 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(told: Told) -> None:
         found = each["ranks_in_trouble"]
         assert found["numerics"].startswith("InvalidArgumentError: gradient of 'cut:0'")
         assert "no variable can come twice in a step: small:0" in found["twice"]
+        assert found["moved"].startswith("InvalidArgumentError: 'cut:0' has strides (1, 3) now")
+        assert found["state"].startswith("ReplicaMismatchError: rank 1 disagrees with rank 0 at")
+        assert "it brings the state of an optimizer together" in found["state"]
         assert found["unchanged"]
         assert found["after"]
 

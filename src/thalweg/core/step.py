@@ -246,8 +246,6 @@ def _carried_out(
             then += hooks.finish()
         if memory is not None:
             memory.check()
-        if hooks.sharing is not None:
-            hooks.sharing.begin()
         write = _at_once if ready.is_single else _in_rounds
         return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
@@ -277,6 +275,8 @@ def _at_once(
     joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
     if joining is not None:
         then = [joining, *then]
+    if hooks.sharing is not None:
+        hooks.sharing.begin()
     return written(own.calls, then, counts, hooks.begun)
 
 

@@ -27,7 +27,7 @@ from thalweg.variable import titles_of
 Pairs = list[tuple[Any, Any]]
 
 _of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
-_summed_last: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()  # for whom that matters
+_summed_last: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
 
 def strategy_of(given: Any) -> Strategy:
@@ -83,17 +83,26 @@ def sums_of(
     """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
     reducer = strategy.reducer_of(owner)
     found = reducer.summed(given, variables, said)
-    if strategy.sending.compression is not None:
-        _summed_last[owner] = reducer
+    note_sums(owner, reducer)
     return found
 
 
-def taken(owner: Any) -> None:
-    """Say that an optimizer has applied the sums that it was given last, if there were any."""
+def note_sums(owner: Any, reducer: Reducer) -> None:
+    """Note who has summed the gradients of an optimizer; `taken` may follow."""
+    _summed_last[owner] = reducer
+
+
+def taken(owner: Any, failed: bool = False) -> None:
+    """Say that an optimizer has applied the sums that it was given last, if there were any.
+
+    Args:
+        owner: The optimizer.
+        failed: Whether something has failed since, such as a constraint, on this rank at least.
+    """
     if _summed_last:
         reducer = _summed_last.pop(owner, None)
         if reducer is not None:
-            reducer.taken()
+            reducer.taken(failed)
 
 
 def is_deferred(given: Pairs) -> bool:

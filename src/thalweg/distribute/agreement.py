@@ -61,7 +61,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, values: bool = True) -> None:
         self._ranks, self._values = ranks, values
         self._steps = 0
-        self._known: tuple[list[Any], int] = [], 0
+        self._known: tuple[list[Any], list[Any], int] = [], [], 0
 
     def check(
         self,
@@ -103,18 +103,23 @@ class Agreement:
         self._steps += 1
         return Agreed(bool(is_doubted), is_alike)
 
+    def doubt(self) -> None:
+        """Have all of it compared at the next check."""
+        self._steps = 0
+
     def meet(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
         """Ask whether all ranks have the same variables, and none declines."""
         same, most = (self._digest(variables),), (declines,)
         return Meeting(Message(self._ranks, Doing.BACKWARD, same, most))
 
     def _digest(self, variables: Sequence[Tensor]) -> int:
-        known, digest = self._known
-        if len(known) != len(variables) or any(
+        known, formats, digest = self._known
+        own = [(var.shape, var.dtype) for var in variables]
+        if own != formats or any(
             one is not other for one, other in zip(known, variables, strict=True)
         ):
             digest = hashed("\n".join(_lines(variables, False)).encode())
-            self._known = list(variables), digest
+            self._known = list(variables), own, digest
         return digest
 
     def _compare(self, variables: Sequence[Tensor], said: Said) -> None:
@@ -158,7 +163,7 @@ def _lines(variables: Sequence[Any], values: bool) -> list[str]:
     titles = titles_of(variables)
     found = [f"the number of variables: {len(variables)}"]
     found += [
-        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape(var)}"
+        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape(var)}{_strides(var)}"
         for place, (title, var) in enumerate(zip(titles, variables, strict=True))
     ]
     if values:
@@ -176,3 +181,10 @@ def _sum(var: Tensor) -> int:
 
 def _shape(var: Any) -> Any:
     return None if var.shape is None else tuple(var.shape)  # of a graph's variable
+
+
+def _strides(var: Any) -> str:
+    """Where elements lie, if not in rows: parts of variables, and sums, go by that."""
+    if not isinstance(var, Tensor) or var.is_contiguous():
+        return ""
+    return f" with strides {var.stride()}"

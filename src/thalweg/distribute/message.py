@@ -23,6 +23,7 @@ class Doing(IntEnum):
     STEP = 2
     SHARED = 3
     VALUES = 4
+    STATE = 5
 
     @property
     def words(self) -> str:
@@ -40,6 +41,7 @@ _WORDS = {
     Doing.STEP: ("applies gradients", "before its gradients were there"),
     Doing.SHARED: ("takes a step over its share of the slots", "in its step"),
     Doing.VALUES: ("adds up values", "before its values were there"),
+    Doing.STATE: ("brings the state of an optimizer together", "before its state was there"),
 }
 
 

@@ -22,7 +22,7 @@ class Underway:
         variables: All of the pass.
         dense: The numbers of those that had a dense gradient before, the same on all ranks.
         sender: What sends them.
-        meeting: Whether all ranks send; nothing is sent before that is known. None if they do.
+        meeting: Whether all ranks send; nothing is sent before that is known.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Underway:
         variables: Sequence[Tensor],
         dense: Sequence[int],
         sender: Sender,
-        meeting: Meeting | None,
+        meeting: Meeting,
     ) -> None:
         self._variables, self._sender, self._meeting = list(variables), sender, meeting
         like = [(place, variables[place].detach()) for place in dense]
@@ -88,7 +88,7 @@ class Underway:
         return {place: sum_ for each in self._buckets for place, sum_ in each.sums().items()}
 
     def _is_agreed(self) -> bool:
-        return self._meeting is None or self._meeting.is_agreed()
+        return self._meeting.is_agreed()
 
     def _send(self) -> None:
         self._sender.send(self._buckets[self._sent], self._variables)

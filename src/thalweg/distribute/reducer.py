@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -28,7 +26,7 @@ class Reducer:
 
     From its second step on, `minimize` sends gradients while the backward pass still computes
     others: those of the variables that had a dense one in the step before. All ranks must do so or
-    none, so they ask one another; after a step in which that went well they need not.
+    none, so they ask one another while the pass begins.
 
     Args:
         ranks: The ranks.
@@ -49,8 +47,8 @@ class Reducer:
         self._underway: Underway | None = None
         self._declined: Meeting | None = None
         self._has_begun = False
-        self._is_trusted = False  # whether all ranks sent while their backward pass ran
         self._is_awaited = False
+        self._is_in_doubt = False  # whether the last step failed here, and may not have elsewhere
         self._steps = 0
 
     def summed(
@@ -71,6 +69,7 @@ class Reducer:
             found = sums_of(whole, self._sender, known)
             self._sender.sent(variables[place] for place in self._dense)
         self._steps += 1
+        self._is_in_doubt = True
         return found
 
     def shared(
@@ -90,11 +89,17 @@ class Reducer:
             The pairs, dense gradients as they were given if `scatters`, and the step.
         """
         shards = self._shards_here()
+
+        def checked() -> Sequence[MaybePair]:
+            shards.check(variables)
+            return gradients()
+
         with self._in_a_step():
-            whole, known = self._agreed(gradients, variables, said, scatters)
+            whole, known = self._agreed(checked, variables, said, scatters)
             shards.learn([var for grad, var in whole if grad is not None])
             found = sums_of(whole, self._sender, known)
         self._steps += 1
+        self._is_in_doubt = True
         parts: dict[int, Tensor] = {}
         if scatters:
             for place, (grad, var) in enumerate(found):
@@ -135,7 +140,9 @@ class Reducer:
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
         """The pairs, of one kind on all ranks, and the sums that are there by now."""
         self._is_awaited = False
-        self._keep_up()
+        if self._is_in_doubt:
+            self._agreement.doubt()
+            self._is_in_doubt = False
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
         trouble: Exception | None = None
@@ -149,7 +156,6 @@ class Reducer:
         is_other = is_other or scatters != self._sender.scatters
         beside, whole_said = self._beside(said, scatters)
         agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
-        self._is_trusted = underway is not None and not agreed.is_doubted
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
@@ -176,9 +182,14 @@ class Reducer:
         words = lambda: [*said.words(), *self._sending.told(), *own]  # noqa: E731
         return cut ^ scatters, said._replace(words=words)
 
-    def taken(self) -> None:
-        """Say that the last sums were applied: an error before that leaves all as it was."""
+    def taken(self, failed: bool) -> None:
+        """Say that the last sums were applied: an error before that leaves all as it was.
+
+        Args:
+            failed: Whether an error has come since.
+        """
         self._sender.taken()
+        self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -191,7 +202,6 @@ class Reducer:
         except Exception as error:
             if self._is_awaited:
                 with self._in_a_step():
-                    self._keep_up()
                     tell(self._ranks, Doing.STEP, error)
             raise
 
@@ -204,32 +214,24 @@ class Reducer:
             yield from self._guarded()
 
     def _guarded(self) -> Iterator[None]:
-        trusted, self._is_trusted = self._is_trusted, False
-        begin = partial(self._begin, trusted)
         try:
-            with watching(begin):
+            with watching(self._begin):
                 yield
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            self._end(begin)
+            self._end()
             tell(self._ranks, Doing.STEP, error)
+        except BaseException:  # this rank cannot wait for the others
+            if self._has_begun:
+                self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
+            raise
         else:
-            self._end(begin)
+            self._end()
 
-    def _end(self, begin: Callable[..., Any]) -> None:
-        """End the backward pass; one that has not begun sends what the others wait for."""
-        begin((), declines=True)
-        self._finish()
-
-    def _keep_up(self) -> None:
-        """Send zeros if the others send their gradients without a word before this step."""
-        if self._is_trusted:
-            self._is_trusted = self._has_begun = False
-            self._begin(True, (), declines=True)
-            self._finish()
-
-    def _finish(self) -> None:
+    def _end(self) -> None:
+        """End the backward pass; one that has not begun answers the others."""
+        self._begin((), declines=True)
         if self._declined is not None:
             declined, self._declined = self._declined, None
             declined.is_agreed()  # or that others do something else goes unheard
@@ -237,7 +239,7 @@ class Reducer:
             self._underway = None
 
     def _begin(
-        self, trusted: bool, leaves: Sequence[Tensor], *, declines: bool = False
+        self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
         """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
         if self._has_begun:  # one pass alone is sent while it runs
@@ -245,9 +247,11 @@ class Reducer:
         self._has_begun = True
         known = set(map(id, self._variables))
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
-        meeting = None if trusted else self._agreement.meet(self._variables, declines)
-        if declines and meeting is not None:
+        if self.shards is not None and not self.shards.fits(self._variables):
+            declines = True  # the step will say what is wrong
+        meeting = self._agreement.meet(self._variables, declines)
+        if declines:
             self._declined = meeting
             return None
         self._underway = Underway(self._variables, self._dense, self._sender, meeting)
-        return None if declines else self._underway.arrived
+        return self._underway.arrived

@@ -11,7 +11,7 @@ from typing import Any
 from thalweg.core.hooks import Hooks
 from thalweg.core.pairs import as_pairs
 from thalweg.core.sharing import Sharing
-from thalweg.distribute.aggregation import Pairs, converted, is_deferred
+from thalweg.distribute.aggregation import Pairs, converted, is_deferred, note_sums
 from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.sharding.arranging import arrange
@@ -72,8 +72,10 @@ def summed_in_parts(
     kinds = _kinds(owner, given, hooks)
     variables = [var for _, var in given]
     found, step = reducer.shared(partial(converted, given), variables, said, scatters)
+    note_sums(owner, reducer)
     pairs = [(grad, var) for grad, var in found if grad is not None]
-    arrange(owner, step.shards, pairs, kinds)
+    with step.guarding():
+        arrange(owner, step.shards, pairs, kinds)
     return pairs, step
 
 

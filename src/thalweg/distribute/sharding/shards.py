@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from thalweg.distribute.message import Doing, Message
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
@@ -27,6 +28,7 @@ class _Known:
     var: Tensor  # keeping it alive keeps its id its own
     number: int
     size: int
+    strides: tuple[int, ...]
     pieces: list[Piece]
     is_whole: bool
     part: Tensor | None = None
@@ -73,11 +75,29 @@ class Shards:
             if id(var) not in self._known:
                 self._cut(var, not layout.dense(var))
 
+    def check(self, variables: Iterable[Tensor]) -> None:
+        """Look whether variables that are cut are as they were then.
+
+        Raises:
+            InvalidArgumentError: One has another size or other strides.
+        """
+        for var in variables:
+            if id(var) in self._known:
+                self._of(var)
+
+    def fits(self, variables: Iterable[Tensor]) -> bool:
+        """Whether `check` finds nothing."""
+        try:
+            self.check(variables)
+        except InvalidArgumentError:
+            return False
+        return True
+
     def _cut(self, var: Tensor, is_whole: bool) -> None:
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
         number = self._known[id(var)].number if id(var) in self._known else len(self._known)
-        self._known[id(var)] = _Known(var, number, size, pieces, is_whole)
+        self._known[id(var)] = _Known(var, number, size, var.stride(), pieces, is_whole)
         self._views.clear()
         for rank, start, stop in pieces:
             self._loads[rank] += (stop - start) * var.element_size()
@@ -195,8 +215,11 @@ class Shards:
             The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
+            ReplicaMismatchError: Other ranks do something else.
             ReplicaLostError: A rank did not answer.
         """
+        with self.reading():
+            Message(self.ranks, Doing.STATE).heard()
         if self._collects and self.ranks.rank:
             with self.reading():
                 self.ranks.collect([own.detach()] * self.ranks.size)
@@ -279,7 +302,19 @@ class Shards:
                 f"'{name_of(var)}' has {var.numel()} elements now, but its slots were shared out"
                 f" over the ranks for {known.size}. Make a new optimizer for it."
             )
+        if not known.is_whole and known.strides != var.stride() and _moves(known, var):
+            raise InvalidArgumentError(
+                f"'{name_of(var)}' has strides {var.stride()} now, but its slots were shared out"
+                f" over the ranks for {known.strides}. Load the state from before into a new"
+                " optimizer."
+            )
         return known
+
+
+def _moves(known: _Known, var: Tensor) -> bool:
+    """Whether elements lie in another order than when a variable was cut."""
+    pairs = zip(known.strides, var.stride(), var.shape, strict=True)
+    return known.size > 0 and any(one != two and size > 1 for one, two, size in pairs)
 
 
 def flat(value: Tensor, var: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class SharedStep:
 
     def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:
         self.shards, self._sums, self._number, self._size = shards, sums, number, size
-        self._has_met, self._order = False, 0
+        self._has_met, self._is_joined, self._order = False, False, 0
 
     def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -90,6 +90,7 @@ class SharedStep:
         def joined() -> None:
             with self.shards.tearing(self._number), torch.no_grad():
                 join(self.shards, tensors, self._size)
+            self._is_joined = True
 
         return After(joined, "without the parts of other ranks")
 
@@ -107,6 +108,9 @@ class SharedStep:
         except BaseException as error:
             if not self._has_met:
                 self._meet(error)
+            elif not self._is_joined:  # others write, and wait for what this rank has not
+                with self.shards.tearing(self._number):
+                    raise
             raise
 
     def _meet(self, trouble: BaseException | None = None) -> None:

@@ -205,7 +205,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                     if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
                         return self._deferred(given, name, aggregates and not sums_first)
                     outcome = take(hooks, kept, given, how, tries=False)
-            distribute.taken(self)
+            distribute.taken(self, bool(outcome.errors))
             raise_first(outcome.errors)
             return self.iterations
 

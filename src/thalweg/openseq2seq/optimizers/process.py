@@ -130,7 +130,7 @@ def apply_processed(
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
         if taken:
-            distribute.taken(optimizer)
+            distribute.taken(optimizer, bool(errors))
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
 
 

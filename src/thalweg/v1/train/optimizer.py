@@ -420,18 +420,20 @@ class Optimizer(State, StateDict):
         strategy = distribute.strategy_of(distribution)
         with distribute.awaited(self, strategy):
             given = as_pairs(grads_and_vars)
-        if given and distribute.shards_of(self, strategy) is not None:
-            return self._apply_in_parts(strategy, given, global_step, name or self._name)
-        if not strategy.ranks.is_alone:
+        is_shared = given and distribute.shards_of(self, strategy) is not None
+        if not is_shared and not strategy.ranks.is_alone:
             found = distribute.summed(self, strategy, given, self._said(global_step))
             if given and not found:
                 check_any(given)
             given = found
         try:
-            made = self._applied(given, global_step, name)
+            if is_shared:
+                made = self._apply_in_parts(strategy, given, global_step, name or self._name)
+            else:
+                made = self._applied(given, global_step, name)
         except BaseException as error:
             if says_taken(error):
-                distribute.taken(self)
+                distribute.taken(self, failed=True)
             raise
         distribute.taken(self)
         return made
