@@ -58,10 +58,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 def told(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """What so many ranks have found in the cases of `distribute_cases`; they run once."""
+    """What so many ranks have found in the cases of `distribute_cases`; they run once.
+
+    Four have run those of `sharding_cases` alone: the others are written for two and three.
+    """
     import fcntl
 
     import distribute_cases
+    import sharding_cases
     from workers import told_by_ranks
 
     count: int = request.param
@@ -73,6 +77,7 @@ def told(
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = folder / "found.json"
         if not found.exists():
-            told = told_by_ranks(Path(distribute_cases.__file__), folder, count)
+            names = sharding_cases.CASES if count > 3 else ()
+            told = told_by_ranks(Path(distribute_cases.__file__), folder, count, *names)
             found.write_text(json.dumps(told))
         return json.loads(found.read_text())

@@ -314,6 +314,18 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
 
 
 @case
+def alone_with_gaps(s: Strategy) -> Any:
+    """A variable that is sent alone, and whose elements do not lie side by side."""
+    sharing, count = Strategy(shard_slots=True), s.num_replicas_in_sync
+    own, one = ([Variable(torch.zeros(9, 2), name="apart")] for _ in range(2))
+    for (var,) in (own, one):
+        var.data = torch.ones(9, 4)[:, ::2]
+    trained(sharing, Adam(0.01), own, range(2))
+    alone(Adam(0.01), one, range(2), count)
+    return bits(own) == bits(one)
+
+
+@case
 def kept_from_step_to_step(s: Strategy) -> Any:
     """Variables of equal shapes take turns."""
     sharing, count = Strategy(shard_slots=True), s.num_replicas_in_sync

@@ -97,6 +97,11 @@ def test_variables_of_equal_shapes_may_take_turns(told: Told) -> None:
 
 
 @ranks
+def test_a_variable_with_gaps_is_sent_as_a_whole(told: Told) -> None:
+    assert [each["alone_with_gaps"] for each in told] == [True] * len(told)
+
+
+@ranks
 def test_ordered_sums_have_the_bits_of_one_rank(told: Told) -> None:
     expected = None if len(told) == 3 else True
     assert [each["same_bits_on_any_number"] for each in told] == [expected] * len(told)

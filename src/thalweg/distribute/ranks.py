@@ -190,6 +190,10 @@ class Ranks:
             self._finish(work)
 
     def _begin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        for each in args:
+            # Gloo would take as many bytes from where it begins.
+            if isinstance(each, Tensor) and not each.is_contiguous():
+                raise ValueError(f"a tensor of strides {each.stride()} cannot be sent")
         with self._told():
             return function(*args, group=self._group, async_op=True, **kwargs)
 

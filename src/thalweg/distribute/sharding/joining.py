@@ -61,7 +61,7 @@ class _Parcel:
     def send(self, ranks: Ranks) -> None:
         empty = self._flat[0].new_empty
         for rank, views in enumerate(self._views):
-            if len(views) == 1:  # it is sent from where it lies, and taken there
+            if _is_sent_as_it_is(views):
                 self._buffers.append(views[0])
             elif rank == self._rank and views:
                 self._buffers.append(torch.cat(views))
@@ -73,11 +73,16 @@ class _Parcel:
         if self._under_way is not None:
             self._under_way.wait()
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
-            if rank != self._rank and len(views) > 1:
+            if rank != self._rank and not _is_sent_as_it_is(views):
                 copied_to(views, buffer.split([each.numel() for each in views]))
         for each, elements in zip(self._updated, self._flat, strict=True):
             if not layout.dense(each):
                 each.copy_(elements.view(each.shape))
+
+
+def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
+    """Whether it is sent from where it lies, and taken there, which needs a run of memory."""
+    return len(views) == 1 and views[0].is_contiguous()
 
 
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
