@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,23 @@ distributed.destroy_process_group()
 print(json.dumps([alone, replicas]))
 """
 
+ENDS = """
+import atexit, json, pathlib
+
+def tell():
+    tasks = pathlib.Path("/proc/self/task").iterdir()
+    print(json.dumps([(task / "comm").read_text().strip() for task in tasks]))
+
+atexit.register(tell)  # after all that is registered later
+import torch
+from thalweg.distribute import Strategy
+
+torch.set_num_threads(1)
+ranks = Strategy(timeout=60).ranks
+ranks.maximum(torch.ones(1))
+tell()
+"""
+
 
 def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
     first, *others = told_by_ranks(FIT, tmp_path)
@@ -76,6 +95,33 @@ def test_four_ranks(tmp_path: Path) -> None:
         names, differ = each[kernels]
         assert len(names) == len(by_rule())
         assert differ == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux does")
+def test_threads_of_a_group_that_was_joined_end_before_the_interpreter() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS],
+            env={**os.environ, **meeting, "RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        for each in ranks:
+            told = map(json.loads, each.communicate(timeout=100)[0].splitlines())
+            before, after = [[name for name in names if "gloo" in name] for names in told]
+            assert (bool(before), after) == (True, [])
+            assert each.returncode == 0
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
 
 
 def test_a_rank_that_is_killed_is_started_again(tmp_path: Path) -> None:

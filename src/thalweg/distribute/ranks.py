@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -94,21 +96,30 @@ class Ranks:
         self._wait(distributed.all_gather, found, tensor)
         return found
 
-    def begin_exchanging(self, tensor: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Pending]:
-        """Begin to send each rank its part of a vector.
+    def begin_exchanging(self, parts: Sequence[Tensor], found: Sequence[Tensor]) -> Pending:
+        """Begin to send each rank its part, and to set tensors to what they send to this one.
 
         Args:
-            tensor: The parts, one after the other.
-            sizes: How long they are, the same on all ranks.
-
-        Returns:
-            What all ranks have sent to this one, one rank after the other; once it has arrived.
+            parts: One for each rank, of lengths that all ranks have alike; this rank's own stays.
+            found: One for each rank, as long as this rank's part; its own is left alone.
         """
-        own = sizes[self.rank]
-        found = tensor.new_empty(self.size * own)
-        splits = [own] * self.size, list(sizes)
-        work = self._begin(distributed.all_to_all_single, found, tensor, *splits)
-        return found, Pending(self, [work])
+        if not found[self.rank].is_cpu:
+            taken = list(found)
+            taken[self.rank] = torch.empty_like(parts[self.rank])
+            return Pending(self, [self._begin(distributed.all_to_all, taken, list(parts))])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        with self._told():  # gloo's all_to_all takes half as long again
+            works = [
+                distributed.irecv(found[rank], group=self._group, group_src=rank)
+                for rank in others
+                if found[rank].numel()
+            ]
+            works += [
+                distributed.isend(parts[rank], group=self._group, group_dst=rank)
+                for rank in others
+                if parts[rank].numel()
+            ]
+        return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
         """Begin to send this rank's tensor to all, and to set the others to those of their ranks.
@@ -116,7 +127,7 @@ class Ranks:
         Args:
             tensors: One for each rank; all ranks give the same shapes.
         """
-        if self._is_gloo:  # whose all_gather takes four times as long
+        if self._is_gloo or tensors[self.rank].is_cpu:  # gloo's all_gather takes four times as long
             several = [
                 self._begin(distributed.broadcast, each, group_src=rank)
                 for rank, each in enumerate(tensors)
@@ -277,6 +288,16 @@ def _join(timeout: timedelta | None) -> None:
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=timeout, **_meeting())
+        atexit.register(_leave, weakref.ref(default_group()))
+
+
+def _leave(joined: weakref.ref[Any]) -> None:
+    """End the group's threads at exit: one with a tensor in hand would abort the interpreter's end.
+
+    (https://github.com/pytorch/pytorch/pull/179291)
+    """
+    if has_group() and default_group() is joined():
+        distributed.destroy_process_group()
 
 
 def _meeting() -> dict[str, Any]:
