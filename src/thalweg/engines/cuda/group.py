@@ -1,0 +1,195 @@
+"""Variables of one storage signature on one GPU: one kernel, one table, one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.arrays import Array, Float64, Int64, numbered
+from thalweg.engines.cuda import launch
+from thalweg.engines.cuda.codegen import CHUNK, WIDTH
+from thalweg.engines.cuda.mirror import Mirror, kept
+from thalweg.engines.cuda.scalars import Rows
+from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.measuring import LEAF, Tree, leaf_counts
+from thalweg.engines.streams import streams_of
+from thalweg.formula import Formula
+from thalweg.lazily import lazy
+
+
+class Group:
+    """See `thalweg.engines.plan.Group`.
+
+    Args:
+        asked: The step.
+        members: Positions of these variables in it.
+    """
+
+    def __init__(self, asked: Request, members: list[int]) -> None:
+        own = streams_of(asked, members)
+        self._names, self._measurable = own.names, len(own.measured)
+        self.dtype = own.compute
+        self._flush = asked.selection.denormals == "flush"
+        self.kernel = launch.compiled(
+            asked.rule.update,
+            asked.stages,
+            self._names,
+            self.dtype,
+            self._flush,
+            copy=own.copied,
+            before=asked.rule.before,
+            fast=asked.selection.math == "fast",
+        )
+        self.members = members
+        self.whole = len(members) == len(asked.variables)
+        self._sizes, self.bytes = own.sizes, own.bytes
+        self._device = device = asked.variables[members[0]].device
+        self._base = Mirror(own.base, device)
+        self._table: Tensor | None = None  # of this step, once it has been asked for
+        self._is_aligned = bool((own.base % WIDTH == 0).all())
+        self._chunks = kept(chunks_of(own.sizes, CHUNK), np.int32, device)
+        self._there = kept(own.sizes, np.int64, device)
+        self._one_row = kept(np.zeros(len(members)), np.int64, device)
+        self._rows: dict[launch.Compiled, Rows] = {}
+        self._bound: launch.Bound | None = None
+        self._bound_to: tuple[Sequence[Any], bool] = (), False
+
+    @lazy
+    def _leaves(self) -> _Leaves:
+        return _Leaves(self._sizes, self._device)
+
+    @lazy
+    def _places(self) -> Tensor:
+        return kept(self.members, np.int64, self._device)
+
+    def positions(self) -> Tensor:
+        """See `thalweg.engines.plan.Group`."""
+        return self._places
+
+    @lazy
+    def _own_rows(self) -> Tensor:
+        return kept(np.arange(len(self.members)), np.int64, self._device)
+
+    @lazy
+    def _sizes_if_taken(self) -> Tensor:
+        return torch.empty_like(self._there)
+
+    def point_at(self, addresses: Int64) -> None:
+        """See `thalweg.engines.plan.Group`."""
+        self._base.host[:, 1] = addresses
+        self._base.change()
+        self._table = None
+
+    def _addresses(self) -> Tensor:
+        if self._table is None:
+            self._table = self._base.sent()
+        return self._table
+
+    def _scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Which row of scalars each variable reads, and the rows, which are sent."""
+        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        is_shared = separate.keys().isdisjoint(kernel.scalars)
+        known: dict[str, Any] = {}
+        for name in kernel.scalars:
+            value = separate.get(name)
+            if isinstance(value, Tensor):
+                known[name] = value if self.whole else value[self._places]
+            else:
+                known[name] = shared[name] if value is None else value[self.members]
+        rows = 1 if is_shared else len(self.members)
+        own = self._rows.get(kernel)
+        if own is None or own.count != rows:
+            own = self._rows[kernel] = Rows(rows, kernel, self._device)
+        return self._one_row if is_shared else self._own_rows, own.sent(known)
+
+    def _sizes_of(self, columns: Columns) -> Tensor:
+        """The sizes; none of what is not written has any elements."""
+        if columns.taken is None:
+            return self._there
+        return torch.mul(self._there, columns.taken, out=self._sizes_if_taken)
+
+    def _aligned(self) -> bool:
+        return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
+
+    def calls(self, columns: Columns) -> list[Call]:
+        """See `thalweg.engines.plan.Group`."""
+        rows, scalars = self._scalars(self.kernel, columns)
+        aligned = self._aligned()
+        base, self._table = self._addresses(), None
+        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars)
+        before, was_aligned = self._bound_to
+        is_same = aligned == was_aligned and all(map(is_, arguments, before))
+        if self._bound is None or not is_same:
+            self._bound = self.kernel.bound((len(self._chunks), 1), arguments, aligned)
+            self._bound_to = arguments, aligned
+        return self._bound.calls()
+
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Tensor:
+        """See `thalweg.engines.plan.Group`."""
+        return self._leaves.combined(self._measured(formulas, stages, columns))
+
+    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+        """See `thalweg.engines.plan.Group`."""
+        return self.there(formulas, stages, columns).cpu().numpy()
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """See `thalweg.engines.plan.Group`."""
+        found = self._measured(formulas, stages, columns).cpu().numpy()
+        return np.split(found, np.cumsum(self._leaves.counts)[:-1])
+
+    def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Tensor:
+        flush = self._flush and bool(stages)
+        kernel = launch.measuring(
+            formulas, stages, self._names, self._measurable, self.dtype, flush
+        )
+        rows, there = self._scalars(kernel, columns)
+        found = torch.empty(
+            (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
+        )
+        arguments = (self._addresses(), self._leaves.chunks, self._there, rows, there, found, LEAF)
+        kernel.bound((len(found), 1), arguments, self._aligned()).run()
+        return found
+
+    def peaks(self) -> Float64:
+        """See `thalweg.engines.plan.Group`."""
+        kind = self._names[1]
+        addresses = kept(self._base.host[:, 1], np.int64, self._device)
+        found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
+        arguments = (addresses, self._leaves.chunks, self._there, found, found)
+        launch.peaking(kind).bound((len(found), 1), arguments, self._aligned()).run()
+        return self._leaves.largest(found, kind)
+
+
+class _Leaves:
+    """The leaves of a group's gradients, in the order of `measuring`."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self.counts = leaf_counts(sizes)
+        self.chunks = kept(chunks_of(sizes, LEAF), np.int32, device)
+        self._tree = Tree(self.counts, device)
+        self._members = len(sizes)
+
+    def combined(self, leaves: Tensor) -> Tensor:
+        """One number for each tensor and measure."""
+        return self._tree.combined(leaves)
+
+    def largest(self, bits: Tensor, kind: str) -> Float64:
+        """The largest magnitude of each tensor, of those of its leaves."""
+        found = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
+        found.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
+        dtype: torch.dtype = getattr(torch, kind)
+        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        return found.to(integer).view(dtype).double().cpu().numpy()
+
+
+def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
+    """Tensor and number of each chunk of so many elements: (n, 2)."""
+    counts = -(-np.asarray(sizes, np.int64) // chunk)
+    return np.stack(numbered(counts), axis=1)

@@ -1,0 +1,210 @@
+"""Triton kernels: generated, compiled once for a kind of GPU, and started with one call in C."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.cuda import driver
+from thalweg.engines.cuda.available import interprets
+from thalweg.engines.cuda.codegen import THREADS, Kernel, generate
+from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.formula import Formula
+from thalweg.locks import Awaited
+
+Argument = Tensor | int
+_compiling = Awaited()
+
+
+class Compiled:
+    """A kernel ready to run.
+
+    Attributes:
+        scalars: Names of the scalars it reads, in the order of a scalar row.
+        dtype: The type of its scalars.
+        measures: How many numbers it makes of each leaf, if it measures.
+    """
+
+    def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
+        self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
+        self._kernel = kernel
+        # Where it was started once over nothing: a step's own launches are too late for errors.
+        self._tried: set[tuple[bool, int]] = set()
+
+    def bound(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
+        """The kernel with its arguments, to be started any number of times.
+
+        Args:
+            grid: How many programs, in two dimensions.
+            arguments: Its tensors, on the device where it runs, and its integers.
+            aligned: Whether all that its addresses point at begins at multiples of 16 bytes.
+
+        Raises:
+            RuntimeError: The driver cannot start it.
+        """
+        if interprets() or not all(grid):
+            return _Interpreted(self._kernel, grid, arguments, aligned)
+        number = next(each.device.index for each in arguments if isinstance(each, Tensor))
+        major, minor = torch.cuda.get_device_capability(number)
+        binary = compiled_for(self._kernel, aligned, 10 * major + minor)
+        handle = driver.function(binary.cubin, self._kernel.name, number)
+
+        def launch(grid: tuple[int, int], arguments: Sequence[Argument]) -> driver.Launch:
+            shared, count = binary.shared, binary.parameters
+            return driver.Launch(handle, grid, shared, arguments, count, number)
+
+        if (aligned, number) not in self._tried:
+            launch((1, 1), list(map(_of_nothing, binary.names, arguments))).run()
+            self._tried.add((aligned, number))
+        return launch(grid, arguments)
+
+
+def _of_nothing(name: str, given: Argument) -> Argument:
+    """An argument with which a program finds no elements to write."""
+    if isinstance(given, Tensor):
+        return torch.zeros_like(given) if name == "sizes" else given
+    return 0 if name == "width" else given
+
+
+class Bound(Protocol):
+    """A kernel with its arguments."""
+
+    def calls(self) -> list[Callable[[], Any]]:
+        """Functions in C that start it on the current stream; in the interpreter of Python."""
+        ...
+
+    def run(self) -> None:
+        """Start it now."""
+        ...
+
+
+class Binary:
+    """What Triton makes of a kernel for one kind of GPU.
+
+    Attributes:
+        ptx: Its text.
+        cubin: Its machine code.
+        shared: Bytes of shared memory.
+        names: Those of its parameters that are arguments.
+        parameters: How many there are in all.
+    """
+
+    def __init__(self, ptx: str, cubin: bytes, shared: int, names: Sequence[str]) -> None:
+        self.ptx, self.cubin, self.shared, self.names = ptx, cubin, shared, names
+        head = re.search(r"\.entry \w+\((.*?)\)", ptx, re.DOTALL)
+        self.parameters = head.group(1).count(".param") if head else 0
+
+
+@cache
+def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
+    """A kernel for GPUs of a compute capability (90 stands for 9.0); needs no GPU.
+
+    Triton keeps it on disk, by its content.
+    """
+    # It has no types, and need not be there.
+    triton: Any = import_module("triton")
+    compiler: Any = import_module("triton.compiler")
+    backends: Any = import_module("triton.backends.compiler")
+    with _compiling:
+        function = getattr(load(kernel.name, kernel.source), kernel.name)
+        signature = {
+            name: "i64" if name in kernel.integers else _POINTERS[name]
+            for name in function.arg_names[:-1]
+        }
+        signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
+        signature["ALIGNED"] = "constexpr"
+        source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
+        options = {"num_warps": THREADS // 32, "enable_fp_fusion": kernel.fast}
+        target = backends.GPUTarget("cuda", capability, 32)
+        made = triton.compile(source, target=target, options=options)
+    return Binary(made.asm["ptx"], made.asm["cubin"], made.metadata.shared, function.arg_names[:-1])
+
+
+@cache
+def load(name: str, source: str) -> ModuleType:
+    """The module of a generated source; Triton reads the text of its functions again."""
+    module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
+    sys.modules[module.__name__] = module
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module
+
+
+_POINTERS = {
+    "base": "*i64", "chunks": "*i32", "sizes": "*i64", "scalar_row": "*i64", "scalars": "",
+    "rows": "*i64", "order": "*i64", "named": "*i8", "leaves": "*fp64", "found": "*i64",
+}  # fmt: skip
+
+
+class _Interpreted:
+    """A kernel that Triton's interpreter runs, or one without programs; see `Compiled.bound`."""
+
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool
+    ) -> None:
+        self._kernel, self._grid, self._arguments = kernel, grid, arguments
+        self._aligned = aligned
+
+    def calls(self) -> list[Callable[[], Any]]:
+        """See `Bound`."""
+        return [self.run] if all(self._grid) else []
+
+    def run(self) -> None:
+        """See `Bound`."""
+        if all(self._grid):
+            name = self._kernel.name
+            function = getattr(load(name, self._kernel.source), name)
+            with np.errstate(all="ignore"):
+                function[self._grid](*self._arguments, ALIGNED=self._aligned)
+
+
+@cache
+def compiled(
+    formula: Formula,
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: type[np.floating[Any]],
+    flush: bool,
+    grad: bool = True,
+    duplicates: Literal["sum", "successive"] | None = None,
+    copy: bool = False,
+    entries: tuple[Formula, ...] = (),
+    before: Formula | None = None,
+    fast: bool = False,
+) -> Compiled:
+    """The kernel of a formula for these storage types; arguments as those of `generate`."""
+    name = np.dtype(compute).name
+    kernel = generate(
+        formula, stages, storage, name, flush, grad, duplicates, copy, entries, before, fast
+    )
+    return Compiled(kernel, compute)
+
+
+@cache
+def measuring(
+    formulas: tuple[Formula, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    measured: int,
+    compute: type[np.floating[Any]],
+    flush: bool,
+) -> Compiled:
+    """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
+    kernel = generate_measure(formulas, stages, storage, measured, np.dtype(compute).name, flush)
+    return Compiled(kernel, np.float64)
+
+
+@cache
+def peaking(kind: str) -> Compiled:
+    """The kernel that finds the largest magnitude among numbers of a storage type."""
+    return Compiled(generate_peak(kind), np.float64)

@@ -1,0 +1,96 @@
+"""Small arrays that are written on the host and read on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.engines.arrays import Array, Int64
+
+
+class Mirror:
+    """An array and its copy on a device, which is sent when it has changed, without waiting.
+
+    Args:
+        host: The array; whoever changes it calls `change`.
+        device: Where the copy is.
+
+    Attributes:
+        host: The same.
+        there: The copy, as it was sent last.
+    """
+
+    def __init__(self, host: Array | Int64, device: torch.device) -> None:
+        self.host = host
+        plain = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
+        self.there = torch.empty_like(plain, device=device)
+        self._is_sent = False
+        # Two, so that one is written while the other may still be on its way.
+        self._staged: list[tuple[torch.Tensor, Any]] = []
+        self._pinned = device.type == "cuda"
+        if self._pinned:
+            self._staged = [
+                (torch.empty_like(plain, pin_memory=True), torch.cuda.Event()) for _ in range(2)
+            ]
+        self._plain = plain
+        self._spare: torch.Tensor | None = None  # what the next graph reads
+        self._in_graphs: list[torch.Tensor] = []
+        self._provide()
+
+    def change(self) -> None:
+        """Say that the array has changed."""
+        self._is_sent = False
+
+    def _provide(self) -> None:
+        if self._spare is None:
+            self._spare = torch.empty_like(self._plain, pin_memory=self._pinned)
+
+    def sent(self) -> torch.Tensor:
+        """The copy, which is on its way at the latest now; in a CUDA graph one of its own.
+
+        Raises:
+            RuntimeError: Two graphs are captured without a step between them.
+        """
+        if is_capturing():
+            return self._captured()
+        self._provide()
+        if self._is_sent:
+            return self.there
+        if self._staged:
+            self._staged.reverse()
+            staged, event = self._staged[0]
+            event.synchronize()
+            staged.copy_(self._plain)
+            with torch.cuda.device(self.there.device):
+                self.there.copy_(staged, non_blocking=True)
+                event.record()
+        else:
+            self.there.copy_(self._plain)
+        self._is_sent = True
+        return self.there
+
+    def _captured(self) -> torch.Tensor:
+        """A copy that each replay makes again, of memory that nobody writes to any more."""
+        return torch.empty_like(self.there).copy_(self._kept(), non_blocking=True)
+
+    def _kept(self) -> torch.Tensor:
+        if self._spare is None:
+            raise RuntimeError(
+                "Take a step outside of a CUDA graph before another one is captured."
+            )
+        staged, self._spare = self._spare, None
+        self._in_graphs.append(staged.copy_(self._plain))
+        return staged
+
+
+def is_capturing() -> bool:
+    """Whether what is started now becomes a part of a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def kept(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+    """An array that never changes, on a device."""
+    host = np.ascontiguousarray(values, dtype)
+    return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

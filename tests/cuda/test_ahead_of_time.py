@@ -1,0 +1,290 @@
+"""What the kernels for GPUs compile to, which needs none: their PTX, registers and stack."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
+from thalweg.engines.cpu.sparse import from_zero
+from thalweg.engines.cuda import launch
+from thalweg.engines.cuda.codegen import WIDTH, generate
+from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.engines.transcribe import FUNCTION_PREFIX
+from thalweg.formula import exp, gradient_squares, log, variable_squares
+from thalweg.rules.clipping import clip_by_norm, clip_by_value
+
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+NAMES = [label(dtype) for dtype in DTYPES]
+REGISTERS = 64  # of a thread: with as many, 1,024 threads run at once on a multiprocessor
+# More than that, and why.
+WIDE = {
+    "16 bits": 96,  # 16 bytes of each stream are eight elements of a thread
+    "float64": 72,  # a quotient or root of float64 is a function of its own
+    "power": 104,  # float64's power
+    "power of 16 bits": 144,
+    "measure": 168,  # the halves of a tree that move between threads
+}
+# Bytes; a few kernels with quotients or roots of 16 bits or float64 have some, also fast ones.
+STACK = 16
+INSTRUCTION = re.compile(r"^\s+(?:@%?!?\w+ )?([a-z][\w.:]*)", re.MULTILINE)
+LIBRARY = re.compile(rf"{FUNCTION_PREFIX}(exp|log|power)\(")
+INEXACT = re.compile(
+    r"approx|ftz|\.full|^(ex2|lg2|rcp|rsqrt|sin|cos|tanh)|^(fma|mad)\.(rn\.)?f|f16"
+)
+
+ADAM = next(case for case in FIRST if case.rule.name == "Adam")
+QUICK = [(ADAM, "float32"), (ADAM, "bfloat16")]
+MATRIX = [
+    slow_unless((case, name) in QUICK, case, name, 90, True)
+    for case in FIRST
+    for name in NAMES
+    if name != "float16" or case.rule.name in KINDS
+]
+MATRIX += [
+    slow_unless(False, case, "float32", capability, flush)
+    for case in FIRST
+    if case.rule.name in KINDS
+    for capability, flush in [(80, True), (100, True), (90, False)]
+]
+MATRIX += [
+    slow_unless(False, case, "bfloat16", 90, False) for case in FIRST if case.rule.name in KINDS
+]
+MATRIX.append(pytest.param(ADAM, "float32", 80, False))
+
+
+def computed(name):
+    return "float64" if name == "float64" else "float32"
+
+
+def storage_of(case, name):
+    return (name,) * (2 + len(case.rule.element_slots))
+
+
+def instructions(binary):
+    return set(INSTRUCTION.findall(binary.ptx))
+
+
+def assert_exact(binary, kernel):
+    found = instructions(binary)
+    floats = [each for each in found if re.match(r"(add|sub|mul|fma|div|sqrt)\..*f(32|64)$", each)]
+    # Without `.rn` the assembler may contract a product and a sum.
+    assert [each for each in floats if ".rn." not in each] == []
+    calls = kernel.source.split("def element", 1)[-1]
+    assert any(each.startswith("div.rn.f") for each in found) or "divide(" not in calls
+    assert any(each.startswith("sqrt.rn.f") for each in found) or "_f_sqrt(" not in calls
+    if not LIBRARY.search(kernel.source):
+        assert [each for each in found if INEXACT.search(each) and "cvt" not in each] == []
+
+
+def widths(binary, what):
+    """Bytes that a thread moves at once between registers and memory."""
+    found = set()
+    for each in instructions(binary):
+        if match := re.fullmatch(rf"{what}\.global(?:\.v(\d))?\.b(\d+)", each):
+            found.add(int(match[1] or 1) * int(match[2]) // 8)
+    return found
+
+
+def assert_aligned(binary, storage):
+    """All streams are moved by the widest accesses that a block of them allows."""
+    wanted = {WIDTH * SIZES[name] // max(SIZES[each] for each in storage) for name in storage}
+    for what in ("ld", "st"):
+        assert wanted <= widths(binary, what), what
+
+
+def assert_element_by_element(binary, storage):
+    vectors = [each for each in instructions(binary) if re.match(r"(ld|st)\.global\.v", each)]
+    assert vectors == []
+    assert max(widths(binary, "st")) <= max(SIZES[name] for name in storage)
+
+
+def resources(binary, folder):
+    """Registers of a thread, bytes of its stack, bytes of local memory; Triton ships what knows."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.cubin)
+    command = [tool, "--dump-resource-usage", file]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [int(re.search(rf"\b{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")]
+
+
+def assert_small(binary, folder, most=REGISTERS):
+    registers, stack, local = resources(binary, folder)
+    calls = any(each.startswith(("div.rn", "sqrt.rn")) for each in instructions(binary))
+    assert registers <= most
+    assert stack <= (STACK if calls else 0)
+    assert local == 0
+
+
+def most_registers(kernel, storage):
+    widest = max(SIZES[name] for name in storage)
+    if LIBRARY.search(kernel.source):
+        return WIDE["power of 16 bits" if widest == 2 else "power"]
+    return {2: WIDE["16 bits"], 4: REGISTERS, 8: WIDE["float64"]}[widest]
+
+
+def assert_good(kernel, storage, capability, folder):
+    binary = launch.compiled_for(kernel, True, capability)
+    assert_exact(binary, kernel)
+    assert_aligned(binary, storage)
+    assert_small(binary, folder, most_registers(kernel, storage))
+
+
+@pytest.mark.parametrize(("case", "name", "capability", "flush"), MATRIX, ids=label)
+def test_dense(case, name, capability, flush, tmp_path):
+    storage = storage_of(case, name)
+    kernel = generate(case.rule.update, (), storage, computed(name), flush)
+    assert_good(kernel, storage, capability, tmp_path)
+
+
+BY_NAME = pytest.mark.parametrize("name", [slow_unless(name == "float32", name) for name in NAMES])
+BY_CAPABILITY = pytest.mark.parametrize(
+    ("capability", "name"),
+    [slow_unless(name == "float32", 90, name) for name in NAMES]
+    + [slow_unless(False, 80, "float32"), slow_unless(False, 100, "float32")],
+)
+
+
+@BY_NAME
+def test_not_aligned(name):
+    storage = storage_of(ADAM, name)
+    kernel = generate(ADAM.rule.update, (), storage, computed(name), True)
+    binary = launch.compiled_for(kernel, False, 90)
+    assert_exact(binary, kernel)
+    assert_element_by_element(binary, storage)
+
+
+@pytest.mark.parametrize("capability", [slow_unless(each == 90, each) for each in (80, 90, 100)])
+@pytest.mark.parametrize("grad", ["float32", "bfloat16"])
+def test_copies(capability, grad, tmp_path):
+    storage = ("float32", grad, "float32", "float32", "bfloat16")
+    kernel = generate(ADAM.rule.update, (), storage, "float32", True, copy=True)
+    assert_good(kernel, storage, capability, tmp_path)
+
+
+@BY_CAPABILITY
+def test_stages(capability, name, tmp_path):
+    storage = storage_of(ADAM, name)
+    stages = (clip_by_value, clip_by_norm)
+    kernel = generate(ADAM.rule.update, stages, storage, computed(name), True)
+    assert_good(kernel, storage, capability, tmp_path)
+
+
+def rows_kernel(kind, storage, name):
+    if kind == "untouched":
+        update = ADAM.rule.update_untouched
+        return generate(update, (), storage, computed(name), True, grad=False)
+    stages = (from_zero,) if kind == "sum" else ()
+    return generate(ADAM.rule.update, stages, storage, computed(name), True, duplicates=kind)
+
+
+@BY_CAPABILITY
+@pytest.mark.parametrize("kind", ["sum", "successive", "untouched"])
+def test_rows(capability, name, kind, tmp_path):
+    storage = storage_of(ADAM, name)[kind == "untouched" :]
+    kernel = rows_kernel(kind, storage, name)
+    for aligned in (True, False):
+        binary = launch.compiled_for(kernel, aligned, capability)
+        assert_exact(binary, kernel)
+        assert_small(binary, tmp_path, most_registers(kernel, storage))
+    assert_element_by_element(binary, storage)
+
+
+@BY_NAME
+@pytest.mark.parametrize("kind", ["sum", "successive", "untouched"])
+def test_rows_are_read_16_bytes_at_a_time(name, kind):
+    storage = storage_of(ADAM, name)[kind == "untouched" :]
+    kernel = rows_kernel(kind, storage, name)
+    assert_aligned(launch.compiled_for(kernel, True, 90), storage)
+
+
+@BY_CAPABILITY
+@pytest.mark.parametrize(
+    ("formulas", "stages"),
+    [
+        pytest.param((gradient_squares,), (), id="one"),
+        pytest.param((gradient_squares,), (clip_by_value,), id="staged"),
+    ],
+)
+def test_measures(capability, name, formulas, stages, tmp_path):
+    kernel = generate_measure(formulas, stages, (name, name), 2, computed(name), bool(stages))
+    binary = launch.compiled_for(kernel, True, capability)
+    assert_exact(binary, kernel)
+    # Four lanes of a thread, at whose width all that is read is.
+    assert min(WIDTH, 4 * SIZES[name]) in widths(binary, "ld")
+    assert_small(binary, tmp_path, WIDE["measure"])
+
+
+@pytest.mark.slow
+def test_two_measures_spill_nothing(tmp_path):
+    formulas = (variable_squares, gradient_squares)
+    kernel = generate_measure(formulas, (), ("float32",) * 2, 2, "float32", False)
+    assert_small(launch.compiled_for(kernel, True, 90), tmp_path, WIDE["measure"])
+
+
+@BY_CAPABILITY
+def test_peaks(capability, name, tmp_path):
+    binary = launch.compiled_for(generate_peak(name), True, capability)
+    assert max(widths(binary, "ld")) >= 8
+    assert_small(binary, tmp_path)
+
+
+def fast_kernel(kind, name="float32"):
+    storage, compute = storage_of(ADAM, name), computed(name)
+    if kind == "dense":
+        return generate(ADAM.rule.update, (), storage, compute, True, fast=True)
+    stages = (from_zero,) if kind == "sum" else ()
+    return generate(ADAM.rule.update, stages, storage, compute, True, duplicates=kind, fast=True)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sum", "successive"])
+def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
+    kernel, storage = fast_kernel(kind), storage_of(ADAM, "float32")
+    exact = rows_kernel(kind, storage, "float32") if kind != "dense" else None
+    exact = exact or generate(ADAM.rule.update, (), storage, "float32", True)
+    assert kernel.name != exact.name
+    found = instructions(launch.compiled_for(kernel, True, 90))
+    assert any(each.startswith("fma.rn") and each.endswith("f32") for each in found)
+    assert not [each for each in found if re.match(r"(div|sqrt)\.rn", each)]
+    assert {"div.full.f32", "sqrt.approx.ftz.f32"} <= found
+    found = instructions(launch.compiled_for(exact, True, 90))
+    assert not [each for each in found if each.startswith("fma")]
+    assert any(each.startswith("div.rn") for each in found)
+    assert_small(launch.compiled_for(kernel, True, 90), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FIRST, ids=label)
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_fast_kernels_of_every_rule(case, name, tmp_path):
+    storage = storage_of(case, name)
+    kernel = generate(case.rule.update, (), storage, computed(name), True, fast=True)
+    binary = launch.compiled_for(kernel, True, 90)
+    assert not [each for each in instructions(binary) if re.match(r"(div|sqrt)\.rn\.f32", each)]
+    assert_aligned(binary, storage)
+    registers, stack, local = resources(binary, tmp_path)
+    assert registers <= most_registers(kernel, storage)
+    assert stack <= (0 if name == "float32" else STACK)
+    assert local == 0
+
+
+def test_fast_kernels_of_float64_contract_and_divide_exactly():
+    found = instructions(launch.compiled_for(fast_kernel("dense", "float64"), True, 90))
+    assert any(each.startswith("fma.rn.f64") for each in found)
+    assert "div.rn.f64" in found
+
+
+def through_the_library(var, grad, *, rate):
+    return (var - rate * exp(log(grad)),)
+
+
+def test_exponentials_and_logarithms_are_computed_in_float64():
+    kernel = generate(through_the_library, (), ("float32",) * 2, "float32", True)
+    found = instructions(launch.compiled_for(kernel, True, 90))
+    assert not [each for each in found if re.match(r"ex2|lg2|fma\.rn\.f32", each)]

@@ -1,0 +1,363 @@
+"""On a GPU: the bits of the engine for CPUs, streams, large and oddly placed memory."""
+
+from __future__ import annotations
+
+import contextlib
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import rulebook
+import thalweg
+from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
+from thalweg import IndexedSlices, optim
+from thalweg.engines import Gate
+from thalweg.engines.engine import Columns, Request
+from thalweg.formula import gradient_squares, variable_squares
+from thalweg.keras.optimizers import Adam
+from thalweg.optim import tensorflow
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# Powers of float64 may differ in the last place from the C library's.
+EXACT = [case for case in FIRST if case.rule.name != "FtrlPower"]
+ADAM = next(case for case in FIRST if case.rule.name == "Adam")
+SELECTIONS = [KEEP, FLUSH]
+BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
+SHAPES = [(0,), (), (5, 7), (4096,), (2 * 4096 + 5,)]
+
+
+def there(problem):
+    """A copy of a problem on the GPU."""
+    gradients = [
+        IndexedSlices(each.values.cuda(), each.indices.cuda(), each.dense_shape)
+        if isinstance(each, IndexedSlices)
+        else each.cuda()
+        for each in problem.gradients
+    ]
+    slots = [[slot.cuda() for slot in each] for each in problem.slots]
+    return Problem([var.cuda() for var in problem.variables], slots, gradients)
+
+
+def assert_equal_cpu(case, problem, selection, **keywords):
+    device = there(problem)
+    take(case, problem, selection, **keywords)
+    take(case, device, selection._replace(name="cuda"), **keywords)
+    assert_same([each.cpu() for each in device.written()], problem.written())
+
+
+@by_rule(EXACT)
+@BY_SELECTION
+def test_bits_of_every_rule_and_dtype(case, selection):
+    shapes = [shape for shape in SHAPES for _ in DTYPES]
+    problem = Problem.make(case.row, shapes, [*DTYPES] * len(SHAPES), 1)
+    assert_equal_cpu(case, problem, selection, steps=2)
+
+
+@by_rule(EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+def test_bits_of_sparse_steps(case, dtype):
+    problem = Problem.make(case.row, [(9, 5)], [dtype], 2)
+    indices = [7, 2, 7, 0, 8, 7, 2]
+    rows = rulebook.values((len(indices), 5), dtype, np.random.default_rng(3))
+    problem.gradients = [sparse(rows, indices, problem.variables[0])]
+    assert_equal_cpu(case, problem, FLUSH, steps=2)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
+def test_copies_of_masters(kind):
+    problem = Problem.make(ADAM.row, [(4099,), (3, 5)], [torch.float32] * 2, 4)
+    device = there(problem)
+    copies = [torch.zeros_like(var, dtype=kind) for var in problem.variables]
+    others = [copy.cuda() for copy in copies]
+    take(ADAM, problem, FLUSH, copies=copies)
+    take(ADAM, device, FLUSH._replace(name="cuda"), copies=others)
+    written = [each.cpu() for each in (*device.written(), *others)]
+    assert_same(written, [*problem.written(), *copies])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+def test_bits_of_measures(dtype):
+    problem = Problem.make(ADAM.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
+    formulas, found = (variable_squares, gradient_squares), []
+    for name, own in (("cpu", problem), ("cuda", there(problem))):
+        asked = Request(
+            ADAM.rule, (), own.variables, own.gradients, own.slots, ["a", "b", "c"],
+            FLUSH._replace(name=name),
+        )  # fmt: skip
+        ready, columns = Gate().ready(asked), Columns({np.float32: {}, np.float64: {}}, {})
+        sums = [*ready.sums(formulas, (), columns), *ready.leaves(formulas, (), columns)]
+        found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.peaks())])
+    assert_same(*found)
+
+
+def test_memory_that_begins_anywhere():
+    problem = Problem.make(ADAM.row, [(4099,)], [torch.float32], 5)
+    device = there(problem)
+    device.variables = [torch.empty(4100, device="cuda")[1:].copy_(device.variables[0])]
+    take(ADAM, problem, FLUSH)
+    take(ADAM, device, FLUSH._replace(name="cuda"))
+    assert_same([each.cpu() for each in device.written()], problem.written())
+
+
+def test_streams_of_their_own():
+    problems = [Problem.make(ADAM.row, [(100_000,)], [torch.float32], seed) for seed in range(4)]
+    devices = [there(problem) for problem in problems]
+    torch.cuda.synchronize()
+    for device in devices:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            take(ADAM, device, FLUSH._replace(name="cuda"), steps=5)
+    torch.cuda.synchronize()
+    for problem, device in zip(problems, devices, strict=True):
+        take(ADAM, problem, FLUSH, steps=5)
+        assert_same([each.cpu() for each in device.written()], problem.written())
+
+
+@pytest.mark.slow
+def test_more_elements_than_31_bits_count():
+    case = next(each for each in FIRST if each.rule.name == "SGD")
+    count, seen = 2**31 + 64, 100_000
+    var = torch.ones(count, device="cuda", dtype=torch.bfloat16)
+    grad = torch.full_like(var, 0.5)
+    wanted = Problem([torch.ones(seen).bfloat16()], [[]], [torch.full((seen,), 0.5).bfloat16()])
+    take(case, Problem([var], [[]], [grad]), FLUSH._replace(name="cuda"))
+    take(case, wanted, FLUSH)
+    assert_same([var[:seen].cpu(), var[-seen:].cpu()], wanted.variables * 2)
+
+
+OPTIMIZERS = {
+    "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),
+    "AMSGrad": partial(optim.Adam, lr=0.1, amsgrad=True),
+    "AdamW": partial(optim.AdamW, lr=0.1),
+    "SGD": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "RMSprop": partial(optim.RMSprop, lr=0.1, centered=True, momentum=0.9),
+    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "Adadelta": partial(optim.Adadelta, lr=0.1),
+    "Adamax": partial(optim.Adamax, lr=0.1),
+    "NAdam": partial(optim.NAdam, lr=0.1),
+    "RAdam": partial(optim.RAdam, lr=0.1),
+    "ASGD": partial(optim.ASGD, lr=0.1, t0=2),
+    "Rprop": partial(optim.Rprop, lr=0.1),
+    "tensorflow Adam": partial(tensorflow.Adam, lr=0.1),
+    "tensorflow Nadam": partial(tensorflow.Nadam, lr=0.1),
+    "tensorflow Ftrl": partial(tensorflow.Ftrl, lr=0.1),
+}
+NOT_CAPTURABLE = {"SGD", "Adagrad"}  # in torch
+CAPTURABLE = {name: make for name, make in OPTIMIZERS.items() if name not in NOT_CAPTURABLE}
+
+
+def by(table):
+    return pytest.mark.parametrize("make", table.values(), ids=list(table))
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """A block in which whatever waits for the device fails."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Training:
+    """An optimizer over parameters on a device; all devices see the same numbers."""
+
+    def __init__(self, make, device="cuda", dtypes=(torch.float32,), **options):
+        self.generator = torch.Generator().manual_seed(0)
+        self.params = [
+            torch.nn.Parameter(self.random(shape).to(device, dtype))
+            for dtype in dtypes
+            for shape in ((300, 70), (), (9,))
+        ]
+        self.optimizer = make(self.params, **options)
+
+    def random(self, shape):
+        return torch.randn(shape, generator=self.generator)
+
+    def give_gradients(self):
+        for param in self.params:
+            grad = self.random(param.shape).to(param.device, param.dtype)
+            if param.grad is None:
+                param.grad = grad
+            else:
+                param.grad.copy_(grad)
+
+    def step(self):
+        self.give_gradients()
+        self.optimizer.step()
+
+    def written(self):
+        state = self.optimizer.state
+        own = [value for param in self.params for value in state[param].values()]
+        return [each.detach().cpu().double() for each in (*self.params, *own)]
+
+
+def assert_near(found, wanted):
+    """Powers of float64 leave their traces in the last places of float32, if any."""
+    for each, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-6)
+
+
+@by(OPTIMIZERS)
+def test_bits_of_the_optimizers_of_torch_s_kind(make):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    found, wanted = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
+    for _ in range(8):
+        found.step()
+        wanted.step()
+    assert_same(found.written(), wanted.written())
+    steps = [found.optimizer.state[param].get("step") for param in found.params]
+    assert all(each is None or each.device.type == "cpu" for each in steps)
+
+
+@by(OPTIMIZERS)
+def test_a_steady_step_does_not_wait(make):
+    training = Training(make)
+    for _ in range(3):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()
+
+
+@by(OPTIMIZERS)
+def test_a_scaler_does_not_wait(make):
+    def trained(device, waits=contextlib.nullcontext):
+        training = Training(make, device, fused_unscale=True)
+        scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
+        scaler.scale(torch.ones((), device=device))
+        for number in range(6):
+            training.give_gradients()
+            if number in (2, 3):
+                training.params[0].grad[0, 0] = float("inf")
+            with waits() if number else contextlib.nullcontext():
+                scaler.step(training.optimizer)
+                scaler.update()
+        return training, scaler
+
+    (found, own), (wanted, theirs) = trained("cuda", no_waiting), trained("cpu")
+    assert_near(found.written(), wanted.written())
+    assert own.state_dict() == theirs.state_dict()
+    assert found.optimizer.last_step.count == wanted.optimizer.last_step.count == 4
+    assert found.optimizer.last_step.taken
+
+
+@by(CAPTURABLE)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_replays_of_a_graph_are_steps(make, clip):
+    rate = torch.tensor(0.1, device="cuda")
+    options = {"capturable": True, "lr": rate, "clip_grad_norm": clip}
+    eager, training = Training(make, **options), Training(make, **options)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            eager.step()
+            training.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        training.optimizer.step()
+    for _ in range(4):
+        rate.mul_(0.5)
+        eager.step()
+        training.give_gradients()
+        graph.replay()
+    assert_same(training.written(), eager.written())
+    # Another step outside of the graph has tables of its own.
+    for each in (eager, training):
+        each.optimizer.zero_grad()
+        each.step()
+    assert_same(training.written(), eager.written())
+
+
+@by(CAPTURABLE)
+def test_steps_that_the_device_counts(make):
+    found, wanted = Training(make, capturable=True), Training(make, "cpu")
+    for _ in range(8):
+        found.step()
+        wanted.step()
+    assert_near(found.written(), wanted.written())
+    steps = [found.optimizer.state[param]["step"] for param in found.params]
+    assert all(each.device.type == "cuda" for each in steps)
+
+
+def test_a_state_of_torch_goes_on():
+    theirs = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
+    theirs.step()
+    own = Training(partial(optim.Adam, lr=0.1, fused=True))
+    own.step()
+    own.optimizer.load_state_dict(deepcopy(theirs.optimizer.state_dict()))
+    with torch.no_grad():
+        for param, other in zip(own.params, theirs.params, strict=True):
+            param.copy_(other)
+    for _ in range(3):
+        own.step()
+        theirs.step()
+    assert_near(own.written(), theirs.written())
+    assert list(own.optimizer.state[own.params[0]]) == list(
+        theirs.optimizer.state[theirs.params[0]]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=label)
+def test_fast_kernels_are_near(dtype):
+    found, wanted = (Training(OPTIMIZERS["AdamW"], dtypes=(dtype,)) for _ in range(2))
+    for _ in range(3):
+        with thalweg.engine(math="fast"):
+            found.step()
+        wanted.step()
+    assert_near(found.written(), wanted.written())
+
+
+@pytest.mark.parametrize("name", ["ema_decay", "masters", "state_dtype", "gradients", "accumulate"])
+def test_options(name):
+    value = {"ema_decay": 0.9, "masters": True, "state_dtype": torch.bfloat16,
+             "gradients": "flat", "accumulate": 2}[name]  # fmt: skip
+    make, dtypes = partial(optim.AdamW, lr=0.1, **{name: value}), (torch.float32, torch.bfloat16)
+    found, wanted = Training(make, dtypes=dtypes), Training(make, "cpu", dtypes)
+    for _ in range(4):
+        found.step()
+        wanted.step()
+    assert_same([each.detach().cpu() for each in found.params], wanted.params)
+
+
+def test_a_sparse_step_does_not_wait():
+    var = torch.randn(9, 4, device="cuda", requires_grad=True)
+    optimizer = Adam(0.1)
+    indices = torch.tensor([7, 2, 7], device="cuda")
+    for number in range(4):
+        grad = IndexedSlices(torch.randn(3, 4, device="cuda"), indices, (9, 4))
+        with no_waiting() if number > 1 else contextlib.nullcontext():
+            optimizer.apply_gradients([(grad, var)])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_several_devices_in_one_optimizer():
+    def trained(devices):
+        params = [torch.nn.Parameter(torch.ones(5000, device=device)) for device in devices]
+        optimizer = optim.Adam(params, lr=0.1)
+        for _ in range(3):
+            for param in params:
+                param.grad = torch.full_like(param, 0.5)
+            optimizer.step()
+        return [param.detach().cpu() for param in params]
+
+    assert_same(trained(["cuda:0", "cuda:1", "cpu"]), trained(["cpu"] * 3))
+
+
+def test_a_launch_is_made_of_calls_in_c():
+    problem = there(Problem.make(ADAM.row, [(4099,)], [torch.float32], 6))
+    asked = Request(
+        ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
+        FLUSH._replace(name="cuda"),
+    )  # fmt: skip
+    ready = Gate().ready(asked)
+    shared = {np.float32: ADAM.scalars(np.float32)}
+    (only,) = ready.rounds(Columns(shared, {}))
+    functions = [getattr(call, "func", call) for call in only.calls]
+    assert len(functions) == 4  # the context, the kernel, the context, the version counters
+    assert not [each for each in functions if hasattr(each, "__code__")]

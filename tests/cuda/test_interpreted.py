@@ -1,0 +1,360 @@
+"""The programs for GPUs give the bits of the reference engine, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from waiting import waiting_for_nothing
+
+import rulebook
+import thalweg
+from rulebook import (
+    CASES,
+    DTYPES,
+    FIRST,
+    FLUSH,
+    KEEP,
+    KINDS,
+    Problem,
+    assert_same,
+    by_rule,
+    label,
+    reference,
+    sparse,
+    take,
+)
+from thalweg import IndexedSlices, optim
+from thalweg.engines import Gate, Selection
+from thalweg.engines.cuda import launch
+from thalweg.engines.cuda.codegen import CHUNK
+from thalweg.engines.engine import Columns, Request
+from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
+from thalweg.indexed_slices import assert_in_range
+from thalweg.keras.optimizers import Adam
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.rules.clipping import clip_by_norm, clip_by_value
+from thalweg.v1.contrib.opt import LARSOptimizer
+
+SHAPES = [(0,), (), (5, 7), (130,)]
+SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]
+BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
+SOME = [case for case in FIRST if case.rule.name in KINDS]
+
+
+def equal_reference(case, problem, selection, **keywords):
+    wanted = reference(case, problem, selection, **keywords)
+    assert_same(take(case, problem, selection, **keywords).written(), wanted.written())
+
+
+@by_rule(CASES)
+@BY_SELECTION
+def test_every_rule_and_dtype_in_one_step(case, selection):
+    shapes = [shape for shape in SHAPES for _ in DTYPES]
+    problem = Problem.make(case.row, shapes, [*DTYPES] * len(SHAPES), 1, 0.2)
+    equal_reference(case, problem, selection, steps=2)
+
+
+@by_rule(SOME)
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+def test_programs_in_the_middle_and_at_the_end(case, dtype):
+    problem = Problem.make(case.row, [(CHUNK,), (2 * CHUNK + 5,)], [dtype] * 2, 2, 0.01)
+    equal_reference(case, problem, SELECTIONS[1])
+
+
+@by_rule(SOME)
+@pytest.mark.parametrize("stream", ["variable", "gradient", "slot"])
+def test_elements_that_begin_anywhere(case, stream):
+    problem = Problem.make(case.row, [(CHUNK + 3,)], [torch.float32], 3)
+    (var,), (slots,), (grad,) = problem.variables, problem.slots, problem.gradients
+    if stream == "variable":
+        problem.variables = [moved(var)]
+    elif stream == "gradient":
+        problem.gradients = [moved(grad)]
+    else:
+        problem.slots = [list(map(moved, slots))]
+    equal_reference(case, problem, SELECTIONS[1])
+
+
+def moved(tensor):
+    """A copy that begins at a multiple of 4 bytes, of no larger number."""
+    found = torch.empty(len(tensor) + 1)[1:]
+    return found.copy_(tensor)
+
+
+@by_rule(SOME)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+def test_stages_come_first(case, dtype):
+    problem = Problem.make(case.row, [(130,), ()], [dtype] * 2, 9)
+    extra = {"clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7}
+    stages = (clip_by_value, clip_by_norm)
+    equal_reference(case, problem, SELECTIONS[1], stages=stages, **extra)
+
+
+@by_rule(SOME)
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+def test_copies_follow_their_variables(case, kind, dtype):
+    found = []
+    for name in ("cuda", "reference"):
+        problem = Problem.make(case.row, [(130,), (3, 5)], [dtype] * 2, 4, 0.2)
+        copies = [torch.zeros_like(var, dtype=kind) for var in problem.variables]
+        take(case, problem, Selection(name, "flush"), copies=copies)
+        found.append([*problem.written(), *copies])
+    assert_same(*found)
+
+
+@by_rule(SOME)
+def test_memory_of_any_strides(case):
+    problem = Problem.make(case.row, [(2, 3, 4, 5)], [torch.float32], 1)
+    last = torch.channels_last
+    problem.variables = [var.to(memory_format=last) for var in problem.variables]
+    problem.slots = [[slot.to(memory_format=last) for slot in each] for each in problem.slots]
+    equal_reference(case, problem, SELECTIONS[1])
+
+
+def with_rows(case, indices, width, dtype, seed=5, special=0.1):
+    problem = Problem.make(case.row, [(9, *width)], [dtype], seed, special)
+    rng = np.random.default_rng(seed)
+    values = rulebook.values((len(indices), *width), dtype, rng, special)
+    problem.gradients = [sparse(values, indices, problem.variables[0])]
+    return problem
+
+
+@by_rule(FIRST)
+@BY_SELECTION
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+def test_sparse_gradients_of_every_rule(case, dtype, selection):
+    problem = with_rows(case, [7, 2, 7, 0, 8, 7, 2], (4,), dtype)
+    equal_reference(case, problem, selection, steps=2)
+
+
+@by_rule(SOME)
+@pytest.mark.parametrize("width", [(), (1,), (3,), (1030,)], ids=label)
+@pytest.mark.parametrize("indices", [[], [4], [3] * 5], ids=["none", "one", "repeated"])
+def test_rows_of_any_width(case, width, indices):
+    equal_reference(case, with_rows(case, indices, width, torch.float32), SELECTIONS[1])
+
+
+@by_rule(SOME)
+def test_entries_have_their_stages(case):
+    problem = with_rows(case, [7, 2, 7], (5,), torch.bfloat16)
+    equal_reference(case, problem, SELECTIONS[1], stages=(clip_by_value,), clipvalue=0.3)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
+def test_sparse_gradients_of_16_bits_for_masters(kind):
+    case = next(each for each in FIRST if each.rule.name == "Adam")
+    found = []
+    for name in ("cuda", "reference"):
+        problem = with_rows(case, [7, 2, 7], (5,), torch.float32, special=0)
+        grad = problem.gradients[0]
+        problem.gradients = [sparse(grad.values.to(kind), grad.indices, problem.variables[0])]
+        copies = [torch.zeros_like(problem.variables[0], dtype=kind)]
+        take(case, problem, Selection(name, "flush"), copies=copies)
+        found.append([*problem.written(), *copies])
+    assert_same(*found)
+
+
+def shrunk(var, *, decay):
+    return var - decay * var
+
+
+@by_rule([case for case in FIRST if case.rule.before is None and not case.rule.measures])
+@pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
+def test_what_comes_before_a_rule(case, indices):
+    from dataclasses import replace
+
+    decayed = replace(case, row=replace(case.row, rule=replace(case.rule, before=shrunk)))
+    if indices is None:
+        problem = Problem.make(case.row, [(130,)], [torch.bfloat16], 6)
+    else:
+        problem = with_rows(case, indices, (5,), torch.bfloat16)
+    equal_reference(decayed, problem, SELECTIONS[1], decay=0.1)
+
+
+def test_scalars_of_each_variable():
+    case = next(each for each in FIRST if each.rule.name == "SGD")
+    found = []
+    for name in ("cuda", "reference"):
+        problem = Problem.make(case.row, [(5,), (7,), (3,)], [torch.float32] * 3, 1)
+        rates = {"learning_rate": np.array([0.1, 0.2, 0.3])}
+        asked = Request(
+            case.rule, (), problem.variables, problem.gradients, problem.slots,
+            ["a", "b", "c"], Selection(name),
+        )  # fmt: skip
+        shared = {np.float32: case.scalars(np.float32)}
+        for each in Gate().ready(asked).rounds(Columns(shared, rates)):
+            for call in each.calls:
+                call()
+        found.append(problem.written())
+    assert_same(*found)
+
+
+def rooted(var, grad, slot, *, rate):
+    return sqrt(maximum(slot, 0.5)) * grad * rate + var
+
+
+MEASURES = [(gradient_squares,), (variable_squares, gradient_squares), (gradient_squares, rooted)]
+
+
+@pytest.mark.parametrize("formulas", MEASURES, ids=lambda value: str(len(value)))
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize("stages", [(), (clip_by_value,)], ids=["plain", "staged"])
+def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
+    case = next(each for each in FIRST if each.rule.name == "Momentum")
+    scalars = {"rate": 0.3, "clipvalue": 0.7}
+    found = []
+    for name in ("cuda", "reference"):
+        problem = Problem.make(case.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
+        asked = Request(
+            case.rule, stages, problem.variables, problem.gradients, problem.slots,
+            ["a", "b", "c"], Selection(name, "flush"),
+        )  # fmt: skip
+        ready = Gate().ready(asked)
+        own = {kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)}
+        columns = Columns(own, {})
+        sums = np.stack(ready.sums(formulas, stages, columns))
+        leaves = np.concatenate(ready.leaves(formulas, stages, columns))
+        found.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize("special", [None, np.nan, np.inf, -np.inf])
+def test_peaks(dtype, special):
+    case = next(each for each in FIRST if each.rule.name == "SGD")
+    problem = Problem.make(case.row, [(70_000,), (3,), (0,)], [dtype] * 3, 3)
+    if special is not None:
+        problem.gradients[0][69_999] = special
+    found = []
+    for name in ("cuda", "reference"):
+        asked = Request(
+            case.rule, (), problem.variables, problem.gradients, problem.slots,
+            ["a", "b", "c"], Selection(name),
+        )  # fmt: skip
+        found.append([torch.from_numpy(Gate().ready(asked).peaks())])
+    assert_same(*found)
+
+
+@by_rule(SOME)
+def test_a_step_is_repeated_with_other_gradients(case):
+    engines = rulebook.Engines()
+    problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
+    wanted = problem.copy()
+    for seed in (2, 3):
+        gradients = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, seed).gradients
+        problem.gradients = wanted.gradients = gradients
+        take(case, problem, SELECTIONS[1], engines=engines)
+        take(case, wanted, FLUSH._replace(name="reference"))
+        assert_same(problem.written(), wanted.written())
+
+
+@by_rule([case for case in FIRST if not case.rule.measures])
+def test_a_steady_step_asks_the_device_for_nothing(case):
+    engines = rulebook.Engines()
+    problem = Problem.make(case.row, [(130,), (5,)], [torch.float32] * 2, 1)
+    take(case, problem, SELECTIONS[1], engines=engines)
+    with waiting_for_nothing():
+        take(case, problem, SELECTIONS[1], engines=engines)
+
+
+@by_rule(FIRST)
+@pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
+def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
+    def over_nothing(self):
+        function = getattr(launch.load(self._kernel.name, self._kernel.source), self._kernel.name)
+        arguments = map(launch._of_nothing, function.arg_names[:-1], self._arguments)
+        with np.errstate(all="ignore"):
+            function[self._grid](*arguments, ALIGNED=self._aligned)
+        started.append(self)
+
+    started = []
+    problem = Problem.make(case.row, [(9, 4)], [torch.float32], 1)
+    if indices is not None:
+        problem = with_rows(case, indices, (4,), torch.float32)
+    before = problem.copy()
+    monkeypatch.setattr(launch._Interpreted, "run", over_nothing)
+    take(case, problem, SELECTIONS[1])
+    assert_same(problem.written(), before.written())
+    assert started
+
+
+OPTIMIZERS = {
+    "plain": partial(Adam, 0.1),
+    "clipnorm": partial(Adam, 0.1, clipnorm=0.5),
+    "global_clipnorm": partial(Adam, 0.1, global_clipnorm=0.5),
+    "clipvalue": partial(Adam, 0.1, clipvalue=0.1),
+    "LARS": partial(LARSOptimizer, 0.1, skip_list=("unknown",)),
+    "NovoGrad": partial(NovoGrad, 0.1),
+}
+BY_OPTIMIZER = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+
+
+def trained(engine, make, last=contextlib.nullcontext):
+    """Variables and slots of an optimizer after some steps over mixed dtypes."""
+    generator = torch.Generator().manual_seed(0)
+    variables = [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+        for shape, dtype in (((5, 7), torch.float32), ((130,), torch.bfloat16), ((), torch.float32))
+    ]
+    optimizer = make()
+    with thalweg.engine(engine):
+        for seed in range(3):
+            generator.manual_seed(seed)
+            gradients = [
+                torch.randn(var.shape, generator=generator).to(var.dtype) for var in variables
+            ]
+            with last() if seed == 2 else contextlib.nullcontext():
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    slots = [each for each in optimizer.variables() if each.is_floating_point()]
+    return [*variables, *slots]
+
+
+@BY_OPTIMIZER
+def test_steps_of_an_optimizer_have_the_bits_of_the_cpu(make):
+    assert_same(trained("cuda", make), trained("cpu", make))
+
+
+@BY_OPTIMIZER
+def test_a_steady_step_of_an_optimizer_asks_for_nothing(make):
+    trained("cuda", make, waiting_for_nothing)
+
+
+def clipped(last=contextlib.nullcontext):
+    """What steps of `thalweg.optim` with a clipped norm tell, over a parameter and a table."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
+    optimizer = optim.tensorflow.Adam(params, lr=0.1, clip_grad_norm=0.5)
+    for seed in range(3):
+        params[0].grad = torch.randn(4, 3, generator=generator.manual_seed(seed))
+        with last() if seed == 2 else contextlib.nullcontext():
+            optimizer.step()
+    return optimizer.last_step
+
+
+def test_norms_are_brought_to_the_host_when_somebody_reads_them():
+    with thalweg.engine("cpu"):
+        wanted = clipped()
+    with thalweg.engine("cuda"):
+        assert clipped() == wanted
+        clipped(waiting_for_nothing)
+
+
+def test_a_sparse_step_asks_for_nothing(monkeypatch):
+    """But for the range of its indices, which a GPU asserts."""
+    monkeypatch.setattr(
+        IndexedSlices, "check_range", lambda self, rows, style: assert_in_range(self.indices, rows)
+    )
+    var = torch.randn(9, 4, requires_grad=True)
+    optimizer = Adam(0.1)
+    with thalweg.engine("cuda"):
+        for seed in range(3):
+            grad = IndexedSlices(torch.randn(3, 4), torch.tensor([7, 2, 7]), (9, 4))
+            with waiting_for_nothing() if seed == 2 else contextlib.nullcontext():
+                optimizer.apply_gradients([(grad, var)])
+        with pytest.raises(RuntimeError, match=r"not in \[0, 9\)"):
+            optimizer.apply_gradients([(IndexedSlices(torch.ones(1, 4), [9], (9, 4)), var)])

@@ -1,0 +1,372 @@
+"""`thalweg.optim` on a GPU, in Triton's interpreter: bits, steps decided there, and graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+from replayed import captured
+from waiting import waiting_for_nothing
+
+import thalweg
+from rulebook import assert_same
+from thalweg import optim, rules
+from thalweg.engines.cuda.mirror import Mirror
+from thalweg.optim import fitting, tensorflow
+from thalweg.optim.around import FOUND_INF
+
+DROP_INS = {
+    "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),
+    "AMSGrad": partial(optim.Adam, lr=0.1, amsgrad=True),
+    "AdamW": partial(optim.AdamW, lr=0.1),
+    "SGD": partial(optim.SGD, lr=0.1, weight_decay=0.1),
+    "momentum": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.2),
+    "Nesterov": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "RMSprop": partial(optim.RMSprop, lr=0.1, centered=True, momentum=0.9),
+    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "Adadelta": partial(optim.Adadelta, lr=0.1),
+    "Adamax": partial(optim.Adamax, lr=0.1),
+    "NAdam": partial(optim.NAdam, lr=0.1),
+    "RAdam": partial(optim.RAdam, lr=0.1),
+    "ASGD": partial(optim.ASGD, lr=0.1, t0=2),
+    "Rprop": partial(optim.Rprop, lr=0.1),
+}
+# Without an option `capturable` in torch.
+NOT_CAPTURABLE = {"SGD", "momentum", "Nesterov", "Adagrad"}
+TENSORFLOW = {
+    "Adam": partial(tensorflow.Adam, lr=0.1),
+    "LazyAdam": partial(tensorflow.LazyAdam, lr=0.1),
+    "Adamax": partial(tensorflow.Adamax, lr=0.1),
+    "Nadam": partial(tensorflow.Nadam, lr=0.1),
+    "Ftrl": partial(tensorflow.Ftrl, lr=0.1, l2=0.1, beta=0.1),
+    "Momentum": partial(tensorflow.Momentum, lr=0.1, nesterov=True),
+    "NovoGrad": partial(optim.RuleOptimizer, rule=rules.NOVOGRAD, lr=0.1),
+}
+CAPTURABLE = {name: make for name, make in DROP_INS.items() if name not in NOT_CAPTURABLE}
+CAPTURABLE |= {f"tensorflow {name}": make for name, make in TENSORFLOW.items()}
+STEPS = 8  # RAdam divides by a root from the sixth one on
+SHAPES = [(5, 7), (), (130,)]
+
+
+def by(table):
+    return pytest.mark.parametrize("make", table.values(), ids=list(table))
+
+
+class Training:
+    """An optimizer over parameters of several dtypes, in one group or in two."""
+
+    def __init__(self, make, dtypes=(torch.float32,), groups=1, **options):
+        self.generator = torch.Generator().manual_seed(0)
+        self.params = [
+            torch.nn.Parameter(self.random(shape).to(dtype)) for dtype in dtypes for shape in SHAPES
+        ]
+        given = self.params
+        if groups == 2:
+            given = [{"params": self.params[:1]}, {"params": self.params[1:], "lr": 0.05}]
+        self.optimizer = make(given, **options)
+
+    def random(self, shape):
+        return torch.randn(shape, generator=self.generator)
+
+    def give_gradients(self):
+        for param in self.params:
+            grad = self.random(param.shape).to(param.dtype)
+            if param.grad is None:
+                param.grad = grad
+            else:
+                param.grad.copy_(grad)  # where it lies, as graphs have it
+
+    def step(self, found_inf=None):
+        self.give_gradients()
+        if found_inf is not None:
+            self.optimizer.found_inf = torch.tensor([float(found_inf)])
+            self.optimizer.grad_scale = torch.tensor(8.0)
+        self.optimizer.step()
+
+    def written(self):
+        state = self.optimizer.state
+        own = [value for param in self.params for value in state[param].values()]
+        return plain([*self.params, *own])
+
+
+def plain(values):
+    """Tensors, with steps that are counted in integers as numbers."""
+    return [each.detach() if each.is_floating_point() else each.double() for each in values]
+
+
+def trained(engine, make, steps=STEPS, last=contextlib.nullcontext, **options):
+    with thalweg.engine(engine):
+        training = Training(make, **options)
+        for number in range(steps):
+            with last() if number == steps - 1 else contextlib.nullcontext():
+                training.step()
+    return training.written()
+
+
+@by(DROP_INS)
+def test_bits_of_the_classes_of_torch(make):
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    wanted = trained("cpu", make, dtypes=dtypes)
+    assert_same(trained("cuda", make, dtypes=dtypes), wanted)
+
+
+@by({name: make for name, make in DROP_INS.items() if name not in ("NAdam", "ASGD")})
+def test_a_steady_step_of_a_class_of_torch_asks_for_nothing(make):
+    trained("cuda", make, 3, waiting_for_nothing)
+
+
+def test_sparse_gradients_of_the_classes_of_torch():
+    def stepped(engine, make):
+        table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
+        optimizer = make([table])
+        indices, values = torch.tensor([[7, 2, 7]]), torch.arange(12.0).reshape(3, 4)
+        table.grad = torch.sparse_coo_tensor(indices, values, (9, 4), check_invariants=False)
+        with thalweg.engine(engine):
+            for _ in range(3):
+                optimizer.step()
+        return [table.detach(), *(v for v in optimizer.state[table].values() if v is not None)]
+
+    for make in (optim.SparseAdam, optim.Adagrad, optim.SGD):
+        found, wanted = stepped("cuda", make), stepped("cpu", make)
+        assert_same([each for each in found if isinstance(each, torch.Tensor)],
+                    [each for each in wanted if isinstance(each, torch.Tensor)])  # fmt: skip
+
+
+def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
+    param = torch.nn.Parameter(torch.ones(3, device="meta"))
+    pairs = [(torch.ones(3, device="meta"), param)]
+    assert not fitting.fits(pairs, {})
+    assert fitting.device_of([param]) is None
+    monkeypatch.setattr(fitting, "computes", lambda device, name: device.type == name == "meta")
+    monkeypatch.setattr(fitting, "current", lambda: thalweg.engines.Selection("meta"))
+    assert fitting.fits(pairs, {})
+    assert fitting.device_of([param]) == param.device
+    assert fitting.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
+    monkeypatch.setattr(fitting, "current", thalweg.engines.Selection)
+    assert not fitting.fits(pairs, {})
+
+
+@by(CAPTURABLE)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_steps_that_a_device_counts(make, groups):
+    """The bits of those that the host counts: in float32, powers of float64 leave no trace here."""
+    options = {"dtypes": (torch.float32, torch.bfloat16), "groups": groups}
+    wanted = trained("cuda", make, **options)
+    assert_same(trained("cuda", make, capturable=True, **options), wanted)
+
+
+@by(CAPTURABLE)
+def test_steps_of_float64_that_a_device_counts(make):
+    """Powers may differ by a few units in the last place of float64."""
+    options = {"dtypes": (torch.float64,)}
+    found = trained("cuda", make, capturable=True, **options)
+    for each, wanted in zip(found, trained("cuda", make, **options), strict=True):
+        torch.testing.assert_close(each, wanted, rtol=1e-12, atol=1e-14)
+
+
+@by(CAPTURABLE)
+def test_a_step_that_a_device_counts_asks_for_nothing(make):
+    trained("cuda", make, 3, waiting_for_nothing, capturable=True)
+
+
+@by(CAPTURABLE)
+def test_a_graph_of_a_step_is_steps(make):
+    rate = {"lr": torch.tensor(0.1)}
+    with thalweg.engine("cuda"):
+        eager = Training(make, capturable=True, **rate)
+        training = Training(make, capturable=True, **rate)
+        for each in (eager, training):
+            for _ in range(2):
+                each.step()
+        with captured() as graph:
+            training.optimizer.step()
+        assert graph.launches
+        # A graph is told, not stepped: what capturing did is the third step, of gradients of old.
+        eager.optimizer.step()
+        spoil_the_host(training)
+        for _ in range(3):
+            for each in (eager, training):
+                each.give_gradients()
+                each.optimizer.param_groups[0]["lr"].mul_(0.5)
+            eager.optimizer.step()
+            graph.replay()
+    assert_same(training.written(), eager.written())
+
+
+def spoil_the_host(training):
+    """Write over all that is sent to the device, as other steps do."""
+    (part,) = training.optimizer._own.parts.values()
+    for plan in part.kept.gate._dense.values():
+        for group in plan.groups:
+            for mirror in [group._base, *(rows._mirror for rows in group._rows.values())]:
+                mirror.host[:] = 0
+                for staged, _ in mirror._staged:
+                    staged.zero_()
+
+
+def test_a_graph_clips_by_a_norm():
+    with thalweg.engine("cuda"):
+        make = partial(optim.AdamW, lr=0.1, capturable=True, clip_grad_norm=0.5)
+        eager, training = Training(make), Training(make)
+        for each in (eager, training):
+            for _ in range(2):
+                each.step()
+        with captured() as graph:
+            training.optimizer.step()
+        eager.optimizer.step()
+        for _ in range(2):
+            for each in (eager, training):
+                each.give_gradients()
+            eager.optimizer.step()
+            graph.replay()
+    assert_same(training.written(), eager.written())
+
+
+def test_two_graphs_need_a_step_between_them():
+    with thalweg.engine("cuda"):
+        training = Training(partial(optim.Adam, capturable=True))
+        training.step()
+        with captured():
+            training.optimizer.step()
+        with captured(), pytest.raises(RuntimeError, match="before another one is captured"):
+            training.optimizer.step()
+        training.step()
+        with captured():
+            training.optimizer.step()
+
+
+def test_a_mirror_that_is_captured_is_sent_again_afterwards():
+    mirror = Mirror(torch.arange(3).numpy(), torch.device("cpu"))
+    first = mirror.sent()
+    with captured():
+        graphs = mirror.sent()
+    assert graphs is not first
+    assert mirror.sent() is first
+
+
+OVERFLOWS = [False, True, False, False, True, True, False]
+SCALED = {**DROP_INS, **{f"tensorflow {name}": make for name, make in TENSORFLOW.items()}}
+
+
+def scaled(engine, make, first=0, last=contextlib.nullcontext, **options):
+    """Steps of which a scaler has some left out."""
+    with thalweg.engine(engine):
+        training = Training(make, fused_unscale=True, **options)
+        for number, found in enumerate(OVERFLOWS):
+            with last() if number >= first else contextlib.nullcontext():
+                training.step(found)
+    return training
+
+
+@by(SCALED)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_device_decides_on_steps(make, groups):
+    wanted, found = scaled("cpu", make, groups=groups), scaled("cuda", make, groups=groups)
+    assert_same(found.written(), wanted.written())
+    assert found.optimizer.last_step == wanted.optimizer.last_step
+    assert found.optimizer.last_step.count == OVERFLOWS.count(False)
+
+
+@by(SCALED)
+def test_a_device_that_decides_is_asked_for_nothing(make):
+    found = scaled("cuda", make, 2, waiting_for_nothing)
+    assert found.optimizer.last_step.count == OVERFLOWS.count(False)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"clip_grad_norm": 0.5},
+        {"clip_grad_norm": 0.5, "clip_grad_value": 0.2},
+        {"ema_decay": 0.9},
+        {"masters": True, "dtypes": (torch.bfloat16,)},
+        {"state_dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
+def test_a_device_decides_on_steps_with_options(around):
+    make = partial(optim.AdamW, lr=0.1)
+    wanted, found = scaled("cpu", make, **around), scaled("cuda", make, **around)
+    assert_same(found.written(), wanted.written())
+    assert found.optimizer.last_step == wanted.optimizer.last_step
+    scaled("cuda", make, 2, waiting_for_nothing, **around)
+
+
+def test_a_first_step_is_decided_on_the_host():
+    """No state is made for a step that is left out, as in torch."""
+    with thalweg.engine("cuda"):
+        training = Training(partial(optim.Adam, fused_unscale=True))
+        training.step(True)
+        assert not training.optimizer.state
+        assert not training.optimizer.last_step.taken
+        training.step(False)
+        training.step(True)
+    assert training.optimizer.last_step == (False, FOUND_INF, 1, None, None)
+
+
+def test_a_scaler_comes_and_goes():
+    """With fused=True the host knows the numbers of steps while no device decides on one."""
+
+    def stepped(engine):
+        with thalweg.engine(engine):
+            training = Training(partial(optim.AdamW, lr=0.1, fused=True))
+            for found in (None, False, True, None, None, True, False, None):
+                training.step(found)
+                for name in ("found_inf", "grad_scale"):
+                    vars(training.optimizer).pop(name, None)  # as a scaler does
+        return training
+
+    wanted, found = stepped("cpu"), stepped("cuda")
+    assert_same(found.written(), wanted.written())
+    assert found.optimizer.last_step == wanted.optimizer.last_step
+    assert found.optimizer.last_step.count == 6
+
+
+def test_sparse_gradients_of_a_step_that_a_device_leaves_out():
+    def stepped(engine):
+        table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
+        other = torch.nn.Parameter(torch.arange(4.0))
+        with thalweg.engine(engine):
+            optimizer = tensorflow.Adam([table, other], lr=0.1, fused_unscale=True)
+            for found in OVERFLOWS:
+                indices, values = torch.tensor([[7, 2, 7]]), torch.arange(12.0).reshape(3, 4)
+                table.grad = torch.sparse_coo_tensor(
+                    indices, values, (9, 4), check_invariants=False
+                )
+                other.grad = torch.ones(4)
+                optimizer.found_inf = torch.tensor([float(found)])
+                optimizer.grad_scale = torch.tensor(4.0)
+                optimizer.step()
+        return plain([table, other, *optimizer.state[table].values()])
+
+    assert_same(stepped("cuda"), stepped("cpu"))
+
+
+def test_a_scaler_of_torch():
+    def stepped(engine):
+        with thalweg.engine(engine):
+            training = Training(partial(optim.AdamW, lr=0.1, fused_unscale=True))
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+            scaler.scale(torch.ones(()))
+            for number in range(6):
+                training.give_gradients()
+                if number == 3:
+                    training.params[0].grad[0, 0] = float("inf")
+                scaler.step(training.optimizer)
+                scaler.update()
+        return training, scaler
+
+    (wanted, theirs), (found, own) = stepped("cpu"), stepped("cuda")
+    assert_same(found.written(), wanted.written())
+    assert own.state_dict() == theirs.state_dict()
+    assert found.optimizer.last_step.count == 5
+
+
+def test_fast_kernels_of_the_interpreter():
+    """It contracts nothing, and divides exactly: all that differs there is when denormals go."""
+    make = partial(optim.Adam, lr=0.1)
+    with thalweg.engine(math="fast"):
+        found = trained("cuda", make)
+    assert_same(found, trained("cuda", make))

@@ -1,0 +1,45 @@
+"""A stand-in for a GPU of which nobody may ask anything."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import thalweg
+from thalweg.engines.cuda import launch
+
+_WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "__bool__", "__float__",
+            "__int__", "__index__", "__array__")  # fmt: skip
+
+
+@contextlib.contextmanager
+def waiting_for_nothing(runs=False):
+    """A block in which what waits for a device fails, and kernels do nothing, unless they run."""
+
+    def refused(name):
+        own = getattr(torch.Tensor, name)
+
+        def waits(self, *args, **kwargs):
+            # Hyperparameters are on the host, and the interpreter reads what it computes with.
+            if isinstance(self, thalweg.Variable) or running:
+                return own(self, *args, **kwargs)
+            raise AssertionError(f"Tensor.{name} waits for the device")
+
+        return waits
+
+    running = []
+    run = launch._Interpreted.run
+
+    def started(self):
+        if runs:
+            running.append(self)
+            run(self)
+            running.pop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch._Interpreted, "run", started)
+        for name in _WAITING:
+            patch.setattr(torch.Tensor, name, refused(name))
+        yield
