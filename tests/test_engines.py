@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rulebook
+import thalweg
 from many import many
 from rulebook import (
     CASES,
@@ -33,10 +34,12 @@ from rulebook import (
     plain_rule,
     reference,
     slow_unless,
+    sparse,
     take,
 )
-from thalweg import sign, where
-from thalweg.engines.cpu import plan, store
+from thalweg import optim, sign, where
+from thalweg.engines import Selection, current
+from thalweg.engines.cpu import group, machine_code, store
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -126,7 +129,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     problem = mixed(case, dtypes)
     monkeypatch.undo()
     wanted = take(case, problem.copy())
-    monkeypatch.setattr(plan, "chunk_of", lambda elements: chunk)
+    monkeypatch.setattr(group, "chunk_of", lambda elements: chunk)
     assert_same(take(case, problem).written(), wanted.written())
 
 
@@ -135,7 +138,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
     problem = mixed(case, dtypes)
     wanted = reference(case, problem, FLUSH)
-    monkeypatch.setattr(plan, "chunk_of", lambda elements: 16)
+    monkeypatch.setattr(group, "chunk_of", lambda elements: 16)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
 
@@ -433,6 +436,24 @@ def test_scalars_of_prepare_are_rounded_to_the_compute_dtype():
     assert_same(take(case, problem).written(), wanted.written())
 
 
+def assigned_scalar(var, grad, *, learning_rate):
+    learning_rate = learning_rate * 2
+    learning_rate = wide(learning_rate) / 3
+    return (var - grad * narrow(learning_rate, grad),)
+
+
+@pytest.mark.parametrize("indices", [None, [1, 0, 1]], ids=["dense", "sparse"])
+def test_a_formula_may_assign_to_its_scalars(indices):
+    from thalweg import Hyper
+
+    case = plain_rule(assigned_scalar, hypers=(Hyper("learning_rate", 0.1),))
+    problem = Problem.make(case.row, [(3, 7)], [torch.float32], 6)
+    if indices:
+        problem.gradients[0] = sparse(problem.gradients[0], indices, problem.variables[0])
+    wanted = reference(case, problem)
+    assert_same(take(case, problem).written(), wanted.written())
+
+
 # Steady state
 
 
@@ -443,14 +464,14 @@ def test_a_steady_step_compiles_and_allocates_nothing(case, monkeypatch, tmp_pat
     problem = Problem.make(case.row, [100] * 50, [torch.float32] * 50, 8)
     engines = Engines()
     take(case, problem, FLUSH, engines=engines, steps=3)
-    kernels = set(store._loaded)
+    kernels = set(store._addresses)
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     tracemalloc.start()
     take(case.with_hypers(learning_rate=0.5), problem, FLUSH, engines=engines, steps=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 65536
-    assert set(store._loaded) == kernels
+    assert set(store._addresses) == kernels
     assert not list(tmp_path.iterdir())
 
 
@@ -468,18 +489,62 @@ def test_adam_is_vectorised(dtype):
     from thalweg.rules.adam import ADAM
 
     kernel = generate(ADAM.update, (), (dtype,) * 4, "float32", True)
-    name = f"{kernel.name}_fresh"  # a kernel from the disk has no assembly to look at
-    source = kernel.source.replace(kernel.name, name)
-    module = store.load(name, source)
-    assembly = getattr(module, name)._library.get_asm_str()
+    assembly = machine_code.assembly(kernel.name, kernel.source)
     assert "vsqrtps" in assembly
     assert "vfmadd" not in assembly
+    assert "prefetchw" in assembly
+    assert "zmm" in assembly or " avx512f " not in _flags()
+
+
+def test_what_does_not_divide_is_not_prefetched():
+    from thalweg.engines.cpu.codegen import generate
+    from thalweg.rules.gradient_descent import SGD
+
+    kernel = generate(SGD.update, (), ("float32",) * 2, "float32", True)
+    assert "prefetch(" not in kernel.source
 
 
 def test_kernels_are_compiled_for_this_python_only_once():
     take(FIRST[0], mixed(FIRST[0]))
-    before, modules = set(store._loaded), set(sys.modules)
+    before, modules = set(store._addresses), set(sys.modules)
     for _ in range(3):
         take(FIRST[0], mixed(FIRST[0]))
-    assert set(store._loaded) == before
+    assert set(store._addresses) == before
     assert set(sys.modules) == modules
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+def test_copies_of_16_bits_follow_their_variables(kind: torch.dtype, dtype: torch.dtype) -> None:
+    case = next(each for each in CASES if each.rule.name == "Adam")
+    problem = rulebook.Problem.make(case.row, [(130,)], [dtype], 3)
+    found = []
+    for engine in ("cpu", "reference"):
+        own = problem.copy()
+        copies = [torch.zeros(130, dtype=kind)]
+        rulebook.take(case, own, rulebook.FLUSH._replace(name=engine), copies=copies)
+        found.append([*own.written(), *copies])
+    rulebook.assert_same(*found)
+
+
+def test_math_is_exact_or_fast() -> None:
+    with pytest.raises(ValueError, match=r"^math must be 'exact' or 'fast', not 'quick'\.$"):
+        thalweg.engine(math="quick")  # pyright: ignore
+    with thalweg.engine(math="fast"):
+        assert current().math == "fast"
+        with thalweg.engine("cpu"), thalweg.engine(math="exact"):
+            assert current() == Selection("cpu")
+    assert current().math == "exact"
+
+
+def test_math_changes_nothing_on_the_cpu() -> None:
+    found: list[torch.Tensor] = []
+    for math in ("exact", "fast"):
+        w = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
+        w.grad = torch.linspace(1, 2, 1000)
+        optimizer = optim.Adam([w], lr=0.1)
+        with thalweg.engine(math=math):
+            for _ in range(3):
+                optimizer.step()
+        found.append(w.detach())
+    assert torch.equal(*found)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
+from thalweg.core import vectors
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import SCALARS, Known, Processing
 from thalweg.core.section import Call
+from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
@@ -120,7 +122,7 @@ def columns_of(
 def processed(columns: Columns, known: Known, how: Processing, dtypes: Sequence[Dtype]) -> Columns:
     """The same with the scalars of the stages."""
     shared = {dtype: {**columns.shared[dtype], **how.shared(dtype)} for dtype in dtypes}
-    return Columns(shared, {**columns.separate, **known.separate})
+    return columns._replace(shared=shared, separate={**columns.separate, **known.separate})
 
 
 def per_variable(
@@ -142,38 +144,49 @@ def per_variable(
     rule, variables = asked.rule, asked.variables
     names = [slot.name for slot in rule.scalar_slots]
     measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
-    now = {
-        id(slot): slot.item() for own in scalar_slots for slot in own
-    }  # the scalar slots as they are in the course of the step
-    separate = {**columns.separate}
+    there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
+    taken = columns.taken
+    slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
+    # The scalar slots as they are in the course of the step.
+    now: dict[int, Any] = {
+        key: slot.item() if there is None else slot for key, slot in slots.items()
+    }
+    found: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
         dtype = dtypes[members[0]]
         given: dict[str, Any] = {**columns.shared[dtype]}
-        given |= {name: each[members].astype(dtype) for name, each in columns.separate.items()}
-        given |= {name: each[members] for name, each in measures.items()}
+        for name, each in columns.separate.items():
+            given[name] = vectors.rounded(vectors.some(each, members), dtype, there)
+        given |= {name: vectors.some(each, members) for name, each in measures.items()}
         for place, name in enumerate(names):
-            given[name] = np.array([now[id(scalar_slots[i][place])] for i in members], dtype)
+            own = [now[id(scalar_slots[i][place])] for i in members]
+            given[name] = vectors.rounded(vectors.joined(own, there), dtype, there)
+        given = given_to(rule, "per_variable", given)
+        given = {name: vectors.number(each, there) for name, each in given.items()}
         with np.errstate(all="ignore"):
-            made = rule.per_variable(**given_to(rule, "per_variable", given))  # pyright: ignore[reportOptionalCall]
+            made = rule.per_variable(**given)  # pyright: ignore[reportOptionalCall]
         for name, value in made.items():
-            values = _over(rule, name, value, dtype, len(members))
+            values = vectors.apart(_over(rule, name, value, dtype, len(members), there))
             if name in names:
                 place = names.index(name)
-                now |= {
-                    id(scalar_slots[i][place]): each
-                    for i, each in zip(members, values.tolist(), strict=True)
-                }
+                keys = (id(scalar_slots[i][place]) for i in members)
+                now |= zip(keys, values, strict=True)
             else:
-                separate.setdefault(name, np.zeros(len(variables)))[members] = values
-    slots = {id(slot): slot for own in scalar_slots for slot in own}
+                of_all = found.setdefault(name, [values[0]] * len(variables))
+                for i, each in zip(members, values, strict=True):
+                    of_all[i] = each
+    separate = {**columns.separate}
+    separate |= {name: vectors.joined(each, there) for name, each in found.items()}
     writes: list[Call] = []
     if slots:
-        plain = [slot.detach() for slot in slots.values()]
-        values = [torch.tensor(now[key], dtype=slot.dtype) for key, slot in slots.items()]
+        moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
+        if taken is not None:
+            pairs = zip(moved, slots.values(), strict=True)
+            moved = [torch.where(taken, each, slot) for each, slot in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        writes.append(partial(copy, plain, values))
-    return Columns(columns.shared, separate), writes
+        writes.append(partial(copy, list(slots.values()), moved))
+    return columns._replace(separate=separate), writes
 
 
 def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
@@ -183,11 +196,11 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[l
             yield [index for index in own if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int) -> Any:
-    """What `per_variable` made of a name, an array over the variables."""
+def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+    """What `per_variable` made of a name, a vector over the variables."""
     try:
-        return np.broadcast_to(np.asarray(value, dtype), (count,))
-    except (TypeError, ValueError):
+        return vectors.spread(value, dtype, count, there)
+    except (RuntimeError, TypeError, ValueError):
         raise RuleError(
             f"per_variable of rule {rule.name!r} made {name} of {value!r}; expected a number, or an"
             f" array of shape ({count},): one for each variable."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups
@@ -31,6 +32,8 @@ class Hooks:
         constrains: Whether constraints follow the updates; not in a part of a step that is put
             back as a whole.
         is_prepared: Whether `prepare` has been called.
+        there: The device that knows scalars of this step which the host does not; None for none.
+        taken: Whether the step is taken, a bool of shape () on that device; None if it is.
         sharing: How this step is shared with other processes; None for not at all.
         begun: Is given a sentence when the step is written: that it was taken.
     """
@@ -40,6 +43,8 @@ class Hooks:
     repeats: bool = True
     constrains: bool = True
     is_prepared: bool = False
+    there: torch.device | None = None
+    taken: Tensor | None = None
     sharing: Sharing | None = None
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from thalweg.engines import current
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.running import SymbolicVariable, eagerly, executing_eagerly, is_symbolic, resolve
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import Variable, dtype_name, to_tensor
@@ -221,38 +221,7 @@ def _like(old: Any, value: int | float) -> Any:
     return float(value)
 
 
-class HyperVariable(Variable):
-    """The variable that a hyperparameter becomes which was given as a number.
-
-    It is of eager mode in graphs, too, so that no operation of a graph can assign to it.
-    """
-
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Variable:
-        """See `Variable.assign`; FailedPreconditionError while a graph is built."""
-        self._refuse_in_graphs("assign")
-        return super().assign(value, *args, **kwargs)
-
-    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
-        """See `Variable.assign_add`; FailedPreconditionError while a graph is built."""
-        self._refuse_in_graphs("assign_add")
-        return super().assign_add(delta, *args, **kwargs)
-
-    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Variable:
-        """See `Variable.assign_sub`; FailedPreconditionError while a graph is built."""
-        self._refuse_in_graphs("assign_sub")
-        return super().assign_sub(delta, *args, **kwargs)
-
-    def _refuse_in_graphs(self, method: str) -> None:
-        if not executing_eagerly():
-            title = self.name.partition(":")[0].rpartition("/")[2]
-            raise FailedPreconditionError(
-                f"{method} of '{self.name}' is no operation of a graph: it would act now, and in"
-                f" all sessions. Give the optimizer a variable of the graph as {title} and assign"
-                f" to that, or a placeholder to feed; or set opt.{title} between runs."
-            )
-
-
-_OWN = (HyperVariable, Variable)  # whose `item` is torch's
+_PLAIN = (Variable, SessionVariable)  # whose `item` is torch's
 
 
 class Hyperparameters:
@@ -260,7 +229,8 @@ class Hyperparameters:
 
     A plain number is kept as given until the first use; then `create` makes it a scalar variable:
     float32 for a Python float, int32 for an int, float64 for a numpy.float64. Tensors, variables,
-    callables and schedules stay what they are.
+    callables and schedules stay what they are. In graph mode the variable is one of the graph, of
+    which each session has a value.
 
     Attributes:
         created: Whether numbers have become variables.
@@ -270,7 +240,7 @@ class Hyperparameters:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
-        self._known: dict[str, Any] = {}  # what callables gave before that, when a graph was built
+        self._known: dict[Any, Any] = {}  # what a run of a graph's step knows of them
         self.created = False
         self.calls = False
 
@@ -286,7 +256,7 @@ class Hyperparameters:
 
     def __enter__(self) -> None:
         """Begin a step, in which each callable and schedule is called once."""
-        self._given = {**self._known}
+        self._given = {}
 
     def __exit__(
         self,
@@ -296,43 +266,49 @@ class Hyperparameters:
     ) -> None:
         self._given = None
 
-    def set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: Any, assign: Callable[[Any, Any], None]) -> None:
         """Set or change a hyperparameter.
+
+        Args:
+            name: The hyperparameter.
+            value: A number, tensor, callable or schedule.
+            assign: Gives a variable, of eager mode or of a graph, a number.
 
         Raises:
             TypeError: A callable is set over a variable.
-            InvalidTypeError: The value is none that a hyperparameter can have, or a fraction is
-                set over an integer variable.
+            InvalidTypeError: The value is none that a hyperparameter can have, a fraction is set
+                over an integer variable, or a tensor of a graph over a variable.
             InvalidArgumentError: The value is not a scalar, or NaN.
         """
         value = checked(name, value)
-        old = self._values.get(name)
-        if type(value) is int and not isinstance(old, Variable):
+        old: Any = self._values.get(name)
+        is_variable: bool = isinstance(old, Variable | SymbolicVariable)
+        if type(value) is int and not is_variable:
             _check_variable(name, value)
-        if not (self.created and isinstance(old, Variable)) or isinstance(
-            value, LearningRateSchedule
-        ):
+        if not is_variable or isinstance(value, LearningRateSchedule):
             self._values[name] = value
-        elif is_function(value):
-            raise TypeError(
-                f"{name} is a variable by now and cannot become the callable {value!r}. Give the"
-                " callable to the constructor, or set a number."
+        elif is_function(value) or is_symbolic(value):
+            kind = "tensor" if is_symbolic(value) else "callable"
+            raise InvalidTypeError(
+                f"{name} is a variable by now and cannot become the {kind} {value!r}. Give that"
+                " to the constructor, or set a number."
             )
         else:
             is_tensor = isinstance(value, torch.Tensor)
             number = value.item() if is_tensor or _is_numpy_scalar(value) else value
-            if not old.is_floating_point() and not float(number).is_integer():
+            dtype: torch.dtype = getattr(old, "dtype", None) or torch.float32
+            is_whole = not dtype.is_floating_point
+            if is_whole and not float(number).is_integer():
                 raise InvalidTypeError(
-                    f"{name} was given as a whole number and is an {dtype_name(old.dtype)} variable"
+                    f"{name} was given as a whole number and is an {dtype_name(dtype)} variable"
                     f" by now, which cannot become {number!r}. Give a float to the constructor."
                 )
-            with eagerly():  # a variable of the optimizer's own changes at once, in graphs as well
-                old.assign(number if old.is_floating_point() else int(number))
+            assign(old, int(number) if is_whole else number)
         self.calls = any(map(is_function, self._values.values()))
 
-    def symbolic(self) -> list[Any]:
-        """The values that are tensors of a graph."""
-        return [value for value in self._values.values() if is_symbolic(value)]
+    def all_of(self, called: dict[str, Any]) -> dict[str, Any]:
+        """The values as they are kept now, but for callables what those have given."""
+        return {**self._values, **called}
 
     def called(self) -> dict[str, Any]:
         """What the callables among them give now, checked; schedules are not asked."""
@@ -345,9 +321,13 @@ class Hyperparameters:
         return found
 
     @contextlib.contextmanager
-    def knowing(self, called: dict[str, Any]) -> Generator[None]:
-        """Let steps in the `with` block take what `called` gave earlier, and call nothing."""
-        before, self._known = self._known, called
+    def knowing(self, known: dict[Any, Any]) -> Generator[None]:
+        """Let steps in the `with` block take what a run of a graph has found, and call nothing.
+
+        Args:
+            known: Values by name, and those of schedules by (name, dtype).
+        """
+        before, self._known = self._known, known
         try:
             yield
         finally:
@@ -362,25 +342,19 @@ class Hyperparameters:
         finally:
             self._given = before
 
-    def create(
-        self, scope: str, begun: Callable[[str, Any], Any] = lambda _, value: value
-    ) -> dict[str, Variable]:
-        """Make scalar variables `scope/name` of plain numbers, in alphabetical order.
+    def create(self, make: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """Let variables that `make(name, number)` returns take the place of plain numbers.
 
-        Args:
-            scope: What their names begin with.
-            begun: Gives the value that a variable begins with, for a name and the number.
+        They are made in alphabetical order.
 
         Returns:
             Those that were made, by name.
         """
-        made: dict[str, Variable] = {}
+        made: dict[str, Any] = {}
         if not self.created:
             for name in sorted(self._values):
-                value = self._values[name]
-                if is_number(value):
-                    start = begun(name, value)
-                    made[name] = HyperVariable(start, f"{scope}/{name}", trainable=False)
+                if is_number(self._values[name]):
+                    made[name] = make(name, self._values[name])
             self._values.update(made)
             self.created = True
         return made
@@ -392,7 +366,7 @@ class Hyperparameters:
 
     def now(self, name: str) -> Any:
         """The value; of a callable what it returns. A schedule is given as it is."""
-        value = resolve(self._values[name])
+        value = resolve(self._current(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
             return value
         given = self._given
@@ -401,6 +375,10 @@ class Hyperparameters:
         if name not in given:
             given[name] = value()
         return given[name]
+
+    def _current(self, name: str) -> Any:
+        value = self._known.get(name)
+        return self._values[name] if value is None else value
 
     def scalar(self, name: str, dtype: ScalarType, step: torch.Tensor) -> Any:
         """The value now as a scalar of `dtype`, converted as TensorFlow does.
@@ -414,8 +392,10 @@ class Hyperparameters:
             InvalidTypeError: A callable or a schedule returned no number; names them.
             InvalidArgumentError: It returned a whole number that no float can hold.
         """
-        value: Any = self._values[name]
-        if type(value) in _OWN:
+        value: Any = self._current(name)
+        if type(value) is float:
+            return as_hyper(value, dtype)
+        if type(value) in _PLAIN:
             number = value.item()
             if -_TINY < number < _TINY and number:
                 return _flushed(number, scalar_type(value), dtype)
@@ -428,6 +408,8 @@ class Hyperparameters:
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
     ) -> Any:
         given, key = self._given, (name, dtype)
+        if key in self._known:
+            return self._known[key]
         if given is not None and key in given:
             return given[key]
         value = as_hyper(schedule.value(dtype(step.item())), dtype)
@@ -438,7 +420,8 @@ class Hyperparameters:
     def numbers(self) -> dict[str, int | float]:
         """The values of hyperparameters that are plain numbers or variables made of them."""
         found: dict[str, int | float] = {}
-        for name, value in self._values.items():
+        for name in self._values:
+            value: Any = resolve(self._current(name))
             if isinstance(value, Variable) and self.created:
                 found[name] = value.item()
             elif is_number(value):
@@ -451,6 +434,8 @@ class Hyperparameters:
         for name, value in self._values.items():
             if is_function(value):
                 found[name] = getattr(value, "__name__", type(value).__name__)
+            elif is_symbolic(value):
+                found[name] = value.name
             elif isinstance(value, torch.Tensor):
                 found[name] = str(_plain(value))
             else:

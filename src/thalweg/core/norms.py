@@ -10,16 +10,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 
+from thalweg.core.vectors import Device, functions_of, place_of
 from thalweg.engines.measuring import Tree
 
 _HIGHEST = float(np.finfo(np.float32).max)
-
-
-def functions_of(like: Any) -> Any:
-    """The namespace of an array: that of torch or of NumPy."""
-    return torch if isinstance(like, torch.Tensor) else np
 
 
 def norms(squares: Any, overflow: bool) -> Any:
@@ -43,12 +38,11 @@ def global_norm(squares: Any, overflow: bool) -> Any:
 
 def total(squares: Any) -> Any:
     """The sum of some numbers, in the order in which the leaves of a tensor are added."""
-    device = squares.device if isinstance(squares, torch.Tensor) else None
-    return _tree(len(squares), device).combined(squares).sum()
+    return _tree(len(squares), place_of(squares)).combined(squares).sum()
 
 
 @cache
-def _tree(count: int, device: torch.device | None) -> Tree:
+def _tree(count: int, device: Device) -> Tree:
     return Tree(np.array([count]), device)
 
 

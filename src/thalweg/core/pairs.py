@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from thalweg.errors import InvalidTypeError, LayoutError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
 from thalweg.running import is_symbolic
@@ -49,10 +49,17 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
 
     Raises:
         InvalidTypeError: It cannot be converted.
+        InvalidArgumentError: It is torch's sparse tensor of another shape; what slices say of the
+            whole is not read.
     """
     if isinstance(grad, IndexedSlices):
         return grad
     if isinstance(grad, Tensor):
+        if grad.layout == torch.sparse_coo and grad.shape != var.shape:
+            raise InvalidArgumentError(
+                f"Gradient of '{title}' has shape {tuple(grad.shape)} but the variable has shape"
+                f" {tuple(var.shape)}."
+            )
         return from_torch(grad)  # pyright: ignore[reportReturnType]
     try:
         # An array keeps its dtype; numbers and lists have none of their own.

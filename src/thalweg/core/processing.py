@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from thalweg.core import norms
+from thalweg.core import norms, vectors
 from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
@@ -54,6 +54,10 @@ class Measures(Protocol):
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
+    def there(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None: ...
+
     def peaks(self) -> Float64: ...
 
 
@@ -74,7 +78,8 @@ class Processing:
     """What happens to the gradients of a step.
 
     Attributes:
-        unscaling: What each gradient is multiplied by first, float32 of shape (n,).
+        unscaling: What each gradient is multiplied by first, float32 of shape (n,); a tensor where
+            a device knows it.
         clipvalue: Elements are clipped to [-clipvalue, clipvalue].
         clipnorm: Each gradient is scaled so that its norm is no higher.
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
@@ -91,10 +96,12 @@ class Processing:
         calls: Functions in C that are called with the writes of the step, or in their place where
             `decide` has it left out.
         watch: Is shown what is known, before `decide`.
+        numbers: Whether it wants numbers; else it is shown tensors of a device where measures have
+            stayed there.
         narrow: Whether gradients of float32 variables may be of a 16-bit type.
     """
 
-    unscaling: Array | None = None
+    unscaling: Any = None
     clipvalue: float | None = None
     clipnorm: float | None = None
     global_clipnorm: float | None = None
@@ -106,6 +113,7 @@ class Processing:
     exact: bool = False
     calls: Sequence[Call] = ()
     watch: Callable[[Known], None] | None = None
+    numbers: bool = False
     narrow: bool = False
 
     def __bool__(self) -> bool:
@@ -148,6 +156,7 @@ class Processing:
         variables: Sequence[Tensor],
         columns: Columns | None = None,
         formulas: tuple[Formula, ...] = (),
+        numbers: bool = False,
     ) -> Known:
         """What is measured of a step.
 
@@ -156,10 +165,11 @@ class Processing:
             variables: The variables, whose dtypes say what is computed in what.
             columns: The scalars of the rule, if there is one.
             formulas: What else is to be measured; in the same sweep, if that can be.
+            numbers: Whether that is wanted as numbers; see `numbers` of the class.
         """
         if columns is None:
             columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
-        return Known(self, measures, variables, columns, formulas)
+        return Known(self, measures, variables, columns, formulas, numbers)
 
 
 NOTHING = Processing()
@@ -180,6 +190,7 @@ class Known:
         variables: Sequence[Tensor],
         columns: Columns,
         formulas: tuple[Formula, ...],
+        numbers: bool,
     ) -> None:
         self._how = how
         self._measures = measures
@@ -189,56 +200,70 @@ class Known:
         # A formula of the rule's own sees processed gradients.
         now = [each for each in formulas if each in _STANDARD or not how.stages]
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
-        self._sums: dict[Formula, Float64] = {}
+        # Measures stay on a device where nothing on the host is to be decided by them.
+        self._stays = not (numbers or how.numbers or how.decide or how.trust)
+        self._sums: dict[Formula, Any] = {}
 
-    def _sum(self, formula: Formula) -> Float64:
-        """A sum over raw gradients, or over clipped elements where elements are clipped."""
+    def _sum(self, formula: Formula) -> Any:
+        """A sum over raw gradients, or over clipped elements where elements are clipped.
+
+        Float64 of shape (n,): an array, or a tensor where measures stay on a device.
+        """
         if formula not in self._sums:
             wanted = tuple(dict.fromkeys((*self._wanted, formula)))
-            how, (shared, separate) = self._how, self._columns
-            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in shared.items()}
+            how, columns = self._how, self._columns
+            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in columns.shared.items()}
+            separate = columns.separate
             if how.unscaling is not None:
                 separate = {**separate, "unscaling": how.unscaling}
-            found = self._measures.sums(wanted, how.first, Columns(shared, separate))
+            asked = wanted, how.first, Columns(shared, separate)
+            found = self._measures.there(*asked) if self._stays else None
+            found = self._measures.sums(*asked) if found is None else found
             self._sums |= zip(wanted, found, strict=True)
         return self._sums[formula]
 
     @lazy
-    def _roots(self) -> Float64:
+    def _roots(self) -> Any:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
-        how = self._how
+        how, squares = self._how, self._sum(gradient_squares)
         with np.errstate(all="ignore"):
-            found = np.sqrt(self._sum(gradient_squares))
+            found = vectors.functions_of(squares).sqrt(squares)
             if how.unscaling is None or how.clipvalue is not None:
                 return found
-            return found * how.unscaling
+            return found * vectors.alike(how.unscaling, found)
 
-    def _overflowing(self, roots: Float64) -> Float64:
+    def _overflowing(self, roots: Any) -> Any:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
         if not self._how.overflow:
             return roots
+        of = vectors.functions_of(roots)
         with np.errstate(all="ignore"):
-            return np.where(np.isinf(norms.norms(np.square(roots), True)), np.inf, roots)
+            return of.where(of.isinf(norms.norms(of.square(roots), True)), np.inf, roots)
 
     @lazy
-    def gradient_norms(self) -> Float64:
+    def gradient_norms(self) -> Any:
         """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
         return self._overflowing(self._roots)
 
     @lazy
-    def variable_norms(self) -> Float64:
+    def variable_norms(self) -> Any:
         """The norm of each variable before the step; float64 of shape (n,)."""
         return norms.norms(self._sum(variable_squares), self._how.overflow)
 
     @lazy
-    def global_norm(self) -> float:
-        """The common norm of the gradients, unscaled, their elements clipped."""
+    def common_norm(self) -> Any:
+        """`global_norm`; a tensor where measures have stayed on a device."""
         with np.errstate(all="ignore"):
             if self._how.unscaling is None:
                 squares = self._sum(gradient_squares)
             else:
-                squares = np.square(self._roots)
-            return float(norms.global_norm(squares, self._how.overflow))
+                squares = vectors.functions_of(self._roots).square(self._roots)
+            return norms.global_norm(squares, self._how.overflow)
+
+    @property
+    def global_norm(self) -> float:
+        """The common norm of the gradients, unscaled, their elements clipped."""
+        return float(self.common_norm)
 
     @lazy
     def clip_scale(self) -> Any:
@@ -247,18 +272,20 @@ class Known:
         if limit is None:
             return dtype(1)
         with np.errstate(all="ignore"):
-            norm, bound = dtype(self.global_norm), dtype(limit)
+            there = vectors.place_of(self.common_norm)
+            norm = vectors.rounded(self.common_norm, dtype, there)
+            bound = vectors.number(dtype(limit), there)
             if self._how.factor is not None:
                 return self._how.factor(norm, bound)
         return norms.clip_factor(norm, bound, self._how.whole_is_nan)
 
     @lazy
-    def clipped_norms(self) -> Float64:
+    def clipped_norms(self) -> Any:
         """The norm of each gradient after clipping."""
         limit = self._how.clipnorm
         with np.errstate(all="ignore"):
             if limit is not None:
-                roots = self._roots * limit / np.maximum(self.gradient_norms, limit)
+                roots = self._roots * limit / vectors.at_least(self.gradient_norms, limit)
             else:
                 roots = self._roots * self.clip_scale
         return self._overflowing(roots)
@@ -267,7 +294,8 @@ class Known:
     def clipped_global_norm(self) -> float:
         """The common norm of the gradients after clipping."""
         with np.errstate(all="ignore"):
-            return float(norms.global_norm(np.square(self.clipped_norms), self._how.overflow))
+            squares = vectors.functions_of(self.clipped_norms).square(self.clipped_norms)
+            return float(norms.global_norm(squares, self._how.overflow))
 
     @lazy
     def trust(self) -> Array:
@@ -277,7 +305,7 @@ class Known:
         return self._how.trust(self.variable_norms, self.clipped_norms)
 
     @lazy
-    def separate(self) -> dict[str, Array]:
+    def separate(self) -> dict[str, Any]:
         """The scalars of the stages that differ by variable."""
         how = self._how
         found: dict[str, Array] = {}
@@ -285,15 +313,15 @@ class Known:
             found["unscaling"] = how.unscaling
         if how.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
-            found["clip_divisor"] = np.maximum(self.gradient_norms, how.clipnorm)
+            found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
         if how.global_clipnorm is not None:
-            found["clip_scale"] = np.full(len(self.gradient_norms), self.clip_scale)
+            found["clip_scale"] = vectors.for_each(self.gradient_norms, self.clip_scale)
         if how.trust is not None:
             found["trust_factor"] = self.trust
         return found
 
-    def measure(self, formula: Formula, columns: Columns) -> Float64:
-        """A rule's measure: of the processed gradients.
+    def measure(self, formula: Formula, columns: Columns) -> Any:
+        """A rule's measure: of the processed gradients; float64 of shape (n,).
 
         That of a formula of the rule's own costs a sweep where gradients are processed.
         """
@@ -301,8 +329,12 @@ class Known:
             return self._sum(formula)
         if formula is gradient_squares:
             with np.errstate(all="ignore"):
-                return np.square(self.clipped_norms * self.trust)
-        return self._measures.sums((formula,), self._how.stages, columns)[0]
+                found = self.clipped_norms
+                found = found if self._how.trust is None else found * self.trust
+                return vectors.functions_of(found).square(found)
+        asked = (formula,), self._how.stages, columns
+        found = self._measures.there(*asked) if self._stays else None
+        return (self._measures.sums(*asked) if found is None else found)[0]
 
     def decision(self) -> Decision:
         """Whether the step is taken."""

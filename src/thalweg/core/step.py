@@ -34,6 +34,7 @@ from thalweg.core.outcome import (
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
 from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.core.there import columns_there
 from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Request, Round
 from thalweg.formula import Rule
@@ -226,10 +227,16 @@ def _carried_out(
         if is_checked:
             check_numerics(measures.peaks(), asked.titles)
         groups = hooks.groups(asked.variables, asked.gradients)
-        columns = columns_of(groups, hooks.scalars, ready.dtypes, asked.variables)
+        each = groups, hooks.scalars, ready.dtypes, asked.variables
+        if hooks.there is None:
+            columns = columns_of(*each)
+        else:
+            columns = columns_there(*each, hooks.there)._replace(taken=hooks.taken)
         decision, moved = Decision(True, []), []
         if how or rule.measures:
-            known = how.known(measures, asked.variables, columns, tuple(rule.measures.values()))
+            # A user's own function is promised arrays.
+            formulas, numbers = tuple(rule.measures.values()), rule.calls_users
+            known = how.known(measures, asked.variables, columns, formulas, numbers)
             columns = processed(columns, known, how, ready.dtypes)
             decision = known.decision()
             if not decision.taken:
@@ -261,7 +268,8 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
 
 def _is_checked(hooks: Hooks, how: Processing) -> bool:
     """Whether gradients that are not finite are refused; a loss scaler has its own answer."""
-    return hooks.selection.check_numerics and how.decide is None
+    decides = how.decide is not None or hooks.taken is not None
+    return hooks.selection.check_numerics and not decides
 
 
 def _at_once(

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from thalweg.engines.arrays import Array, Float64
+from thalweg.engines.arrays import Float64
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -56,24 +57,38 @@ class Columns(NamedTuple):
 
     Attributes:
         shared: For each compute dtype what all its variables have, by name.
-        separate: What differs by variable: arrays over the step's variables, by name.
+        separate: What differs by variable: arrays over the step's variables, by name; tensors of
+            their device where that is known there alone.
+        taken: Whether the step is taken, a bool of shape () on that device; None if it is.
     """
 
     shared: Mapping[Dtype, Scalars]
-    separate: Mapping[str, Array]
+    separate: Mapping[str, Any]
+    taken: Tensor | None = None
 
     def only(self, members: Sequence[int]) -> Columns:
         """Those of some of the variables."""
         if not self.separate:
             return self
-        return Columns(self.shared, {name: each[members] for name, each in self.separate.items()})
+        separate = {name: some(each, members) for name, each in self.separate.items()}
+        return self._replace(separate=separate)
 
     def of(self, index: int, dtype: Dtype) -> Scalars:
-        """Those of one variable, which is computed in `dtype`."""
+        """Those of one variable, which is computed in `dtype`; numbers."""
         shared = self.shared[dtype]
         if not self.separate:
             return shared
-        return {**shared, **{name: dtype(each[index]) for name, each in self.separate.items()}}
+        own = {name: dtype(float(each[index])) for name, each in self.separate.items()}
+        return {**shared, **own}
+
+
+def some(vector: Any, members: Sequence[int]) -> Any:
+    """Those of some of the variables, of an array or a tensor over all of them."""
+    if not isinstance(vector, Tensor):
+        return vector[members]
+    if len(members) == len(vector):
+        return vector
+    return torch.stack([vector[index] for index in members])  # a list as an index would be sent
 
 
 class Round(NamedTuple):
@@ -98,6 +113,13 @@ def in_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
             rounds.append([])
         rounds[number].append(index)
     return rounds
+
+
+def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
+    """What a rule does to the rows of a variable that a sparse gradient names."""
+    if rule.update_single is not None and var.shape[1:].numel() == 1:
+        return rule.update_single
+    return rule.update_sparse or rule.update
 
 
 class Ready(Protocol):
@@ -130,6 +152,15 @@ class Ready(Protocol):
             formulas: Functions of (variable, gradient, *slots), in float64.
             stages: What is applied to the gradient first, in the type of the update.
             columns: The scalars of the stages.
+        """
+        ...
+
+    def there(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None:
+        """As `sums`, on the device of all variables; None if that is the host, or there are more.
+
+        Nobody waits for the device.
         """
         ...
 

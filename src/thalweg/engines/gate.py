@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.cpu.plan import DensePlan
+from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
+from thalweg.engines.cuda.available import computes
+from thalweg.engines.cuda.group import Group as CudaGroup
+from thalweg.engines.cuda.sparse import RowsPart
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
+from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
-from thalweg.engines.together import Parts, Together, share_of
+from thalweg.engines.selection import EngineName
+from thalweg.engines.together import Part, Parts, Together, share_of
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 
+Home = Literal["cpu", "cuda", "reference"]
+_GROUPS = {"cpu": CpuGroup, "cuda": CudaGroup}
+_BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
 _SPARE = 16  # plans of variables of earlier steps that are kept
 
 
@@ -54,11 +64,19 @@ def check_gradients(
     check_writable(zip(distinct, titles, strict=True))
 
 
+def engine_of(device: torch.device, name: EngineName) -> Home:
+    """The engine that updates variables of a device when the engine of that name is chosen."""
+    if computes(device, name):
+        return "cuda"
+    return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
+
+
 class Gate:
     """Makes steps ready, and keeps of their plans what the next one can use again."""
 
     def __init__(self) -> None:
-        self._dense: DensePlan | None = None  # the last one, for steps with other gradients, too
+        # The last ones, for steps with other gradients, too.
+        self._dense: dict[Home, DensePlan] = {}
         self._sparse: dict[tuple[int, int], SparsePlan] = {}  # by variable and round
         self._warned: set[int] = set()
 
@@ -76,24 +94,30 @@ class Gate:
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
         asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
-        raw = self._all_raw(asked, len(rounds) > 1)
-        made = [self._round(asked, number, own, raw) for number, own in enumerate(rounds)]
+        homes = self._homes(asked, len(rounds) > 1)
+        made = [self._round(asked, number, own, homes) for number, own in enumerate(rounds)]
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
         return Together(asked, made)
 
-    def _all_raw(self, asked: Request, repeats: bool) -> list[bool]:
-        """Whether each variable is the CPU engine's; one that repeats has one engine."""
-        raw = [self._is_raw(asked, index) for index in range(len(asked.variables))]
-        if repeats and not all(raw):
-            slow = {id(var) for var, fits in zip(asked.variables, raw, strict=True) if not fits}
-            raw = [id(var) not in slow for var in asked.variables]
-        return raw
+    def _homes(self, asked: Request, repeats: bool) -> list[Home]:
+        """The engine of each variable; one that repeats has one engine."""
+        homes: list[Home] = [self._home(asked, index) for index in range(len(asked.variables))]
+        if repeats and "reference" in homes:
+            pairs = list(zip(asked.variables, homes, strict=True))
+            slow = {id(var) for var, home in pairs if home == "reference"}
+            for index, var in enumerate(asked.variables):
+                if id(var) in slow:
+                    homes[index] = "reference"
+        return homes
 
-    def _is_raw(self, asked: Request, index: int) -> bool:
+    def _home(self, asked: Request, index: int) -> Home:
+        home = engine_of(asked.variables[index].device, asked.selection.name)
+        return home if home == "reference" or self._fits(asked, index) else "reference"
+
+    def _fits(self, asked: Request, index: int) -> bool:
+        """Whether a variable's memory is fit for an engine that goes by addresses."""
         var, grad = asked.variables[index], asked.gradients[index]
-        if asked.selection.name == "reference" or var.device.type != "cpu":
-            return False
         copy = None if asked.copies is None else asked.copies[index]
         beside = asked.slots[index] if copy is None else [*asked.slots[index], copy]
         fits = (
@@ -110,21 +134,23 @@ class Gate:
         return fits
 
     def _round(
-        self, asked: Request, number: int, members: Sequence[int], raw: Sequence[bool]
+        self, asked: Request, number: int, members: Sequence[int], homes: Sequence[Home]
     ) -> Parts:
         """The parts of a round of distinct variables."""
-        dense: list[int] = []
-        parts: list[tuple[Sequence[int], SparsePlan | ReferencePart | DensePlan]] = []
+        dense: dict[Home, list[int]] = {}
+        parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
-            if not raw[index]:
+            home = homes[index]
+            if home == "reference":
                 parts.append(([index], ReferencePart(share_of(asked, [index]))))
-            elif isinstance(asked.gradients[index], IndexedSlices):
-                parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
+            elif not isinstance(asked.gradients[index], IndexedSlices):
+                dense.setdefault(home, []).append(index)
+            elif home == "cuda":
+                parts.append(([index], RowsPart(share_of(asked, [index]))))
             else:
-                dense.append(index)
-        if dense:
-            parts.insert(0, (dense, self._dense_plan(share_of(asked, dense))))
-        return parts
+                parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
+        plans = [(own, self._dense_plan(share_of(asked, own), home)) for home, own in dense.items()]
+        return [*plans, *parts]
 
     def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
@@ -135,15 +161,15 @@ class Gate:
         plan.point_at(asked.gradients[0])
         return plan
 
-    def _dense_plan(self, asked: Request) -> DensePlan:
+    def _dense_plan(self, asked: Request, home: Home) -> DensePlan:
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
         fitting = map(layout.like, asked.gradients, asked.variables)
         asked = asked._replace(gradients=list(fitting))
-        plan = self._dense
+        plan = self._dense.get(home)
         if plan is not None and not plan.is_aimed and plan.serves(asked):
             plan.point_at(asked.gradients)
         else:
-            plan = self._dense = DensePlan(asked)
+            plan = self._dense[home] = DensePlan(asked, _GROUPS[home])
         return plan
 
 
@@ -182,13 +208,13 @@ def _apart(
     """The gradients, copied where they lie in memory that the step writes."""
     written = [*variables, *(slot for each in slots for slot in each)]
     written += [copy for copy in copies if copy is not None]
-    spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type == "cpu")
+    spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS)
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
     result: list[Gradient] = []
     for grad in gradients:
         memory = values_of(grad)
-        if memory.device.type != "cpu":
+        if memory.device.type not in _BY_ADDRESS:
             result.append(grad)
             continue
         start, end = layout.span(memory)

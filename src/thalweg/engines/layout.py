@@ -263,6 +263,8 @@ def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
     """Refuse a gradient, dense or sparse, that has not the shape of its variable.
 
+    Of slices the rows count, and not what they say of the whole, which TensorFlow never reads.
+
     Raises:
         InvalidArgumentError: It has another one.
     """
@@ -278,11 +280,6 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
         raise InvalidArgumentError(
             f"Gradient of '{name}' has rows of shape {tuple(grad.values.shape[1:])} but the"
             f" variable has shape {shape}."
-        )
-    if grad.dense_shape is not None and tuple(grad.dense_shape) != shape:
-        raise InvalidArgumentError(
-            f"Gradient of '{name}' has shape {tuple(grad.dense_shape)} but the variable has shape"
-            f" {shape}."
         )
 
 

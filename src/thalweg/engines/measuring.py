@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from thalweg.engines.arrays import numbered
+
 LEAF = 1 << 16  # elements that are added up without a look at any others
 LANES = 1 << 10  # running sums in a leaf; divides LEAF
 
@@ -49,11 +51,12 @@ def leaves_of(values: Array) -> Array:
     whole[: len(values)] = values
     rows = whole.reshape(count, LEAF // LANES, LANES)
     lanes = library.zeros((count, LANES), **options)
-    for row in range(LEAF // LANES):
-        lanes = lanes + rows[:, row]
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
+    with np.errstate(all="ignore"):
+        for row in range(LEAF // LANES):
+            lanes = lanes + rows[:, row]
+        while lanes.shape[1] > 1:
+            half = lanes.shape[1] // 2
+            lanes = lanes[:, :half] + lanes[:, half:]
     return lanes[:, 0]
 
 
@@ -79,8 +82,7 @@ class Tree:
         self._levels: list[tuple[Any, Any, Any]] = []
         while len(counts) and counts.max() > 1:
             above = (counts + 1) // 2
-            tensor = np.repeat(np.arange(len(counts)), above)
-            number = np.arange(len(tensor)) - (np.cumsum(above) - above)[tensor]
+            tensor, number = numbered(above)
             left = (np.cumsum(counts) - counts)[tensor] + 2 * number
             paired = np.flatnonzero(2 * number + 1 < counts[tensor])
             self._levels.append((placed(left), placed(paired), placed(left[paired] + 1)))
@@ -97,7 +99,8 @@ class Tree:
         """
         for left, paired, right in self._levels:
             above: Any = leaves[left]
-            above[paired] += leaves[right]
+            with np.errstate(all="ignore"):
+                above[paired] += leaves[right]
             leaves = above
         if self._present is None:
             return leaves

@@ -14,7 +14,7 @@ from thalweg.engines.layout import span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
-_PROTECTED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .-", re.MULTILINE)
+_PROTECTED = re.compile(rb"\n([0-9a-f]+)-([0-9a-f]+) .-")  # a newline is found at once, `^` is not
 
 
 def _protected() -> tuple[list[int], list[int]]:
@@ -23,7 +23,7 @@ def _protected() -> tuple[list[int], list[int]]:
     They are in order; there are none where nobody tells.
     """
     try:
-        found = _PROTECTED.findall(Path(_MAPS).read_text())
+        found = _PROTECTED.findall(b"\n" + Path(_MAPS).read_bytes())
     except OSError:
         return [], []
     # A process that has compiled much has thousands: no line of Python for each.

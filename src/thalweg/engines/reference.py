@@ -19,7 +19,16 @@ from torch import Tensor
 from thalweg.engines import layout, libm
 from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.denormals import denormals
-from thalweg.engines.engine import Call, Columns, Dtype, Gradient, Request, Scalars, Stages
+from thalweg.engines.engine import (
+    Call,
+    Columns,
+    Dtype,
+    Gradient,
+    Request,
+    Scalars,
+    Stages,
+    formula_of_rows,
+)
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
@@ -213,11 +222,6 @@ def transform(
         return array.to(kind)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def _waves(rows: Int64) -> list[Int64]:
     """Positions of first, second, third ... occurrences of each row, in order of appearance."""
     seen: dict[int, int] = {}
@@ -329,13 +333,14 @@ class ReferencePart:
 
     def calls(self, columns: Columns) -> list[Call]:
         """What copies the new values; they are computed now."""
+        if columns.taken is not None and not columns.taken:
+            return []
         scalars = columns.of(0, self._dtype)
         grad = self._gradient
         with torch.no_grad(), denormals(self._flush):
             if isinstance(grad, IndexedSlices):
                 return self._rows(grad, scalars)
-            made = self._whole(grad, scalars)
-            return made if self._copy is None else [*made, *self._copied(self._copy)]
+            return self._whole(grad, scalars)
 
     def let_go(self) -> None:
         """See `Ready`."""
@@ -346,13 +351,29 @@ class ReferencePart:
         var, *slots = self._tensors
         tensors = [_begun(self._rule, var, scalars, self._flush), *slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        pairs = zip(self._tensors, results, strict=True)
-        return [partial(each.detach().copy_, value.to(each.dtype)) for each, value in pairs]
+        changed = self._changed(self._rule.update, 1)
+        values = {index: results[index].to(self._tensors[index].dtype) for index in changed}
+        pairs = [(self._tensors[index], value) for index, value in values.items()]
+        if self._copy is not None:
+            pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
+        return [partial(each.detach().copy_, value) for each, value in pairs]
+
+    def _changed(self, formula: Formula, grad: int) -> list[int]:
+        """Positions of the tensors to which a formula gives new values.
+
+        Others keep theirs to the last bit, which the type of the arithmetic may not hold.
+        """
+        transcript, begun = transcribe(formula), self._rule.before is not None and grad
+        return [
+            index
+            for index in range(len(self._tensors))
+            if not transcript.passes(index, index + (grad if index else 0)) or (begun and not index)
+        ]
 
     def _rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
         made: list[Call] = []
-        for rows, results in _row_results(
+        for formula, rows, results in _row_results(
             self._rule, self._tensors, values, grad.indices, scalars, self._flush
         ):
             index = torch.from_numpy(rows).to(self._tensors[0].device)
@@ -360,20 +381,12 @@ class ReferencePart:
                 torch.from_numpy(value).to(each.dtype).to(each.device)
                 for each, value in zip(self._tensors, results, strict=True)
             ]
-            pairs = list(zip(self._tensors, values, strict=True))
+            changed = self._changed(formula, int(formula is not self._rule.update_untouched))
+            pairs = [(self._tensors[each], values[each]) for each in changed]
             if self._copy is not None:
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
             made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
         return made
-
-    def _copied(self, copy: Tensor) -> list[Call]:
-        """What sets a copy to its variable, once that is written."""
-        var, largest = self._tensors[0].detach(), torch.finfo(copy.dtype).max
-        wide = torch.empty_like(var)
-        return [
-            partial(torch.clamp, var, -largest, largest, out=wide),
-            partial(copy.detach().copy_, wide),
-        ]
 
 
 def _of(dtype: Dtype) -> torch.dtype:
@@ -416,8 +429,8 @@ def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
     """The same on any device."""
-    var, *slots = map(_wide, tensors)
-    changed = grad.detach().to(var.dtype)
+    kind = _of(compute_dtype(tensors[0].dtype))
+    var, changed, *slots = (each.detach().to(kind) for each in (tensors[0], grad, *tensors[1:]))
     for stage in stages:
         changed = torch_evaluate(stage, [changed], scalars)[0]
     return torch_evaluate(rule.update, [var, changed, *slots], scalars)
@@ -435,19 +448,17 @@ def _row_results(
     indices: Tensor,
     scalars: Scalars,
     flush: bool,
-) -> Iterator[tuple[Int64, list[Array]]]:
-    """Rows, each once, and what the variable and its slots are there after a step."""
+) -> Iterator[tuple[Formula, Int64, list[Array]]]:
+    """Formulas, rows, each once, and what they make of the variable and its slots there."""
     var = tensors[0]
-    formula = rule.update_sparse or rule.update
-    if rule.update_single is not None and var.shape[1:].numel() == 1:
-        formula = rule.update_single
+    formula = formula_of_rows(rule, var)
     dtype = compute_dtype(var.dtype)
     rows = indices.detach().cpu().numpy().astype(np.int64)
     array = _numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
     kept = [_numpy(tensor.cpu())[touched] for tensor in tensors]
     begun = _begun(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
-    kept[0] = _numpy(begun)
+    kept = [each.astype(dtype, copy=False) for each in (_numpy(begun), *kept[1:])]
     if rule.duplicates == "sum":
         array, places = _grouped(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
@@ -465,12 +476,12 @@ def _row_results(
             for each, tensor, result in zip(kept, tensors, results, strict=True):
                 stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
                 each[own] = _numpy(stored)
-    yield touched, kept
+    yield formula, touched, kept
     if rule.update_untouched is not None:
         others = np.setdiff1d(np.arange(var.shape[0]), touched)
         cpu = [tensor.cpu() for tensor in tensors]
         results = evaluate(rule.update_untouched, cpu, scalars, rows=others)
-        yield others, [np.array(each, order="C") for each in results]
+        yield rule.update_untouched, others, [np.array(each, order="C") for each in results]
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which engine runs, what it does with denormals, and whether it looks for NaN."""
+"""Which engine runs, how it rounds, what it does with denormals, and whether it looks for NaN."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import InvalidTypeError
 
-EngineName = Literal["auto", "cpu", "reference"]
+EngineName = Literal["auto", "cpu", "cuda", "reference"]
 Denormals = Literal["flush", "keep"]
-ENGINES: tuple[EngineName, ...] = ("auto", "cpu", "reference")
+Math = Literal["exact", "fast"]
+ENGINES: tuple[EngineName, ...] = ("auto", "cpu", "cuda", "reference")
 DENORMALS: tuple[Denormals, ...] = ("flush", "keep")
+MATHS: tuple[Math, ...] = ("exact", "fast")
 
 
 class Selection(NamedTuple):
-    """An engine, its treatment of denormals, and whether steps refuse NaN and infinity."""
+    """An engine, its denormals, whether steps refuse NaN and infinity, and how it rounds."""
 
     name: EngineName = "auto"
     denormals: Denormals = "flush"
     check_numerics: bool = False
+    math: Math = "exact"
 
 
 DEFAULT = Selection()
@@ -49,12 +52,14 @@ def engine(
     *,
     denormals: Denormals | None = None,
     check_numerics: bool | None = None,
+    math: Math | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Choose the engine for the steps taken inside a `with` block.
 
     Args:
-        name: "reference" computes whole arrays with NumPy and is the specification; "cpu" runs each
-            rule as one fused, compiled pass; "auto", the default, takes "cpu" where the memory
+        name: "reference" computes whole arrays with NumPy and is the specification; "cpu" and
+            "cuda" run each rule as one fused, compiled pass over variables of that device, others
+            are left to the reference; "auto", the default, takes either of them where the memory
             layout allows it. None keeps the engine in force.
         denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, as TensorFlow does;
             "keep" is IEEE arithmetic, as torch has it. None keeps the setting in force: by default
@@ -63,6 +68,10 @@ def engine(
             InvalidArgumentError, naming the variable, before anything changes. It costs a sweep
             over the gradients. Where a loss scaler decides on the step, it does so instead. None
             keeps the setting in force, False by default.
+        math: "exact", the default, rounds each operation once, so that all engines give the same
+            bits. "fast" lets kernels for GPUs round a product and a sum together, and divide and
+            take roots of float32 approximately, within the bounds of `docs/cuda.md`; the other
+            engines stay exact. None keeps the setting in force.
 
     Raises:
         ValueError: If a name is unknown.
@@ -77,9 +86,16 @@ def engine(
         check_name(name)
     if denormals is not None and denormals not in DENORMALS:
         raise ValueError(f"denormals must be 'flush' or 'keep', not {denormals!r}.")
+    if math is not None and math not in MATHS:
+        raise ValueError(f"math must be 'exact' or 'fast', not {math!r}.")
     if check_numerics not in (None, True, False):
         raise InvalidTypeError(f"check_numerics must be a bool, not {check_numerics!r}.")
-    given = {"name": name, "denormals": denormals, "check_numerics": check_numerics}
+    given = {
+        "name": name,
+        "denormals": denormals,
+        "check_numerics": check_numerics,
+        "math": math,
+    }
     return _choosing({key: value for key, value in given.items() if value is not None})
 
 

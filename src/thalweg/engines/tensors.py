@@ -42,13 +42,14 @@ class Tensors:
         found = np.zeros((len(formulas), len(self._variables)))
         for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
             dtype = compute_dtype(var.dtype)
-            for row, each in zip(found, formulas, strict=True):
-                if each is gradient_squares:
-                    own = columns.of(index, dtype)
-                    (row[index],) = measure.sums(each, [grad], stages, own, dtype, self._flush)
-                else:
-                    (row[index],) = measure.sums(each, [var])
+            own = columns.of(index, dtype)
+            found[:, index] = np.concatenate(
+                measure.sums_of_pair(formulas, grad, var, stages, own, dtype, self._flush)
+            )
         return list(found)
+
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+        """See `Ready`."""
 
     def peaks(self) -> Float64:
         """See `Ready`."""

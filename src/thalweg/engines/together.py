@@ -62,8 +62,7 @@ class Together:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
         )
-        on_cpu = [each for _, part in self._parts for each in part.written if each.is_cpu]
-        self._bounds = layout.bounds(on_cpu)
+        self._bounds = layout.bounds([each for _, part in self._parts for each in part.written])
 
     def again(self, asked: Request) -> bool:
         """See `Ready`."""
@@ -85,6 +84,9 @@ class Together:
             ):
                 total[own] = each
         return found
+
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+        """See `Ready`."""
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns

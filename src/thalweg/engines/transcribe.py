@@ -174,7 +174,7 @@ class _Writer(ast.NodeTransformer):
         self.function = function
         self.helpers = helpers
         self.locals: set[str] = set()
-        # Whether a local name is a condition; a helper's parameters may be either, so are left out.
+        # Whether a local name is a condition; what a helper's parameter is, its first use says.
         self.conditions: dict[str, bool] = {}
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
@@ -266,7 +266,12 @@ class _Writer(ast.NodeTransformer):
                 raise self.refuse(node, f"a formula cannot call `{node.func.id}`{instead}.")
             name = self.helpers.name(function)
             self.count(node, function.__code__.co_argcount)
-            return self.call(node, name, [self.visit(arg) for arg in node.args])
+            kinds = self.helpers.parameters[function]
+            accepted = [
+                self.visit(arg) if kind is None else (self.condition if kind else self.number)(arg)
+                for arg, kind in zip(node.args, kinds, strict=True)
+            ]
+            return self.call(node, name, accepted)
         self.count(node, _ARGUMENTS[name])
         if name == "where":
             test, *values = node.args
@@ -281,7 +286,7 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, f"`{ast.unparse(node)}` needs {needs}.")
 
     def is_condition(self, node: ast.expr) -> bool | None:
-        """Whether an expression is a condition and not a number; None if only its caller knows."""
+        """Whether an expression is a condition and not a number; None if nothing says so yet."""
         if isinstance(node, ast.Compare):
             return True
         if isinstance(node, ast.BinOp):
@@ -298,25 +303,33 @@ class _Writer(ast.NodeTransformer):
 
     def number(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
-        if self.is_condition(node):
-            raise self.refuse(
-                node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
-            )
-        return written
+        if self.is_kind(node, False):
+            return written
+        raise self.refuse(
+            node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
+        )
 
     def condition(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
-        if self.is_condition(node) is False:
-            raise self.refuse(
-                node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
-            )
-        return written
+        if self.is_kind(node, True):
+            return written
+        raise self.refuse(
+            node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
+        )
+
+    def is_kind(self, node: ast.expr, condition: bool) -> bool:
+        """Whether an expression is a condition, or a number; of a parameter this is its use."""
+        kind = self.is_condition(node)
+        if kind is None and isinstance(node, ast.Name):
+            kind = self.conditions[node.id] = condition
+        return kind is condition
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.refuse(node, "assign one name at a time.")
-        value = self.visit(node.value)
+        is_condition = self.is_condition(node.value)
+        value = (self.condition if is_condition else self.number)(node.value)
         kind = self.is_condition(node.value)
         before = self.conditions.get(target.id)
         if target.id in self.locals and None not in (kind, before) and kind != before:
@@ -359,7 +372,8 @@ class _Helpers:
         self._names: dict[types.FunctionType, str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
-        self.conditions: dict[Any, bool | None] = {}
+        self.conditions: dict[Any, bool | None] = {}  # whether it returns one
+        self.parameters: dict[Any, list[bool | None]] = {}  # whether they are; None is either
 
     def name(self, function: types.FunctionType) -> str:
         """The name under which a helper is called; writes its definition at the first call."""
@@ -376,12 +390,14 @@ class _Helpers:
         node = _definition(function)
         writer = _Writer(function, self)
         assigned, result = writer.write(node)
-        returned = ast.copy_location(ast.Return(writer.visit(result)), result)
+        accept = writer.condition if writer.is_condition(result) else writer.number
+        returned = ast.copy_location(ast.Return(accept(result)), result)
         body: list[ast.stmt] = [*assigned, returned]
         if node.args.kwonlyargs:
             raise writer.refuse(node, "a helper function takes its parameters by position.")
         self.conditions[function] = writer.is_condition(result)
         every = [*node.args.posonlyargs, *node.args.args]
+        self.parameters[function] = [writer.conditions.get(arg.arg) for arg in every]
         parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in every]
         made = ast.FunctionDef(
             name=FUNCTION_PREFIX + self._names[function],

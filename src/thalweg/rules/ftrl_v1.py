@@ -7,15 +7,14 @@ gives the rule the result as `l2`, with a `beta` of 0.
 
 from dataclasses import replace
 
-from thalweg.formula import Slot, maximum
+from thalweg.formula import Slot, maximum, number_like
 from thalweg.rules.ftrl import FTRL
 from thalweg.rules.ftrl_power import FTRL_POWER
 
 
 def adjusted_l2(learning_rate, l2, beta):
     """l2 with beta in it; a learning rate of 0 gives no NaN, unlike in Keras."""
-    scalar = type(learning_rate)
-    return l2 + beta / (2 * maximum(learning_rate, scalar(1e-36)))
+    return l2 + beta / (2 * maximum(learning_rate, number_like(1e-36, learning_rate)))
 
 
 def prepare(*, learning_rate, l2, beta):

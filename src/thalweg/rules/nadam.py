@@ -7,13 +7,13 @@ as scalars of the compute dtype, and stores the "momentum_cache" of the returned
 the call for the dtype of the cache. Variables of another dtype get the old cache cast to theirs.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, power, sqrt
+from thalweg.formula import Hyper, Rule, Slot, number_like, power, sqrt
 
 
 def schedule(beta1, decay, t):
     """mu_t; the base 0.96 is a float32 in TensorFlow whatever the dtype."""
-    scalar = type(t)
-    return beta1 * (1 - scalar(0.5) * power(scalar(0.9599999785423279), decay * t))
+    half, base = number_like(0.5, t), number_like(0.9599999785423279, t)
+    return beta1 * (1 - half * power(base, decay * t))
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):

@@ -82,7 +82,8 @@ def _fast() -> Function:
     if not _made:
         from thalweg.storage import checksum_compiled
 
-        _made.append(checksum_compiled.by_instruction() or checksum_compiled.by_slices(table()))
+        fast = checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())
+        _made.append(fast or _by_table)
     return _made[0]
 
 

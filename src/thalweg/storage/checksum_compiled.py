@@ -1,16 +1,16 @@
 """CRC32C at the speed of memory: by the processor's own instruction, or else by eight tables.
 
-The instruction is reached through LLVM alone, which needs a few hundredths of a second to make the
-function; Numba, which makes the other one, needs a second, on processors that are rare by now.
-Both let other threads of Python run meanwhile.
+LLVM needs a few hundredths of a second to make the function; it lets other threads of Python run
+meanwhile.
 """
 
-# llvmlite and Numba have no types.
+# llvmlite has no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import sys
 from collections.abc import Callable
@@ -28,13 +28,27 @@ _UNROLLED = 8  # words of 8 bytes in a round of the loop
 def by_instruction() -> Function | None:
     """The checksum by SSE 4.2's or ARM's instruction; None where there is none."""
     kind = _instruction()
-    if kind is None:
-        return None
+    return None if kind is None else _compiled(_module(*kind))
+
+
+def by_slices(table: list[int]) -> Function | None:
+    """The checksum by eight tables: eight bytes at a time; None where LLVM cannot load it.
+
+    Args:
+        table: The checksums of single bytes.
+    """
+    tables = [table]
+    for _ in range(7):
+        tables.append([table[before & 0xFF] ^ (before >> 8) for before in tables[-1]])
+    return _compiled(_of_tables([value for each in tables for value in each]))
+
+
+def _compiled(module: Any) -> Function | None:
     try:
-        address = _linked(str(_module(*kind)))
+        address = _linked(str(module))
     except (ImportError, RuntimeError, AttributeError):  # another llvmlite than those we know
         return None
-    signature = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint32)
+    signature = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
     function = signature(address)
 
     def checksum(view: memoryview, value: int) -> int:
@@ -42,54 +56,6 @@ def by_instruction() -> Function | None:
 
     # Another LLVM may take the names for something else.
     return checksum if checksum(memoryview(_KNOWN), 0) == _SUM else None
-
-
-def by_slices(table: list[int]) -> Function:
-    """The checksum by eight tables, compiled by Numba: eight bytes at a time.
-
-    Args:
-        table: The checksums of single bytes.
-    """
-    import numba
-
-    tables = np.zeros((8, 256), np.uint32)
-    tables[0] = table
-    for number in range(1, 8):
-        before = tables[number - 1]
-        tables[number] = tables[0][before & 0xFF] ^ (before >> 8)
-
-    def summed(data: Any, value: Any, t: Any) -> Any:
-        value, place = value ^ np.uint32(0xFFFFFFFF), 0
-        while place + 8 <= data.size:
-            low = (
-                np.uint32(data[place])
-                | np.uint32(data[place + 1]) << np.uint32(8)
-                | np.uint32(data[place + 2]) << np.uint32(16)
-                | np.uint32(data[place + 3]) << np.uint32(24)
-            ) ^ value
-            value = (
-                t[7, low & 0xFF]
-                ^ t[6, (low >> 8) & 0xFF]
-                ^ t[5, (low >> 16) & 0xFF]
-                ^ t[4, low >> 24]
-                ^ t[3, data[place + 4]]
-                ^ t[2, data[place + 5]]
-                ^ t[1, data[place + 6]]
-                ^ t[0, data[place + 7]]
-            )
-            place += 8
-        while place < data.size:
-            value = t[0, (value ^ data[place]) & 0xFF] ^ (value >> np.uint32(8))
-            place += 1
-        return value ^ np.uint32(0xFFFFFFFF)
-
-    compiled = numba.njit("uint32(Array(uint8, 1, 'C', readonly=True), uint32, uint32[:, ::1])",
-                          nogil=True)(summed)  # fmt: skip
-
-    def checksum(view: memoryview, value: int) -> int:
-        return int(compiled(np.frombuffer(view, np.uint8), np.uint32(value), tables))
-
-    return checksum
 
 
 def _instruction() -> tuple[str, str] | None:
@@ -111,8 +77,11 @@ def _instruction() -> tuple[str, str] | None:
     return None
 
 
+Step = Callable[[Any, Any, Any], Any]  # with a builder: an address and a sum give the next sum
+
+
 def _module(words: str, single: str) -> Any:
-    """A function of an address, a size and a checksum, in LLVM's language."""
+    """The function by these instructions, in LLVM's language."""
     from llvmlite import ir
 
     i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -121,14 +90,77 @@ def _module(words: str, single: str) -> Any:
     module = ir.Module(_NAME)
     of_words = ir.Function(module, ir.FunctionType(state, [state, i64]), words)
     of_byte = ir.Function(module, ir.FunctionType(i32, [i32, i32 if is_arm else i8]), single)
+
+    def by_words(builder: Any, where: Any, carried: Any) -> Any:
+        for number in range(_UNROLLED):
+            carried = builder.call(of_words, [carried, _loaded(builder, where, i64, 8 * number)])
+        return carried
+
+    def by_byte(builder: Any, where: Any, carried: Any) -> Any:
+        byte = _loaded(builder, where, i8)
+        return builder.call(of_byte, [carried, builder.zext(byte, i32) if is_arm else byte])
+
+    return _written(module, state, 8 * _UNROLLED, by_words, by_byte)
+
+
+def _of_tables(tables: list[int]) -> Any:
+    """The function by eight tables, one behind the other, in LLVM's language."""
+    from llvmlite import ir
+
+    i8, i32 = ir.IntType(8), ir.IntType(32)
+    module, kind = ir.Module(_NAME), ir.ArrayType(i32, len(tables))
+    kept = ir.GlobalVariable(module, kind, "tables")
+    kept.global_constant, kept.linkage = True, "internal"
+    kept.initializer = ir.Constant(kind, tables)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def found(builder: Any, number: int, where: Any, offset: int, carried: Any) -> Any:
+        """What a table has for a byte and the lowest byte of the sum."""
+        byte = builder.xor(builder.zext(_loaded(builder, where, i8, offset), i32), carried)
+        place = builder.add(
+            builder.and_(byte, ir.Constant(i32, 255)), ir.Constant(i32, number * 256)
+        )
+        return builder.load(builder.gep(kept, [ir.Constant(i32, 0), place]))
+
+    def by_words(builder: Any, where: Any, carried: Any) -> Any:
+        every = []
+        for offset in range(8):
+            every.append(found(builder, 7 - offset, where, offset, carried))
+            carried = builder.lshr(carried, ir.Constant(i32, 8))  # of four bytes: 0 from then on
+        return functools.reduce(builder.xor, every)
+
+    def by_byte(builder: Any, where: Any, carried: Any) -> Any:
+        rest = builder.lshr(carried, ir.Constant(i32, 8))
+        return builder.xor(found(builder, 0, where, 0, carried), rest)
+
+    return _written(module, i32, 8, by_words, by_byte)
+
+
+def _loaded(builder: Any, where: Any, kind: Any, offset: int = 0) -> Any:
+    place = builder.add(where, where.type(offset))
+    found = builder.load(builder.inttoptr(place, kind.as_pointer()))
+    found.align = 1
+    return found
+
+
+def _written(module: Any, state: Any, size_of_words: int, by_words: Step, by_byte: Step) -> Any:
+    """A function of an address, a size and a checksum.
+
+    Args:
+        module: Where it is written.
+        state: The type of a sum between steps.
+        size_of_words: How many bytes `by_words` sums.
+        by_words: Writes a step over so many bytes.
+        by_byte: Writes a step over one.
+    """
+    from llvmlite import ir
+
+    i32, i64 = ir.IntType(32), ir.IntType(64)
     function = ir.Function(module, ir.FunctionType(i32, [i64, i64, i32]), _NAME)
     address, size, value = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    start = builder.not_(value)
-    start = start if is_arm else builder.zext(start, i64)
 
-    def loop(begin: Any, end: Any, step: int, first: Any, body: Callable[[Any, Any], Any]) -> Any:
-        """Go on from `first` by `body(where, value)` while `step` bytes are left."""
+    def loop(begin: Any, end: Any, step: int, first: Any, body: Step) -> Any:
+        """Go on from `first` by `body` while `step` bytes are left."""
         before = builder.block
         head, inside, after = (function.append_basic_block(name) for name in ("head", "in", "out"))
         builder.branch(head)
@@ -139,31 +171,17 @@ def _module(words: str, single: str) -> Any:
         left = builder.sub(end, where)
         builder.cbranch(builder.icmp_unsigned(">=", left, ir.Constant(i64, step)), inside, after)
         builder.position_at_end(inside)
-        carried.add_incoming(body(where, carried), builder.block)
+        carried.add_incoming(body(builder, where, carried), builder.block)
         where.add_incoming(builder.add(where, ir.Constant(i64, step)), builder.block)
         builder.branch(head)
         builder.position_at_end(after)
         return where, carried
 
-    def loaded(where: Any, kind: Any, offset: int = 0) -> Any:
-        place = builder.add(where, ir.Constant(i64, offset))
-        found = builder.load(builder.inttoptr(place, kind.as_pointer()))
-        found.align = 1  # pyright: ignore[reportAttributeAccessIssue]
-        return found
-
-    def by_words(where: Any, carried: Any) -> Any:
-        for number in range(_UNROLLED):
-            carried = builder.call(of_words, [carried, loaded(where, i64, 8 * number)])
-        return carried
-
-    def by_bytes(where: Any, carried: Any) -> Any:
-        byte = loaded(where, i8)
-        return builder.call(of_byte, [carried, builder.zext(byte, i32) if is_arm else byte])
-
-    end = builder.add(address, size)
-    where, found = loop(address, end, 8 * _UNROLLED, start, by_words)
-    found = found if is_arm else builder.trunc(found, i32)
-    _, found = loop(where, end, 1, found, by_bytes)
+    start, end = builder.not_(value), builder.add(address, size)
+    start = builder.zext(start, state) if state == i64 else start
+    where, found = loop(address, end, size_of_words, start, by_words)
+    found = builder.trunc(found, i32) if state == i64 else found
+    _, found = loop(where, end, 1, found, by_byte)
     builder.ret(builder.not_(found))
     return module
 

@@ -87,11 +87,7 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
         file: The same, open.
         wanted: What the reader takes: "file of thalweg".
     """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 8))
-    end = file.read(8)
-    file.seek(0)
-    start = file.read(SHOWN)
+    size, start, end = _ends(file)
     if header.nearly_begins(start):
         return DataLossError(f"{path}: The beginning of its header is damaged. Copy it anew.")
     found = _looks(start, end)
@@ -105,6 +101,21 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
             " thalweg, TensorFlow (by what all names of its files begin with) and Keras"
         )
     return DataLossError(f"{path}: It is no {wanted}{',' if start else ':'} {text}.")
+
+
+def look(file: BinaryIO) -> Look | None:
+    """What an open file looks like; None if it looks like nothing that is known."""
+    size, start, end = _ends(file)
+    return _looks(start, end) if size else Look("empty", "It was never written, or is cut off")
+
+
+def _ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """The size of a file, its first bytes and its last."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 8))
+    end = file.read(8)
+    file.seek(0)
+    return size, file.read(SHOWN), end
 
 
 def _looks(start: bytes, end: bytes) -> Look | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import cast
 
 from thalweg.engines.cpu import store
@@ -27,20 +28,16 @@ from thalweg.engines.transcribe import (
 from thalweg.errors import RuleError
 from thalweg.formula import Formula
 
-# Formulas are float64, stages of the type of the update: the latter get names of their own.
-_STAGE_FUNCTION = "_s_"
-_STAGE_LITERAL = "_stage_literal"
+_STAGE_LITERAL = "_stage_literal"  # formulas are float64, stages of the type of the update
 
 # Rows of lanes that are added at once: each lane is then read and written once for all of them.
 _ROWS = 8
 
 _MEASURE = """
-@njit(**_options)
 def measured({parameters}):
 {element}
 
 
-@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices, flush = work[1], work[2]
@@ -59,7 +56,7 @@ def {name}(argument):
 {scalars}
             width = {count}
             while width >= 2 * length:  # the lanes beyond are +0 and stay so
-                width //= 2
+                width >>= 1
             for lane in range(width):
 {zero}
             start = 0
@@ -72,7 +69,7 @@ def {name}(argument):
 {add_row}
                 start += {count}
             while width > 1:
-                width //= 2
+                width >>= 1
 {fold}
 {keep}
         ticket = take_ticket(work)
@@ -83,7 +80,6 @@ _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + wid
 
 # Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
 _PEAK = """
-@cfunc("void(voidptr)", **_options)
 def {name}(argument):
     work = int64_pointer(address_of(argument))
     slices = work[1]
@@ -95,45 +91,27 @@ def {name}(argument):
             values = {integer}_pointer(
                 base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
             )
-            peak = numba.{integer}(0)
+            peak = {integer}(0)
             for i in range(chunks[4 * chunk + 3]):
-                value = numba.{integer}(values[i] & {magnitude})
+                value = {integer}(values[i] & {magnitude})
                 peak = value if value > peak else peak
             partial[chunk] = peak
         ticket = take_ticket(work)
 """
 
 
-class _ForStages(ast.NodeTransformer):
-    """Gives the functions and literals that a definition uses the names that stages have."""
-
-    def _renamed(self, name: str) -> str:
-        if name == LITERAL:
-            return _STAGE_LITERAL
-        if name.startswith(FUNCTION_PREFIX):
-            return _STAGE_FUNCTION + name.removeprefix(FUNCTION_PREFIX)
-        return name
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._renamed(node.id), node.ctx)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.name = self._renamed(node.name)
-        return self.generic_visit(node)
-
-
 def _for_stages(text: str) -> str:
-    return ast.unparse(_ForStages().visit(ast.parse(text)))
+    return re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text)
 
 
-def _used(transcript: Transcript) -> list[int]:
+def used(transcript: Transcript) -> list[int]:
     """Which of its positional parameters a formula reads."""
     trees = (*transcript.body, *transcript.results)
     names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return [k for k, name in enumerate(transcript.positional) if LOCAL_PREFIX + name in names]
 
 
-def _check(formula: Formula, transcript: Transcript, streams: int) -> None:
+def check_measure(formula: Formula, transcript: Transcript, streams: int) -> None:
     if len(transcript.results) == 1 and len(transcript.positional) <= streams:
         return
     raise RuleError(
@@ -154,8 +132,8 @@ class _Sweep:
     ) -> None:
         self._measures = [transcribe(formula) for formula in formulas]
         for formula, transcript in zip(formulas, self._measures, strict=True):
-            _check(formula, transcript, len(storage))
-        self._used = sorted({stream for each in self._measures for stream in _used(each)})
+            check_measure(formula, transcript, len(storage))
+        self._used = sorted({stream for each in self._measures for stream in used(each)})
         self._stages = [transcribe(stage) for stage in stages] if 1 in self._used else []
         self._storage = storage
         every = (*self._stages, *self._measures)
@@ -180,8 +158,8 @@ class _Sweep:
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         for index, stage in enumerate(self._stages):
             given = [f"{_STAGE_LITERAL}({self._scalar[name]})" for name in stage.scalars]
-            lines.append(f"e1 = {_STAGE_FUNCTION}stage{index}({', '.join(['e1', *given])})")
-        lines += [f"w{stream} = numba.float64(e{stream})" for stream in self._used]
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+        lines += [f"w{stream} = float64(e{stream})" for stream in self._used]
         # Not as functions of their own: each costs as much time to compile as all the rest.
         for index, measure in enumerate(self._measures):
             values = {name: f"w{k}" for k, name in enumerate(measure.positional) if k in self._used}
@@ -195,10 +173,9 @@ class _Sweep:
 
     def definitions(self, compute: str) -> list[str]:
         """The functions that `element` calls."""
-        found = [HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute="float64")]
+        found = [HEADER.format(literal=LITERAL, compute="float64")]
         if self._stages:
-            header = HEADER.format(f=_STAGE_FUNCTION, literal=_STAGE_LITERAL, compute=compute)
-            found.append(header[header.index(_STAGE_LITERAL) :])  # without the imports
+            found.append(HEADER.format(literal=_STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self._stages):
             found += map(_for_stages, stage_definition(f"stage{index}", stage).values())
         for index, measure in enumerate(self._measures):
@@ -267,7 +244,7 @@ def generate_measure(
 
 def generate_peak(size: int) -> Kernel:
     """The kernel that finds each chunk's largest magnitude, as the bits of a number."""
-    header = HEADER.format(f=FUNCTION_PREFIX, literal=LITERAL, compute="float64")
+    header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]
     text = _PEAK.format(name="KERNEL_NAME", integer=integer, size=size, magnitude=magnitude)

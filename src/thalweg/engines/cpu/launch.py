@@ -69,7 +69,7 @@ def compiled(
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
 ) -> Compiled:
-    """The compiled kernel of a formula for these storage types, from memory, disk or Numba."""
+    """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
     kernel = generate(formula, stages, storage, name, grad, duplicates, copy, entries, before)
     return Compiled(kernel, compute)

@@ -1,7 +1,6 @@
-"""Machine code of kernels: taken from Numba once, loaded later by LLVM alone.
+"""Machine code of kernels: made by LLVM once, loaded later. LLVM is imported at first use.
 
-Importing Numba and waking its compiler costs ten times as much as the rest of a first step, and a
-kernel needs neither: it calls nothing but the functions of `libm`. LLVM is imported at first use.
+A kernel calls nothing but the functions of `libm`.
 """
 
 # llvmlite has no types.
@@ -16,7 +15,7 @@ from typing import Any
 
 from thalweg.engines import libm
 
-# What decides, besides the processor, on the code that Numba makes.
+# What decides, besides the processor, on the code that is made: as it does for Numba.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
 
 _libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
@@ -28,11 +27,30 @@ def _target() -> tuple[str, str, str]:
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    name, features, avx, _ = map(os.environ.get, SETTINGS)
+    if features is None:
+        features = "" if name == "generic" else _features(avx != "0")
+    return binding.get_process_triple(), name or binding.get_host_cpu_name(), features
+
+
+def _features(avx: bool) -> str:
+    from llvmlite import binding
+
     try:
-        features = binding.get_host_cpu_features().flatten()
+        found = binding.get_host_cpu_features()
     except RuntimeError:  # LLVM cannot tell on this platform
-        features = ""
-    return binding.get_process_triple(), binding.get_host_cpu_name(), features
+        return ""
+    for feature in found:
+        found[feature] &= avx or not feature.startswith("avx")
+    # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
+    own = ",-prefer-256-bit" if found.get("avx512f") else ""
+    return found.flatten() + own
+
+
+def _speed() -> int:
+    """How much time LLVM is to take for faster code, from 0 to 3."""
+    level = os.environ.get("NUMBA_OPT", "3")
+    return int(level) if level in ("0", "1", "2") else 3
 
 
 @cache
@@ -50,12 +68,11 @@ def _machine() -> Any:
     from llvmlite import binding
 
     triple, cpu, features = _target()
-    # Numba's own options by default.
     reloc = "static" if triple.startswith("x86") else "default"
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=features,
-        opt=3,
+        opt=_speed(),
         reloc="pic" if triple.startswith("p") else reloc,
         codemodel="jitdefault",
         jit=True,
@@ -69,50 +86,54 @@ def _linker() -> Any:
     return binding.create_lljit_compiler(_machine(), suppress_errors=True)
 
 
-def emit(function: Any, name: str) -> bytes:
-    """Object code of a compiled function.
+_WIDENING = """
+define float @widened(half %x) {
+  %y = fpext half %x to float
+  ret float %y
+}
+"""
 
-    Args:
-        function: A `numba.cfunc` that was compiled in this process.
-        name: The symbol under which the code is found.
 
-    Returns:
-        An object file, or nothing if the code would need this process, Python or Numba to run.
+@cache
+def _has_halves() -> bool:
+    """Whether the processor has instructions for float16.
+
+    Where it has none, LLVM calls functions of a compiler's library that need not be there.
     """
     from llvmlite import binding
 
-    text = function.inspect_llvm()
-    if "numba.dynamic.globals" in text:  # addresses of this process
-        return b""
-    try:
-        module = binding.parse_assembly(text)
-        entry = module.get_function(function.native_name)
-        for each in module.functions:
-            if not each.is_declaration:
-                each.linkage = "external" if each == entry else "internal"
-        entry.name = name
-        machine = function._library.codegen._tm  # so that the code is Numba's own
-        _without_errors(module, machine)
-        for each in (*module.functions, *module.global_variables):
-            known = each.name.startswith("llvm.") or each.name in libm.SYMBOLS
-            if each.is_declaration and not known:
-                return b""
-        return machine.emit_object(module)
-    except (RuntimeError, AttributeError):  # of an older llvmlite, or another Numba
-        return b""
+    made = _machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    return "extendhfsf" not in made and "gnu_h2f" not in made
 
 
-def _without_errors(module: Any, machine: Any) -> None:
-    # Numba's entry calls Python if the kernel returns an error, which none ever does. Numba's own
-    # passes end before LLVM could see that.
+def _optimized(name: str, source: str) -> Any:
     from llvmlite import binding
 
-    passes = binding.create_new_module_pass_manager()
-    passes.add_ipsccp_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_global_dead_code_eliminate_pass()
-    options = binding.create_pipeline_tuning_options()
-    passes.run(module, binding.create_pass_builder(machine, options))
+    from thalweg.engines.cpu.compiler import intermediate
+
+    machine, written = _machine(), intermediate(name, source, "half" not in source or _has_halves())
+    written.triple, written.data_layout = machine.triple, str(machine.target_data)
+    module = binding.parse_assembly(str(written))
+    options = binding.create_pipeline_tuning_options(_speed())
+    options.loop_vectorization = True
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compiled(name: str, source: str) -> bytes:
+    """Object code of a kernel.
+
+    Args:
+        name: Of its function, under which the code is found.
+        source: Its text, in the language of `compiler`.
+    """
+    return _machine().emit_object(_optimized(name, source))
+
+
+def assembly(name: str, source: str) -> str:
+    """The same for people to read."""
+    return _machine().emit_assembly(_optimized(name, source))
 
 
 def link(name: str, code: bytes) -> int:
@@ -120,7 +141,7 @@ def link(name: str, code: bytes) -> int:
 
     Args:
         name: The symbol to look for.
-        code: What `emit` returned for this `target`.
+        code: What `compiled` returned for this `target`.
 
     Returns:
         The address of the symbol, or 0 if there is none or LLVM cannot load the code here.
@@ -138,3 +159,21 @@ def link(name: str, code: bytes) -> int:
         return 0
     _libraries.append(library)
     return library[name]
+
+
+def loaded(name: str, source: str) -> int:
+    """The address of a kernel that is compiled for this process alone, where `link` cannot.
+
+    Args:
+        name: Of its function.
+        source: Its text, in the language of `compiler`.
+    """
+    from llvmlite import binding
+
+    for symbol, function in libm.SYMBOLS.items():
+        binding.add_symbol(symbol, libm.address(function))
+    # LLVM's older loader, which knows more platforms; it takes the machine with it.
+    engine = binding.create_mcjit_compiler(_optimized(name, source), _machine.__wrapped__())
+    engine.finalize_object()
+    _libraries.append(engine)
+    return engine.get_function_address(name)

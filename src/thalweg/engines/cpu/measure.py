@@ -16,7 +16,7 @@ from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Dtype, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
-from thalweg.formula import Formula
+from thalweg.formula import Formula, gradient_squares
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -55,7 +55,7 @@ class Leaves:
         """
         leaves = np.empty((len(self._chunks), kernel.measures), np.float64)
         if self._elements:
-            rows = _rows(kernel.scalars, scalars or {})
+            rows = scalar_rows(kernel.scalars, scalars or {})
             block = np.array(
                 [
                     0,
@@ -101,7 +101,7 @@ class Leaves:
         return self.combined(self.measure(kernel, base, scalars, flush))
 
 
-def _rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
+def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
     """The scalars of each tensor, or a single row if all tensors share them; float64."""
     if not names:
         return np.zeros((1, 0), np.float64)
@@ -206,6 +206,35 @@ def sums(
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combined(leaves)[0]
 
     return _by_tensor(tensors, of_memory, of_other)
+
+
+def sums_of_pair(
+    formulas: Sequence[Formula],
+    grad: Tensor,
+    var: Tensor,
+    stages: Stages,
+    scalars: Mapping[str, Any],
+    compute: Dtype,
+    flush: bool,
+) -> list[Float64]:
+    """Of each formula its sum over a gradient, or the values of a sparse one, or over its variable.
+
+    The values of a sparse gradient count as they come, repeated rows and all.
+
+    Args:
+        formulas: `gradient_squares` and `variable_squares`.
+        grad, var: Gradient and variable.
+        stages, scalars, compute, flush: Of the gradient, as in `sums`.
+
+    Returns:
+        For each formula an array of shape (1,), float64.
+    """
+    return [
+        sums(each, [grad], stages, scalars, compute, flush)
+        if each is gradient_squares
+        else sums(each, [var])
+        for each in formulas
+    ]
 
 
 def peaks(tensors: Sequence[Tensor]) -> Float64:

@@ -1,9 +1,9 @@
 """Sparse gradients as work: which rows are named, by which entries, and which rows are left.
 
-The functions with plain loops are compiled by Numba (see `launch.jitted`) and also run as they are.
+The functions with plain loops are compiled (see `launch.jitted`) and also run as they are.
 """
 
-# Code for Numba, which finds its types itself.
+# Code for `compiler`, which finds its types itself.
 # pyright: basic
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One sparse gradient on the CPU engine: rows updated in place, scratch kept between steps."""
 
-# The loops of `rows` are Numba's, without types.
+# The loops of `rows` have no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int32, Int64
 from thalweg.engines.cpu import launch, rows
-from thalweg.engines.cpu.measure import peaks, sums
+from thalweg.engines.cpu.measure import peaks, sums_of_pair
 from thalweg.engines.cpu.work import CHUNK, Table, slices, table
-from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
+from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages, formula_of_rows
 from thalweg.errors import InvalidArgumentError
-from thalweg.formula import Formula, gradient_squares
+from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 
 ENTRIES = 2**31 - 1  # more entries than fit this plan's 32-bit numbers are left to the reference
@@ -90,11 +90,8 @@ class SparsePlan:
         self.written = [var, *slots] if copy is None else [var, *slots, copy]
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
         width = var.numel() // var.shape[0] if var.shape[0] else 0
-        formula: Formula = rule.update_sparse or rule.update
-        if width == 1 and rule.update_single is not None:
-            formula = rule.update_single
         self._touched = launch.compiled(
-            formula,
+            formula_of_rows(rule, var),
             (from_zero,) if rule.duplicates == "sum" else (),
             (names[0], layout.STORAGE_NAMES[grad.dtype], *names[1:]),
             self.compute,
@@ -246,14 +243,9 @@ class SparsePlan:
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`; the values count as they come, repeated rows and all."""
+        """See `Ready`."""
         own = columns.of(0, self.compute)
-        return [
-            sums(each, [self.values], stages, own, self.compute, self._flush)
-            if each is gradient_squares
-            else sums(each, [self.var])
-            for each in formulas
-        ]
+        return sums_of_pair(formulas, self.values, self.var, stages, own, self.compute, self._flush)
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns

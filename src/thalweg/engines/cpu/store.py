@@ -1,19 +1,15 @@
 """Where compiled kernels live: a private folder whose file names hold a hash of their source.
 
-Numba's disk cache keys a function by its file, name and bytecode, not by its globals or constants,
-and unpickles what it finds. One file of machine code per source, named by its hash, keeps an edited
-rule from running its old formula and one rule from loading another's kernel.
+One file of machine code per source, named by its hash, keeps an edited rule from running its old
+formula and one rule from loading another's kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
-import linecache
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 
 from thalweg.engines.cpu import machine_code, private
 from thalweg.errors import PerformanceWarning, warn
@@ -21,7 +17,6 @@ from thalweg.locks import Awaited
 
 _lock = Awaited()
 _addresses: dict[str, int] = {}
-_loaded: dict[str, ModuleType] = {}
 _warned: set[str] = set()
 
 
@@ -81,11 +76,11 @@ def _write(name: str, code: bytes) -> None:
 
 
 def address(name: str, source: str) -> int:
-    """The address of the C function of a generated source, from memory, disk or Numba.
+    """The address of the function of a generated source, from memory, disk or LLVM.
 
     Args:
         name: The function's name, which holds the hash of all that matters to its code.
-        source: Its text; must define it as a `numba.cfunc`.
+        source: Its text, in the language of `compiler`.
     """
     with _lock:
         found = _addresses.get(name)
@@ -99,32 +94,8 @@ def _address(name: str, source: str) -> int:
     found = machine_code.link(name, _read(file))
     if found:
         return found
-    function = getattr(load(name, source), name)
-    code = machine_code.emit(function, name)
+    code = machine_code.compiled(name, source)
     found = machine_code.link(name, code)
     if found:
         _write(file, code)
-    return found or function.address
-
-
-def load(name: str, source: str) -> ModuleType:
-    """The module of a generated source, run with Numba.
-
-    Args:
-        name: A Python identifier that holds the hash of the source.
-        source: Its text.
-    """
-    with _lock:
-        module = _loaded.get(name)
-        if module is None:
-            module = _loaded[name] = _execute(f"thalweg_kernels.{name}", source)
-        return module
-
-
-def _execute(name: str, text: str) -> ModuleType:
-    # From memory: Numba's own cache would unpickle what lies beside a file.
-    module, file = ModuleType(name), f"<{name}>"
-    sys.modules[name] = module
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    exec(compile(text, file, "exec"), module.__dict__)
-    return module
+    return found or machine_code.loaded(name, source)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from thalweg.engines.arrays import Int64
+from thalweg.engines.arrays import Int64, numbered
 
 CHUNK = 1 << 16  # elements of a dense chunk
 STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
@@ -71,8 +71,7 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
     """Cut whole tensors of `sizes` elements into chunks; empty tensors give none."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
-    tensor = np.repeat(np.arange(len(extents)), counts)
-    number = np.arange(len(tensor)) - (np.cumsum(counts) - counts)[tensor]
+    tensor, number = numbered(counts)
     chunks = np.empty((len(tensor), 4), np.int64)
     chunks[:, 0] = tensor
     chunks[:, 1] = chunks[:, 2] = number * chunk

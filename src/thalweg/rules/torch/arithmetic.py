@@ -25,6 +25,31 @@ def decay(learning_rate, weight_decay, decoupled):
     return 1.0, weight_decay
 
 
+# A device that counts the steps gives `prepare` tensors of numbers.
+
+
+def as_read(number):
+    """A number of the state, or a bool, in the numbers that `prepare` computes in."""
+    return number.double() if hasattr(number, "double") else float(number)
+
+
+def multiplied(number, factor):
+    """A number of the state times a factor, in the type in which it is kept."""
+    return number * (factor.to(number.dtype) if hasattr(factor, "to") else factor)
+
+
+def at_least_one(number):
+    """The larger one of a number and 1."""
+    return number.clamp(min=1) if hasattr(number, "clamp") else max(1, number)
+
+
+def value_if(condition, value, other):
+    """What `value` returns where the condition holds, else a number."""
+    if hasattr(condition, "double"):
+        return value().where(condition, other)
+    return value() if condition else other
+
+
 def decayed(grad, var, weight_decay):
     """The gradient with its decay; as it is where the decay is 0, however large the variable."""
     return where(weight_decay != 0, grad + weight_decay * var, grad)

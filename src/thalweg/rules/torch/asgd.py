@@ -10,6 +10,8 @@ from thalweg.rules.torch.arithmetic import (
     LEARNING_RATE,
     MAXIMIZE,
     WEIGHT_DECAY,
+    as_read,
+    at_least_one,
     decayed,
     direction_of,
 )
@@ -19,11 +21,11 @@ def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
     """Once for each group of parameters, number of a step, `eta` and `mu`."""
     return {
         "direction": direction_of(maximize),
-        "shrink": 1 - lambd * float(eta),
-        "step_size": -float(eta),
-        "mean_weight": float(mu),
+        "shrink": 1 - lambd * as_read(eta),
+        "step_size": -as_read(eta),
+        "mean_weight": as_read(mu),
         "eta": learning_rate / ((1 + lambd * learning_rate * t) ** alpha),
-        "mu": 1 / max(1, t - t0),
+        "mu": 1 / at_least_one(t - t0),
     }
 
 

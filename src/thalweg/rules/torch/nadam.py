@@ -11,10 +11,12 @@ from thalweg.rules.torch.arithmetic import (
     LEARNING_RATE,
     MAXIMIZE,
     WEIGHT_DECAY,
+    as_read,
     decay,
     decayed,
     direction_of,
     lerp,
+    multiplied,
 )
 
 
@@ -34,8 +36,8 @@ def prepare(
     shrink, added = decay(learning_rate, weight_decay, decoupled_weight_decay)
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
-    mu_product = mu_product * mu
-    product = float(mu_product)
+    mu_product = multiplied(mu_product, mu)
+    product = as_read(mu_product)
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,

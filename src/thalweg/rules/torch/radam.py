@@ -9,10 +9,12 @@ from thalweg.rules.torch.arithmetic import (
     LEARNING_RATE,
     MAXIMIZE,
     WEIGHT_DECAY,
+    as_read,
     decay,
     decayed,
     direction_of,
     lerp,
+    value_if,
 )
 
 
@@ -23,11 +25,11 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * (beta2**t) / correction
     is_rectified = length > 5.0
-    rectification = 1.0
-    if is_rectified:
-        rectification = (
-            (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        ) ** 0.5
+
+    def root():
+        share = (length - 4) * (length - 2) * longest
+        return (share / ((longest - 4) * (longest - 2) * length)) ** 0.5
+
     return {
         "direction": direction_of(maximize),
         "shrink": shrink,
@@ -36,8 +38,8 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay
         "square_weight": 1 - beta2,
         "mean_correction": 1 - beta1**t,
         "root_correction": correction**0.5,
-        "is_rectified": float(is_rectified),
-        "rectification": rectification,
+        "is_rectified": as_read(is_rectified),
+        "rectification": value_if(is_rectified, root, 1.0),
     }
 
 

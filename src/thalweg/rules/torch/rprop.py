@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, sign, where
+from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, where
 from thalweg.rules.torch.arithmetic import LEARNING_RATE, MAXIMIZE, direction_of
 
 
@@ -26,11 +26,11 @@ def update(
     """Once per element; a gradient that has changed its sign is left out, and forgotten."""
     grad = grad * direction
     agreement = grad * prev
-    factor = where(agreement < 0, eta_minus, where(agreement == 0, 1, agreement))
-    factor = where(agreement > 0, eta_plus, factor)
+    factor = where(agreement < 0, eta_minus, where(agreement > 0, eta_plus, 1))
     step_size = minimum(maximum(step_size * factor, step_size_min), step_size_max)
     grad = where(agreement < 0, 0, grad)
-    return var - sign(grad) * step_size, grad, step_size
+    move = where(grad < 0, -1, where(grad > 0, 1, 0))  # torch's sign of NaN is 0
+    return var - move * step_size, grad, step_size
 
 
 TORCH_RPROP = Rule(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thalweg.engines.cpu.likeness import Likeness
+from thalweg.engines.likeness import Likeness
 from thalweg.variable import StateVariable
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add, eq, ge, is_
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,16 +14,10 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.likeness import Likeness
-from thalweg.engines.cpu.measure import Leaves, table_peaks
-from thalweg.engines.cpu.watched import Watched
-from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
-from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Scalars, Stages
-from thalweg.formula import Formula, Rule
-from thalweg.lazily import lazy
-
-_CPU = {-1}
+from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Stages
+from thalweg.engines.likeness import Likeness
+from thalweg.engines.watched import Watched
+from thalweg.formula import Formula
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -43,124 +37,60 @@ def _whole(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
     return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
 
 
-class Group:
-    """Variables of one storage signature: one kernel, one table.
+class Group(Protocol):
+    """Variables of one storage signature on one device: one kernel, one table.
 
-    Args:
-        rule, stages: What to run.
+    Attributes:
         members: Positions of these variables in the plan's lists.
-        variables: The plan's variables.
-        slots: The plan's slots, a list per variable.
-        gradients: Dtypes of the plan's gradients.
-        copies: The plan's copies, a tensor or None per variable.
+        whole: Whether they are all of them.
+        bytes: How many each gradient has.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        stages: Stages,
-        members: list[int],
-        variables: Sequence[Tensor],
-        slots: Sequence[Sequence[Tensor]],
-        gradients: Sequence[torch.dtype],
-        copies: Sequence[Tensor | None],
-    ) -> None:
-        first = members[0]
-        var, copied = variables[first], copies[first] is not None
-        streams = [[variables[i], *slots[i], *_given(copies[i])] for i in members]
-        storage = [each.dtype for each in streams[0]]
-        storage.insert(1, gradients[first])
-        names = tuple(layout.STORAGE_NAMES[dtype] for dtype in storage)
-        self.dtype = layout.compute_dtype(var.dtype)
-        self.kernel = launch.compiled(
-            rule.update, stages, names, self.dtype, copy=copied, before=rule.before
-        )
-        self._storage = storage
-        self._streams = names[: len(names) - copied]  # what can be measured
-        self.members = members
-        self.whole = len(members) == len(variables)
-        sizes = [variables[index].numel() for index in members]
-        base = np.zeros((len(members), len(storage)), np.int64)
-        for row, own in enumerate(streams):
-            base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
-        self.bytes = np.array(sizes, np.int64) * storage[1].itemsize
-        chunk = chunk_of(sum(sizes))
-        chunks = dense_chunks(sizes, chunk)
-        self.table = table(base, chunks, slices(chunks, chunk), np.zeros(len(members), np.int64))
-        self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
-        self._rows = np.arange(len(members), dtype=np.int64)
-        self._sizes = sizes
+    members: list[int]
+    whole: bool
+    bytes: Int64
 
-    @lazy
-    def _leaves(self) -> Leaves:
-        return Leaves(self._sizes)
+    def positions(self) -> Tensor:
+        """`members`, on their device."""
+        ...
 
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
-        self.table.base[:, 1] = addresses
+        ...
 
-    def _set_scalars(self, shared: Scalars, separate: Any) -> None:
-        """Fill the scalar rows.
-
-        Args:
-            shared: Scalars of the group's compute dtype.
-            separate: Scalars that differ by variable, an array over the plan's variables each.
-        """
-        names = self.kernel.scalars
-        if separate.keys().isdisjoint(names):
-            self.scalars[:] = [shared[name] for name in names]
-            return
-        if len(self.scalars) != len(self.members):
-            self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
-            self.table.scalar_row[:] = self._rows
-        for column, name in enumerate(names):
-            value = separate[name][self.members] if name in separate else shared[name]
-            self.scalars[:, column] = value
-
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
-    ) -> Float64:
+    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
-        return self._leaves.combined(self._measured(formulas, stages, columns, flush))
+        ...
+
+    def there(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Tensor | None:
+        """As `sums`, on the device of the members; None if that is the host."""
+        ...
 
     def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
-        return self._leaves.apart(self._measured(formulas, stages, columns, flush))
-
-    def _measured(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns, flush: bool
-    ) -> Float64:
-        kernel = launch.measuring(formulas, stages, self._streams, self.dtype)
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
-        scalars = {
-            name: separate[name][self.members] if name in separate else shared[name]
-            for name in kernel.scalars
-        }
-        return self._leaves.measure(kernel, self.table.base, scalars, flush and bool(stages))
+        ...
 
     def peaks(self) -> Float64:
         """Largest magnitude of each member's gradient."""
-        return table_peaks(self.table, self._storage[1], 1)
+        ...
 
-    def call(self, columns: Columns, flush: bool) -> Call:
-        """What launches the kernel."""
-        self._set_scalars(columns.shared[self.dtype], columns.separate)
-        return self.kernel.call(self.table, self.scalars, flush)
-
-
-def _given(copy: Tensor | None) -> list[Tensor]:
-    return [] if copy is None else [copy]
+    def calls(self, columns: Columns) -> list[Call]:
+        """What launches the kernel, as functions in C."""
+        ...
 
 
 class DensePlan:
-    """A `Ready` for CPU variables with dense gradients, all fit for raw memory.
+    """A `Ready` for variables with dense gradients, all fit for raw memory.
 
     It owns references to everything its tables point at.
 
     Args:
         asked: The step. Its variables are distinct; its gradients have their strides.
+        group: Makes an engine's group of a step and the positions of its members in it.
 
     Attributes:
         written: What it writes.
@@ -169,25 +99,24 @@ class DensePlan:
 
     is_single = True
 
-    def __init__(self, asked: Request) -> None:
-        self.rule = rule = asked.rule
-        self.stages = stages = asked.stages
+    def __init__(self, asked: Request, group: Callable[[Request, list[int]], Group]) -> None:
+        self.rule = asked.rule
+        self.stages = asked.stages
         self._selection = asked.selection
         self.variables = variables = list(asked.variables)
         self.slots = slots = [list(each) for each in asked.slots]
         self.copies = list(asked.copies or [None] * len(variables))
         self._grad_dtypes = gradients = [grad.dtype for grad in asked.gradients]
+        self._devices = list(map(Tensor.get_device, variables))
         signatures: dict[Any, list[int]] = {}
         for index, var in enumerate(variables):
             if var.numel():
                 copy = self.copies[index]
                 key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
+                key += (self._devices[index],)
                 key += tuple(slot.dtype for slot in slots[index])
                 signatures.setdefault(key, []).append(index)
-        self.groups = [
-            Group(rule, stages, members, variables, slots, gradients, self.copies)
-            for members in signatures.values()
-        ]
+        self.groups = [group(asked, members) for members in signatures.values()]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all. It
         # is one with elements, if there are any, for torch tells no address of others.
@@ -338,7 +267,7 @@ class DensePlan:
             set(map(type, gradients)) != {Tensor}
             or not all(map(eq, map(Tensor.size, gradients), self._shapes))
             or [each.dtype for each in gradients] != self._grad_dtypes
-            or set(map(Tensor.get_device, gradients)) != _CPU
+            or list(map(Tensor.get_device, gradients)) != self._devices
         ):
             return False
         if self._contiguous:
@@ -361,19 +290,33 @@ class DensePlan:
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
-        flush = self._selection.denormals == "flush"
         for group in self.groups:
-            found[group.members] = group.sums(formulas, stages, columns, flush)
+            found[group.members] = group.sums(formulas, stages, columns)
         return list(found.T)
+
+    def there(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None:
+        """See `Ready`."""
+        if len(set(self._devices)) > 1 or not self.groups:
+            return None
+        found: Tensor | None = None
+        for group in self.groups:
+            part = group.there(formulas, stages, columns)
+            if part is None or group.whole:
+                return None if part is None else list(part.unbind(1))
+            if found is None:
+                found = part.new_zeros(len(self.variables), len(formulas))
+            found.index_copy_(0, group.positions(), part)
+        return None if found is None else list(found.unbind(1))
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * len(self.variables)
-        flush = self._selection.denormals == "flush"
         for group in self.groups:
-            parts = group.leaves(formulas, stages, columns, flush)
+            parts = group.leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
                 found[index] = leaves
         return found
@@ -387,8 +330,8 @@ class DensePlan:
 
     def calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""
-        flush = self._selection.denormals == "flush"
-        return [*(group.call(columns, flush) for group in self.groups), self._mark]
+        made = [call for group in self.groups for call in group.calls(columns)]
+        return [*made, self._mark]
 
     def rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""

@@ -1,0 +1,98 @@
+"""One number for each variable: an array on the host, or a tensor where measures stay on a device.
+
+Nobody waits for the device. `there` is the device, None for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.engine import Dtype
+from thalweg.engines.engine import some as some
+
+Device = torch.device | None
+TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
+
+
+def functions_of(vector: Any) -> Any:
+    """The namespace of a vector: that of torch or of NumPy."""
+    return torch if isinstance(vector, Tensor) else np
+
+
+def place_of(vector: Any) -> Device:
+    """Where a vector is."""
+    return vector.device if isinstance(vector, Tensor) else None
+
+
+def sent(values: Any, device: torch.device) -> Tensor:
+    """An array on a device."""
+    there = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+    there = there.pin_memory() if device.type == "cuda" else there
+    return there.to(device, non_blocking=True)
+
+
+def alike(values: Any, vector: Any) -> Any:
+    """An array where a vector is."""
+    there = place_of(vector)
+    if isinstance(values, Tensor):
+        return values.cpu().numpy() if there is None else values
+    return values if there is None else sent(values, there)
+
+
+def at_least(vector: Any, limit: float) -> Any:
+    """The larger one of each number and a limit; NaN stays NaN."""
+    if not isinstance(vector, Tensor):
+        return np.maximum(vector, limit)
+    return torch.maximum(vector, torch.full_like(vector, limit))
+
+
+def for_each(vector: Any, one: Any) -> Any:
+    """One number as many times as a vector has numbers."""
+    return one.expand(len(vector)) if isinstance(one, Tensor) else np.full(len(vector), one)
+
+
+def rounded(vector: Any, dtype: Dtype, there: Device) -> Any:
+    """The same in a compute dtype."""
+    if there is None:
+        vector = vector.cpu().numpy() if isinstance(vector, Tensor) else vector
+        return vector.astype(dtype)
+    return (vector if isinstance(vector, Tensor) else sent(vector, there)).to(TORCH[dtype])
+
+
+def joined(numbers: Sequence[Any], there: Device) -> Any:
+    """A vector of numbers, in float64."""
+    if there is None:
+        return np.array(numbers, np.float64)
+    return torch.stack(list(numbers)).double()
+
+
+def apart(vector: Any) -> Sequence[Any]:
+    """The numbers of a vector."""
+    return vector.unbind() if isinstance(vector, Tensor) else vector.tolist()
+
+
+def number(value: Any, there: Device) -> Any:
+    """A scalar of the host where the vectors are; a vector as it is."""
+    if there is None or not isinstance(value, np.floating):
+        return value
+    dtype = TORCH[type(value)]  # pyright: ignore[reportUnknownArgumentType]
+    return torch.full((), float(value), dtype=dtype, device=there)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def spread(value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+    """A number or vector as a vector of so many, in a compute dtype."""
+    if there is None:
+        return np.broadcast_to(np.asarray(value, dtype), (count,))
+    return torch.as_tensor(value, device=there).to(TORCH[dtype]).expand(count)
+
+
+def as_slot(value: Any, slot: Tensor) -> Tensor:
+    """A number as a tensor of a slot's dtype, where it can be copied to it."""
+    if isinstance(value, Tensor):
+        return value.to(slot.dtype)
+    return torch.tensor(value, dtype=slot.dtype)

@@ -1,0 +1,110 @@
+"""Variables of one storage signature on the CPU: one kernel, one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines.arrays import Float64, Int64
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.measure import Leaves, table_peaks
+from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
+from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
+from thalweg.engines.streams import streams_of
+from thalweg.formula import Formula
+from thalweg.lazily import lazy
+
+
+class Group:
+    """See `thalweg.engines.plan.Group`.
+
+    Args:
+        asked: The step.
+        members: Positions of these variables in it.
+    """
+
+    def __init__(self, asked: Request, members: list[int]) -> None:
+        own = streams_of(asked, members)
+        self.dtype = own.compute
+        self.kernel = launch.compiled(
+            asked.rule.update,
+            asked.stages,
+            own.names,
+            own.compute,
+            copy=own.copied,
+            before=asked.rule.before,
+        )
+        self._flush = asked.selection.denormals == "flush"
+        self._gradient, self._measurable = own.gradient, own.measured
+        self.members = members
+        self.whole = len(members) == len(asked.variables)
+        self._sizes, self.bytes = own.sizes, own.bytes
+        chunk = chunk_of(sum(own.sizes))
+        chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
+        self.table = table(own.base, chunks, slices(chunks, chunk), rows)
+        self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
+        self._rows = np.arange(len(members), dtype=np.int64)
+
+    @lazy
+    def _leaves(self) -> Leaves:
+        return Leaves(self._sizes)
+
+    def point_at(self, addresses: Int64) -> None:
+        """Set the addresses of this step's gradients, one per member."""
+        self.table.base[:, 1] = addresses
+
+    def _set_scalars(self, shared: Scalars, separate: Any) -> None:
+        """Fill the scalar rows.
+
+        Args:
+            shared: Scalars of the group's compute dtype.
+            separate: Scalars that differ by variable, an array over the plan's variables each.
+        """
+        names = self.kernel.scalars
+        if separate.keys().isdisjoint(names):
+            self.scalars[:] = [shared[name] for name in names]
+            return
+        if len(self.scalars) != len(self.members):
+            self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
+            self.table.scalar_row[:] = self._rows
+        for column, name in enumerate(names):
+            value = separate[name][self.members] if name in separate else shared[name]
+            self.scalars[:, column] = value
+
+    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+        """For each member the sums of formulas over its elements: (members, formulas)."""
+        return self._leaves.combined(self._measured(formulas, stages, columns))
+
+    def positions(self) -> Tensor:
+        """See `thalweg.engines.plan.Group`."""
+        return torch.tensor(self.members)
+
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+        """See `thalweg.engines.plan.Group`: the host is where they are."""
+
+    def leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> list[Float64]:
+        """What is added up to them: (leaves, formulas) for each member."""
+        return self._leaves.apart(self._measured(formulas, stages, columns))
+
+    def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype)
+        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        scalars = {
+            name: separate[name][self.members] if name in separate else shared[name]
+            for name in kernel.scalars
+        }
+        return self._leaves.measure(kernel, self.table.base, scalars, self._flush and bool(stages))
+
+    def peaks(self) -> Float64:
+        """Largest magnitude of each member's gradient."""
+        return table_peaks(self.table, self._gradient, 1)
+
+    def calls(self, columns: Columns) -> list[Call]:
+        """What launches the kernel, as functions in C."""
+        self._set_scalars(columns.shared[self.dtype], columns.separate)
+        return [self.kernel.call(self.table, self.scalars, self._flush)]

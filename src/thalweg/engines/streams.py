@@ -1,0 +1,67 @@
+"""What one kernel reads and writes of variables with dense gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines import layout
+from thalweg.engines.arrays import Int64
+from thalweg.engines.engine import Dtype, Request
+
+
+class Streams(NamedTuple):
+    """The memory of several variables of one storage signature.
+
+    Attributes:
+        names: Storage types of variable, gradient, slots and copy (if any).
+        copied: Whether there is a copy.
+        compute: The type of the arithmetic.
+        gradient: The dtype of gradients.
+        sizes: Elements of each variable.
+        base: (variables, streams) where they begin; 0 for gradients.
+    """
+
+    names: tuple[str, ...]
+    copied: bool
+    compute: Dtype
+    gradient: torch.dtype
+    sizes: list[int]
+    base: Int64
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The storage types of what measures may read."""
+        return self.names[: len(self.names) - self.copied]
+
+    @property
+    def bytes(self) -> Int64:
+        """How many each gradient has."""
+        return np.array(self.sizes, np.int64) * self.gradient.itemsize
+
+
+def streams_of(asked: Request, members: Sequence[int]) -> Streams:
+    """Those of some of the variables of a step, which are all of one storage signature."""
+    copies = asked.copies or [None] * len(asked.variables)
+    written = [
+        [asked.variables[i], *asked.slots[i], *([] if (copy := copies[i]) is None else [copy])]
+        for i in members
+    ]
+    gradient = asked.gradients[members[0]].dtype
+    var, *beside = (each.dtype for each in written[0])
+    names = tuple(layout.STORAGE_NAMES[dtype] for dtype in (var, gradient, *beside))
+    base = np.zeros((len(members), len(names)), np.int64)
+    for row, own in enumerate(written):
+        base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
+    return Streams(
+        names,
+        copies[members[0]] is not None,
+        layout.compute_dtype(var),
+        gradient,
+        [own[0].numel() for own in written],
+        base,
+    )

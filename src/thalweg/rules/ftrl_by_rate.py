@@ -1,0 +1,72 @@
+"""FTRL-proximal whose linear slot has the learning rate in it: multiply_linear_by_lr=True of the
+ApplyFtrl kernels, which so take a learning rate of 0, too.
+"""
+
+from dataclasses import replace
+
+from thalweg.formula import power, sqrt
+from thalweg.rules.ftrl import clipped, shrink, thresholded
+from thalweg.rules.ftrl_v1 import FTRL_POWER_V1, FTRL_V1
+
+
+def update(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
+    """Once per element; learning_rate_power -0.5."""
+    new = accum + grad * grad
+    shrunk = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk * learning_rate - (sqrt(new) - sqrt(accum)) * var)
+    quadratic = sqrt(new) + 2 * l2_adjusted * learning_rate
+    return thresholded(linear, quadratic, l1 * learning_rate), new, linear
+
+
+def update_sparse(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l2_shrinkage):
+    """Once per element of a row that a sparse gradient names."""
+    new = accum + grad * grad
+    shrunk = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk * learning_rate - (sqrt(new) - sqrt(accum)) * var)
+    quadratic = sqrt(new) + 2 * l2_adjusted * learning_rate
+    return clipped(linear, quadratic, l1 * learning_rate), new, linear
+
+
+def update_by_power(
+    var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
+):
+    """Once per element."""
+    new = accum + grad * grad
+    root = power(new, -learning_rate_power)
+    change = root - power(accum, -learning_rate_power)
+    shrunk = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk * learning_rate - change * var)
+    quadratic = root + 2 * l2_adjusted * learning_rate
+    return thresholded(linear, quadratic, l1 * learning_rate), new, linear
+
+
+def update_sparse_by_power(
+    var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
+):
+    """Once per element of a row that a sparse gradient names."""
+    new = accum + grad * grad
+    root = power(new, -learning_rate_power)
+    change = root - power(accum, -learning_rate_power)
+    shrunk = shrink(grad, var, l2_shrinkage)
+    linear = linear + (shrunk * learning_rate - change * var)
+    quadratic = root + 2 * l2_adjusted * learning_rate
+    return clipped(linear, quadratic, l1 * learning_rate), new, linear
+
+
+FTRL_BY_RATE = replace(
+    FTRL_V1,
+    name="FtrlByRate",
+    update=update,
+    update_sparse=update_sparse,
+    update_single=update_sparse,
+    source="kernels ApplyFtrl, ApplyFtrlV2 with multiply_linear_by_lr",
+)
+
+FTRL_POWER_BY_RATE = replace(
+    FTRL_POWER_V1,
+    name="FtrlPowerByRate",
+    update=update_by_power,
+    update_sparse=update_sparse_by_power,
+    update_single=update_sparse_by_power,
+    source="kernels ApplyFtrl, ApplyFtrlV2 with multiply_linear_by_lr",
+)
