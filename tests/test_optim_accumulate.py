@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rulebook import assert_same
-from thalweg import optim
+from thalweg import checkpoint, optim
 from thalweg.optim import tensorflow
-from torch_inputs import ROWS, give, params_of
+from torch_inputs import CLASSES, ROWS, give, params_of
 
 MAKERS: dict[str, Any] = {
     "Adam": lambda p, **o: optim.Adam(p, lr=0.1, **o),
@@ -85,6 +87,81 @@ def test_sums_are_saved(name: str) -> None:
     assert_same(values(other), values(made))
 
 
+def over_again(made: Any) -> Any:
+    """An optimizer of the same kind, which has loaded the state."""
+    params = [value.clone().requires_grad_() for value in values(made)]
+    other = type(made)(params, lr=0.1, accumulate=3)
+    other.load_state_dict(copy.deepcopy(made.state_dict()))
+    return other
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("name", ["Adagrad", "RMSprop"])
+@pytest.mark.parametrize("by_file", [True, False])
+def test_what_had_no_step_has_no_average_yet(
+    name: str, by_file: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    made, other = (
+        getattr(optim, name)(
+            params_of(torch.bfloat16, ROWS), ema_decay=0.9, masters=True, **options
+        )
+        for _ in range(2)
+    )
+    made.param_groups[0]["params"][0].grad = torch.ones(ROWS[0], dtype=torch.bfloat16)
+    made.step()
+    if by_file:
+        checkpoint.save(tmp_path / "made", optimizer=made)
+        checkpoint.restore(tmp_path / "made", optimizer=other)
+    else:
+        other.load_state_dict(copy.deepcopy(made.state_dict()))
+    with torch.no_grad():
+        for param, value in zip(values(other), values(made), strict=True):
+            param.copy_(value)
+    for each in (made, other):
+        for call in range(4):
+            give(each.param_groups[0]["params"], call)
+            each.step()
+    assert_same(values(other), values(made))
+
+
+@pytest.mark.parametrize("again", [over_again, copy.deepcopy], ids=["loaded", "copied"])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name != "SparseAdam"])
+def test_sums_before_the_first_step_are_saved(name: str, again: Any) -> None:
+    made = folded(getattr(optim, name)(params_of(torch.float32), lr=0.1, accumulate=3), 2)
+    other = again(made)
+    for each in (made, other):
+        folded(each, 4, 2)
+    assert_same(values(other), values(made))
+
+
+HELD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda buffer: buffer,
+    "a view": lambda buffer: buffer.view(3),
+    "detached": torch.Tensor.detach,
+    "an array": lambda buffer: torch.from_numpy(buffer.numpy()),
+}
+
+
+@pytest.mark.parametrize("given", HELD.values(), ids=HELD)
+@pytest.mark.parametrize("name", MAKERS)
+def test_gradients_that_others_hold_are_copied(name: str, given: Any) -> None:
+    buffer = torch.zeros(3)
+    both = [torch.ones(3).requires_grad_() for _ in range(2)]
+    made = MAKERS[name](both, accumulate=3)
+    for call in range(3):
+        filled = torch.tensor([1.0, 3.0 - 2 * call, -3.0])
+        buffer.copy_(filled)
+        for param in both:
+            param.grad = given(buffer)
+        made.step()
+        assert_same([buffer], [filled])
+    other = MAKERS[name]([torch.ones(3).requires_grad_() for _ in both])
+    for param in other.param_groups[0]["params"]:
+        param.grad = torch.tensor([3.0, 3.0, -9.0])
+    other.step()
+    assert_same(values(made), values(other))
+
+
 def test_sums_may_be_wide() -> None:
     made = optim.SGD([torch.zeros(2, dtype=torch.bfloat16).requires_grad_()], lr=1.0,
                      accumulate=300, wide_sums=True)  # fmt: skip
@@ -93,6 +170,25 @@ def test_sums_may_be_wide() -> None:
         param.grad = torch.ones_like(param)
         made.step()
     assert param.tolist() == [-300.0, -300.0]  # a sum of 16 bits ends at 256
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_sums_beside_masters_are_wide(name: str, dtype: torch.dtype, sparse: bool) -> None:
+    if sparse and name != "LazyAdam":
+        return
+    params = params_of(dtype, ROWS)
+    wide = [param.detach().float().requires_grad_() for param in params]
+    made, other = MAKERS[name](params, accumulate=2, masters=True), MAKERS[name](wide, accumulate=2)
+    for call in range(4):
+        give(params, call, sparse)
+        for param, copied in zip(params, wide, strict=True):
+            copied.grad = None if param.grad is None else param.grad.float()
+        made.step()
+        other.step()
+    assert_same([made.state[param]["master"] for param in params], values(other))
+    assert_same(values(made), [value.to(dtype) for value in values(other)])
 
 
 def test_a_pass_that_is_not_finite_is_left_out() -> None:

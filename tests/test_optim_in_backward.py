@@ -90,3 +90,15 @@ def test_what_fails_fails_in_the_pass() -> None:
     made.param_groups[0]["lr"] = "much"
     with pytest.raises(TypeError, match="lr must be a number"):
         module(torch.ones(3, 4)).sum().backward()
+
+
+def test_a_copy_counts_its_steps() -> None:
+    model = torch.nn.Linear(2, 1)
+    made = tensorflow.Adam(model.parameters(), lr=0.1, in_backward=True)
+    both = [(model, made), copy.deepcopy((model, made))]
+    for _ in range(2):
+        for module, optimizer in both:
+            module(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    steps = [[int(own["step"]) for own in each.state.values()] for _, each in both]
+    assert steps == [[2, 2], [2, 2]]

@@ -158,3 +158,20 @@ def test_narrow_types_are_computed_in_float32_and_rounded_once(
             unit = torch.finfo(got.dtype).eps * torch.maximum(got.abs(), rounded.abs()).double()
             unit += torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
             assert ((got.double() - rounded).abs() <= unit).all(), (name, step)
+
+
+@pytest.mark.parametrize("name", [each for each in BOUNDS if each != "SparseAdam"])
+def test_what_is_not_finite_spreads_as_far_as_in_torch(name: str) -> None:
+    odd = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 0.0, 1e30, 1e-40, -2.0])
+    pairs = [
+        (getattr(module, name), torch.nn.Parameter(torch.ones(8)))
+        for module in (optim, torch.optim)
+    ]
+    made = [make([param], **({"foreach": False})) for make, param in pairs]
+    for gradient in (torch.ones(8), odd, -torch.ones(8), torch.ones(8)):
+        for (_, param), each in zip(pairs, made, strict=True):
+            param.grad = gradient.clone()
+            each.step()
+        for (key, got), (_, wanted) in zip(_flat(made[0]), _flat(made[1]), strict=True):
+            assert torch.equal(got.isnan(), wanted.isnan()), key
+            assert torch.equal(got.isinf(), wanted.isinf()), key

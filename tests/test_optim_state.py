@@ -78,8 +78,11 @@ def test_a_training_moves_from_torch_and_back(case: Input) -> None:
     trained(case, torch.optim, 6, given=back)
     straight = trained(case, torch.optim, steps=9)
     assert_alike(back, straight)
+    # What docs/torch.md lists for a centered RMSprop with momentum: 16 units in the last place.
+    is_wide = case.name == "RMSprop" and case.described == "all"
+    atol = 16 * 2**-23 if is_wide else 1e-7
     for got, wanted in zip(tensors(back), tensors(straight), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-7)
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=atol)
 
 
 @by_case

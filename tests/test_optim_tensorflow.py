@@ -366,3 +366,22 @@ def test_gradients_are_clipped_as_tensorflow_does(limit: dict[str, float]) -> No
         made.step()
         other.apply_gradients([(p.grad, v) for p, v in zip(params, variables, strict=True)])
     assert_same([param.detach() for param in params], [var.detach() for var in variables])
+
+
+def test_capturable_changes_nothing_on_the_cpu() -> None:
+    found: list[torch.Tensor] = []
+    for options in ({}, {"capturable": True}):
+        param = torch.nn.Parameter(torch.linspace(-1, 1, 9))
+        optimizer = tensorflow.Nadam([param], lr=0.1, **options)
+        param.grad = torch.linspace(1, 2, 9)
+        optimizer.step()
+        optimizer = pickle.loads(pickle.dumps(optimizer))
+        assert optimizer._capturable is bool(options)
+        param = optimizer.param_groups[0]["params"][0]
+        param.grad = torch.linspace(1, 2, 9)
+        optimizer.step()
+        assert optimizer.state[param]["step"].device.type == "cpu"
+        found.append(param.detach())
+    assert torch.equal(*found)
+    with pytest.raises(TypeError, match="capturable must be a bool, not 1"):
+        tensorflow.Adam([torch.nn.Parameter(torch.ones(1))], capturable=1)

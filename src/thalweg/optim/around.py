@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
+from thalweg.core.vectors import functions_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
@@ -48,7 +49,8 @@ class Around:
     Attributes:
         clip_grad_norm: All gradients are scaled so that their common norm is no higher.
         clip_grad_value: Elements of gradients are clipped to [-value, value].
-        fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale.
+        fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+            parameters on a GPU are counted there then.
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
             1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
         masters: Whether parameters of 16 bits have a master in float32 in their state, as
@@ -162,30 +164,29 @@ def apart(keywords: dict[str, Any]) -> Around:
 
 
 class Seen:
-    """What a step tells of its gradients."""
+    """What a step tells of its gradients: numbers, or tensors of their device until asked for."""
 
     def __init__(self) -> None:
-        self.grad_norm: float | None = None
-        self.clip_factor: float | None = None
+        self.grad_norm: Any = None
+        self.clip_factor: Any = None
 
     def __call__(self, known: Known) -> None:
-        self.grad_norm, self.clip_factor = known.global_norm, float(known.clip_scale)
+        self.grad_norm, self.clip_factor = known.common_norm, known.clip_scale
 
 
 def torch_factor(norm: Any, limit: Any) -> Any:
     """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by."""
-    kind = type(norm)
-    return np.minimum(limit / (norm + kind(1e-6)), kind(1))
+    return functions_of(norm).clip(limit / (norm + 1e-6), None, 1)
 
 
 def processing(
-    around: Around, unscaling: float | None, count: int, seen: Seen, is_torchs: bool
+    around: Around, unscaling: float | Tensor | None, count: int, seen: Seen, is_torchs: bool
 ) -> Processing:
     """What happens to the gradients of a step.
 
     Args:
         around: What is on.
-        unscaling: What gradients are multiplied by first, or None.
+        unscaling: What gradients are multiplied by first, or None; a tensor stays one.
         count: How many gradients there are.
         seen: Is told of them where they are measured.
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
@@ -193,8 +194,13 @@ def processing(
     if not around.clips and unscaling is None:
         return _NARROW if around.masters else NOTHING
     by_norm = around.clip_grad_norm is not None
+    each: Any = None
+    if isinstance(unscaling, Tensor):
+        each = unscaling.expand(count)
+    elif unscaling is not None:
+        each = np.full(count, unscaling, np.float32)
     return Processing(
-        unscaling=None if unscaling is None else np.full(count, unscaling, np.float32),
+        unscaling=each,
         clipvalue=around.clip_grad_value,
         global_clipnorm=around.clip_grad_norm,
         overflow=not is_torchs,
@@ -205,8 +211,8 @@ def processing(
 
 
 def together(
-    around: Around, unscaling: float | None, shares: Iterable[Any], seen: Seen
-) -> tuple[Around, float]:
+    around: Around, unscaling: float | Tensor | None, shares: Iterable[Any], seen: Seen
+) -> tuple[Around, float | Tensor]:
     """What is on, and what gradients are multiplied by, where several rules share a norm.
 
     Each is a sweep of its own, so that the norm is taken before.
@@ -223,7 +229,13 @@ def together(
     factor = 1.0 if unscaling is None else unscaling
     gradients = [grad for share in shares for grad, _ in share.pairs]
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    roots = torch.tensor([whole(torch.linalg.vector_norm(each)).item() for each in values])
+    found = [whole(torch.linalg.vector_norm(each)) for each in values]
+    if isinstance(unscaling, Tensor):
+        norm = torch.linalg.vector_norm(torch.stack(found).double()).mul(unscaling).float()
+        clip = torch_factor(norm, torch.full_like(norm, around.clip_grad_norm or 0.0))
+        seen.grad_norm, seen.clip_factor = norm, clip
+        return replace(around, clip_grad_norm=None), unscaling * clip
+    roots = torch.tensor([each.item() for each in found])
     norm = np.float32(torch.linalg.vector_norm(roots.double()).item() * factor)
     with np.errstate(all="ignore"):
         clip = torch_factor(norm, np.float32(around.clip_grad_norm))

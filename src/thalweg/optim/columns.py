@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thalweg.core.section import Call
 
+CPU = torch.device("cpu")
 STEP = "step"
 _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
     torch.float32: np.float32,
@@ -33,7 +34,7 @@ class Column:
     Args:
         name: Its key in the state of a parameter.
         views: The state's tensors, each an element of `block`.
-        block: A tensor of one dimension on the CPU.
+        block: A tensor of one dimension.
 
     Attributes:
         common: The number that all parameters have; None if they differ.
@@ -47,7 +48,9 @@ class Column:
         self._pointers = list(map(Tensor.data_ptr, views))
         first, size = block.data_ptr(), block.element_size()
         places = [(pointer - first) // size for pointer in self._pointers]
-        self._places = None if places == list(range(len(block))) else torch.tensor(places)
+        self._places = (
+            None if places == list(range(len(block))) else torch.tensor(places).to(block.device)
+        )
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _plainly if name == STEP else kind
         self._version = -1
@@ -82,7 +85,7 @@ class Column:
         """What writes a number for each parameter, or one for all, as functions in C."""
         if len(values) == 1 and self._places is None:
             return [partial(self._block.fill_, values[0])]
-        made = torch.tensor(values, dtype=self._block.dtype, device="cpu")
+        made = torch.tensor(values, dtype=self._block.dtype, device=self._block.device)
         made = made.expand(len(self._views))
         if self._places is None:
             return [partial(self._block.copy_, made)]
@@ -93,6 +96,41 @@ class Column:
         if self.name == STEP:
             self._version += 1
             self._know([*values])
+
+
+class DeviceColumn:
+    """The same on a device, which alone knows the numbers; the host never waits to read one.
+
+    Args:
+        name: The key.
+        views: The state's tensors.
+        block: A tensor of one dimension, whose elements they are, in their order.
+
+    Attributes:
+        common: The numbers, one for each parameter.
+    """
+
+    def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
+        self.name, self.dtype, self.common = name, block.dtype, block
+        self._views = views
+        self._pointers = list(map(Tensor.data_ptr, views))
+
+    def stands(self) -> bool:
+        """Whether the tensors lie where they lay."""
+        return list(map(Tensor.data_ptr, self._views)) == self._pointers
+
+    def read(self) -> None:
+        """Nothing: whoever asks for the numbers gets those of the device."""
+
+    def counting(self, taken: Tensor | None) -> Call:
+        """What adds 1 to each number, where the step is taken, as a function in C."""
+        return partial(self.common.add_, 1 if taken is None else taken.to(self.dtype))
+
+    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
+        """What writes a number for each parameter, where the step is taken, likewise."""
+        made = values.to(self.dtype)
+        made = made if taken is None else torch.where(taken, made, self.common)
+        return partial(self.common.copy_, made)
 
 
 class PlainColumn:

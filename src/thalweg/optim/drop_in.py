@@ -13,13 +13,14 @@ from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing, together
-from thalweg.optim.columns import STEP
-from thalweg.optim.fitting import fits
+from thalweg.optim.columns import CPU, STEP
+from thalweg.optim.fitting import device_of, fits, is_host
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 
 
@@ -33,8 +34,9 @@ class _Share(NamedTuple):
 class DropIn(OneSweep):
     """What stands before a class of `torch.optim` and takes its steps.
 
-    All but the step is that class's own. What no engine here computes (parameters on other devices,
-    `differentiable=True`, subclasses of tensors with a dispatch of their own) is left to its step.
+    All but the step is that class's own. What no engine here computes (parameters on a device
+    without one, `differentiable=True`, subclasses of tensors with a dispatch of their own) is left
+    to its step.
     """
 
     _torch: ClassVar[Any]  # the class
@@ -67,7 +69,7 @@ class DropIn(OneSweep):
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
 
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
-        if any(map(_is_torchs, self.param_groups)):
+        if any(map(self._is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if only is None else self._share_of(only)
         hooks: dict[Rule, TorchHooks] = {}
@@ -105,11 +107,45 @@ class DropIn(OneSweep):
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
 
+    def _rules(self) -> set[Rule]:
+        return {self._around.rule(self._rule(group)) for group in self.param_groups}
+
     def _is_of(self, part: Part) -> bool:
         if part.hold(self.param_groups):
             return True
-        rules = {self._around.rule(self._rule(group)) for group in self.param_groups}
-        return rules == {part.rule} and not any(map(_is_torchs, self.param_groups))
+        return self._rules() == {part.rule} and not any(
+            map(self._is_torchs_group, self.param_groups)
+        )
+
+    def _is_torchs_group(self, group: Group) -> bool:
+        """Whether a group's options ask for what torch's own step alone does, or refuses."""
+        if group.get("capturable"):
+            params = [param for each in self.param_groups for param in each["params"]]
+            if device_of(params) is None:
+                return True
+        is_refused = bool(group.get("foreach")) and isinstance(group["lr"], Tensor)
+        return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
+
+    def _counts_there(self) -> bool:
+        if self._plain:
+            return False
+        if self._around.fused_unscale or self._asks("capturable"):
+            return True
+        return "found_inf" in vars(self) and self._asks("fused")
+
+    def _asks(self, option: str) -> bool:
+        return any(group.get(option) for group in self.param_groups)
+
+    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
+        found = super()._homes_of(params)
+        if found[0] is None and not is_host(params) and self._asks("fused"):
+            return None, device_of(params) or CPU
+        return found
+
+    def _has_state(self, group: Group, param: Tensor) -> bool:
+        rule, own = self._around.rule(self._rule(group)), self.state.get(param, {})
+        names = [slot.name for slot in rule.slots]
+        return all(name in own for name in ([STEP, *names] if self._counts else names))
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.
@@ -124,7 +160,7 @@ class DropIn(OneSweep):
                     raise RuntimeError(refusal)
             if has_rows and not self._takes_rows(self.param_groups[place]):
                 return False
-        return fits(share.pairs, self.state)
+        return fits(share.pairs, self.state, self._around.masters and self._own.sums is not None)
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
@@ -166,22 +202,18 @@ class DropIn(OneSweep):
             load(state_dict)
         else:
             load_as_torch(self, state_dict, load)
+            self._own.operands.read_again(self)
 
     def _step_of_torch(self) -> None:
         if self._around:
             raise NotImplementedError(
-                f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors on"
-                " the CPU alone; this one is torch's."
+                f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"
+                " the CPU, and of GPUs for which there is an engine; this one is torch's."
             )
+        if self._is_left_out():
+            return
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
         self._told(Seen())
-
-
-def _is_torchs(group: Group) -> bool:
-    """Whether a group's options ask for what torch's own step alone does, or refuses."""
-    if group.get("differentiable") or group.get("capturable"):
-        return True
-    return bool(group.get("foreach")) and isinstance(group["lr"], Tensor)

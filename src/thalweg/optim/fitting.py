@@ -8,23 +8,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.engines import current
+from thalweg.engines.cuda.available import computes, interprets
 from thalweg.formula import STORED
 from thalweg.optim.sharded import is_on_mesh, local
+from thalweg.variable import REDUCED
 
+_INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU
 _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
 
-def fits(pairs: Sequence[tuple[Tensor, Tensor]], state: Mapping[Tensor, Any]) -> bool:
-    """Whether gradients, parameters and their state are such as engines here compute."""
+def fits(
+    pairs: Sequence[tuple[Tensor, Tensor]], state: Mapping[Tensor, Any], wide: bool = False
+) -> bool:
+    """Whether gradients, parameters and their state are such as engines here compute.
+
+    Args:
+        pairs: Gradients and parameters.
+        state: That of parameters.
+        wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
+    """
     once = {id(param) for _, param in pairs}
-    return len(once) == len(pairs) and all(_fits(*pair, state) for pair in pairs)
+    return len(once) == len(pairs) and all(_fits(*pair, state, wide) for pair in pairs)
 
 
-def _fits(grad: Tensor, param: Tensor, state: Mapping[Tensor, Any]) -> bool:
+def _fits(grad: Tensor, param: Tensor, state: Mapping[Tensor, Any], wide: bool) -> bool:
     kept = [value for value in state.get(param, {}).values() if isinstance(value, Tensor)]
+    is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
         all(map(_is_ours, map(local, (param, *kept))))
-        and grad.dtype == param.dtype
+        and (grad.dtype == param.dtype or is_sum)
         and is_on_mesh(grad) == is_on_mesh(param)
         and not (is_on_mesh(param) and param.is_complex())
         and (_is_ours(local(grad)) or _is_of_rows(grad))
@@ -33,7 +46,7 @@ def _fits(grad: Tensor, param: Tensor, state: Mapping[Tensor, Any]) -> bool:
 
 def _is_ours(tensor: Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
+        _has_engine(tensor.device)
         and tensor.layout == torch.strided
         and (tensor.dtype in _COMPUTED or not tensor.dim())
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
@@ -41,5 +54,26 @@ def _is_ours(tensor: Tensor) -> bool:
 
 
 def _is_of_rows(grad: Tensor) -> bool:
-    is_here = grad.device.type == "cpu" and not grad.is_complex()
+    is_here = _has_engine(grad.device) and not grad.is_complex()
     return is_here and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
+
+
+def device_of(params: Sequence[Tensor]) -> torch.device | None:
+    """The GPU on which an engine updates these parameters; None if they are not all there."""
+    if is_host(params):
+        return None
+    device = params[0].device
+    if not computes(device, current().name):
+        return None
+    is_one = all(param.device == device for param in params)
+    return device if is_one and not any(map(is_on_mesh, params)) else None
+
+
+def is_host(params: Sequence[Tensor]) -> bool:
+    """Whether parameters are certainly not all on a GPU; asked in every step."""
+    return not params or (params[0].is_cpu and not _INTERPRETS)
+
+
+def _has_engine(device: torch.device) -> bool:
+    """Whether an engine here computes what lies on a device, and is not ruled out by name."""
+    return device.type == "cpu" or computes(device, current().name)

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.blocks import laid_out
 from thalweg.core.section import run
 from thalweg.optim.sharded import check_whole
+from thalweg.tracing import untraced
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore
 
@@ -43,6 +44,7 @@ class FlatGradients:
         """Whether all gradients are those that lie here."""
         return all(map(is_, map(_grad, self.params), self.views))
 
+    @untraced
     def clear(self) -> None:
         """Set all gradients to 0; those that others gave a parameter are replaced."""
         run([buffer.zero_ for buffer in self._buffers])

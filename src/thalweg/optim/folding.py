@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,12 +46,15 @@ def fold(
     for param in (param for group in groups for param in group["params"]):
         if param.grad is None:
             continue
-        grad, own = param.grad.detach(), state[param]
+        own = state[param]
         kept = own.get(SUM)
+        is_alone = kept is None and _is_alone(param)
+        grad = param.grad.detach()
         if kept is None:
-            calls.append(partial(own.__setitem__, SUM, _begun(grad, unscaling, wide)))
+            begun = _begun(grad, unscaling, wide, is_alone)
+            calls.append(partial(own.__setitem__, SUM, begun))
         elif grad.is_sparse or kept.is_sparse:
-            further = _begun(grad, unscaling, wide)
+            further = _begun(grad, unscaling, wide, is_alone=True)  # and is not written to
             added = further + kept if kept.is_sparse else kept + further
             calls.append(partial(own.__setitem__, SUM, added))
         else:
@@ -65,13 +70,44 @@ def fold(
     return count
 
 
-def _begun(grad: Tensor, unscaling: float | None, wide: bool) -> Tensor:
+def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:
     """The first gradient of a sum; nobody else will hold it."""
     if wide and grad.dtype in REDUCED:
         grad = grad.float()
-    elif grad._base is not None and unscaling is None:
-        grad = grad.clone()  # a view of memory that others write to, such as a bucket
+    elif unscaling is None and not is_alone:
+        grad = grad.clone()
     return grad if unscaling is None else grad * unscaling
+
+
+def _is_alone(param: Tensor) -> bool:
+    """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
+    return not cast("Tensor", param.grad).is_sparse and _holders(param) == _of_one()
+
+
+def _holders(param: Tensor) -> tuple[int, ...]:
+    grad = cast("Tensor", param.grad)
+    memory = grad.untyped_storage()
+    tensors = torch._C._storage_Use_Count(memory._cdata)  # pyright: ignore
+    return sys.getrefcount(grad), grad._use_count(), tensors, memory.resizable()  # pyright: ignore
+
+
+@cache
+def _of_one() -> tuple[int, ...]:
+    """What `_holders` counts of a gradient that its parameter alone holds."""
+    param = torch.zeros(1, requires_grad=True)
+    param.grad = torch.zeros(1)
+    return _holders(param)
+
+
+@contextmanager
+def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
+    """Have no state where sums are all of it, in a `with` block: torch expects `step`."""
+    begun = [(own, own.pop(SUM)) for own in state.values() if own.keys() == {SUM}]
+    try:
+        yield
+    finally:
+        for own, kept in begun:
+            own[SUM] = kept
 
 
 def taken_out(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:

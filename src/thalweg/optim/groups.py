@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any
 
@@ -56,10 +56,16 @@ class Options:
         hypers = self._hypers
         return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
 
-    def numbers(self) -> dict[str, float]:
-        """Hyperparameters, as formulas are given them."""
+    def numbers(self, stays: Callable[[Any], bool]) -> dict[str, Any]:
+        """Hyperparameters, as formulas are given them.
+
+        Args:
+            stays: Whether one that is a tensor stays one.
+        """
         if self._moving:
-            return {**self._numbers, **{name: number(self._hypers[name]) for name in self._moving}}
+            moving = {name: self._hypers[name] for name in self._moving}
+            own = {name: x if stays(x) else number(x) for name, x in moving.items()}
+            return {**self._numbers, **own}
         return self._numbers
 
 

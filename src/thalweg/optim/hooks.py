@@ -14,12 +14,13 @@ from thalweg.core.complexes import as_real
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
+from thalweg.core.there import along
 from thalweg.engines import Selection, current
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
-from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number
-from thalweg.optim.part import Part
+from thalweg.optim.part import AnyColumn, Part
 from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
 from thalweg.variable import titles_of
 
@@ -49,7 +50,10 @@ class GroupHooks(Hooks):
         self._keys: list[Hashable] | None = None
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.repeats = part.stands(optimizer.state, params)
+        self.taken = optimizer._own.taken
+        self._homes = homes = optimizer._homes_of(params)
+        self.there = homes[0]
+        self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
@@ -105,7 +109,7 @@ class GroupHooks(Hooks):
     def create(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
         starts = optimizer._starts(self._params, self._places)
-        self._part.make(optimizer.state, self._params, starts)
+        self._part.make(optimizer.state, self._params, starts, self._homes)
 
     def slots(self, var: Tensor) -> list[Tensor]:
         param = self._real.get(id(var))
@@ -118,7 +122,11 @@ class GroupHooks(Hooks):
         part, places = self._part, self._places
         for column in part.columns:
             column.read()
-        differing = [column.values for column in part.columns if column.common is None]
+        differing = [
+            column.values
+            for column in part.columns
+            if column.common is None and not isinstance(column, DeviceColumn)
+        ]
         differing += [flags for flags in part.lacked.values() if not all(flags)]
         if differing:
             self._keys = list(zip(places, *differing, strict=True))
@@ -132,6 +140,9 @@ class GroupHooks(Hooks):
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
+            if isinstance(column, DeviceColumn):
+                calls.append(self._counting_there(column))
+                continue
             if len(keys) == 1:
                 values = [self._next(column, keys[0])]
             else:
@@ -141,7 +152,14 @@ class GroupHooks(Hooks):
             self._written.append((column, values))
         return calls
 
-    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+    def _counting_there(self, column: DeviceColumn) -> Call:
+        if column.name == STEP:
+            return column.counting(self.taken)
+        keys = self._keys or [None] * len(self._params)
+        values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+        return column.moving(along(keys, values, column.common.device), self.taken)
+
+    def _next(self, column: AnyColumn, key: Hashable) -> Any:
         """A number of parameters that have it in common, after the step."""
         raise NotImplementedError
 
@@ -160,9 +178,19 @@ class GroupHooks(Hooks):
         }
         numbers["is_first"] = bool(lacked) and part.first in lacked
         if self._average is not None:
-            is_new = EMA in lacked or not numbers.get(STEP, 1)
-            numbers[WEIGHT] = 1.0 if is_new else 1 - self._average
+            numbers[WEIGHT] = self._weight(EMA in lacked, numbers.get(STEP, 1), self._average)
         return place, numbers
+
+    @staticmethod
+    def _weight(is_new: bool, step: Any, decay: float) -> Any:
+        """The weight of a parameter in its average, which begins with the first step."""
+        if isinstance(step, Tensor) and not is_new:
+            return torch.where(step == 0, torch.ones_like(step, dtype=torch.float64), 1 - decay)
+        return 1.0 if is_new or not step else 1 - decay
+
+    def _stays(self, value: Any) -> bool:
+        """Whether a number is a tensor of the device that keeps those of the step."""
+        return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def settle(self) -> None:
         """The step was written."""
@@ -201,12 +229,14 @@ class TorchHooks(GroupHooks):
         place, numbers = self._apart(key)
         options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
         if STEP in numbers:
-            numbers["t"] = numbers[STEP] = numbers[STEP] + 1
+            step = numbers[STEP]
+            step = step.double() if isinstance(step, Tensor) else step
+            numbers["t"] = numbers[STEP] = step + 1
         made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
         for name, each in made.items():
-            if type(each) is not float:
+            if type(each) is not float and not self._stays(each):
                 made[name] = number(each)
-        return {**options.numbers(), **numbers, **made}
+        return {**options.numbers(self._stays), **numbers, **made}
 
-    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+    def _next(self, column: AnyColumn, key: Hashable) -> Any:
         return self._made[key][column.name]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
+from thalweg.optim.columns import STEP
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import cut, local
@@ -38,7 +39,7 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
             f"'{key}/{name}' is missing"
             for key, own in given["state"].items()
             for name in (optimizer._around.keys(owners[key]) if key in owners else ())
-            if own and name not in own
+            if name not in own and not is_before_steps(own)
         ]
         if lacking:
             what = f"{type(optimizer).__name__} with {optimizer._around.named()}"
@@ -55,6 +56,11 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
             own = optimizer.state[param].get(name)
             if isinstance(own, Tensor) and own.dtype != value.dtype:
                 optimizer.state[param][name] = value.detach().to(param.device, copy=True)
+
+
+def is_before_steps(own: Mapping[str, Any]) -> bool:
+    """Whether a parameter with this state had no step yet, and so nothing that steps make."""
+    return own.keys() <= {SUM} or (STEP in own and not own[STEP])
 
 
 def _owners(optimizer: Any, given: Mapping[str, Any]) -> dict[Any, Tensor]:

@@ -17,13 +17,14 @@ from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
-from thalweg.optim.columns import Column, PlainColumn
+from thalweg.optim.columns import CPU, Column, DeviceColumn, PlainColumn
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 from thalweg.optim.sharded import beside, check_whole, local, locals_of
 
 Own = dict[str, Any]  # the state of one parameter
+AnyColumn = Column | DeviceColumn | PlainColumn
 _SPARE = 8  # blocks of numbers whose parameters may have others by now
 
 
@@ -54,6 +55,8 @@ class Part:
     Attributes:
         kept: The core's plans.
         columns: The numbers that each parameter has of its own.
+        homes: The device that alone knows them, None for the host; that which they are on where
+            the host knows them.
         first: The name of the rule's first slot.
         lacked: For slots that some parameters of the step had not before: which.
         locals: The local parts of parameters and slots, if there are DTensors among them.
@@ -72,7 +75,8 @@ class Part:
         self._masters = Masters()
         self._target_of: dict[int, Tensor] = {}
         self.kept = Kept()
-        self.columns: list[Column | PlainColumn] = []
+        self.columns: list[AnyColumn] = []
+        self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}
         self.locals: Any = None
         self._numbers = numbers
@@ -101,7 +105,11 @@ class Part:
         )
 
     def make(
-        self, state: Mapping[Tensor, Own], params: Sequence[Tensor], starts: Mapping[int, Own]
+        self,
+        state: Mapping[Tensor, Own],
+        params: Sequence[Tensor],
+        starts: Mapping[int, Own],
+        homes: tuple[torch.device | None, torch.device],
     ) -> None:
         """Make what the state of parameters lacks, apart from it.
 
@@ -110,8 +118,10 @@ class Part:
             params: The parameters of a step.
             starts: What slots and numbers start from, by `id` of the parameter, where that is not
                 what the rule says.
+            homes: As those of the class.
         """
         self._known = None
+        self.homes = homes
         remembers = bool(self._numbers or self.rule.slots)
         if self.locals is None:
             self.locals = locals_of(params)
@@ -153,7 +163,7 @@ class Part:
                 tensor.copy_(local(self._target_of.get(id(param), param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
-    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> Column | PlainColumn:
+    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
             if name not in own and own.keys() - {SUM}:
@@ -164,10 +174,28 @@ class Part:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
-        block = next((each for each in self._blocks if _lie_in(found, each)), None)
+        there, home = self.homes
+        if there is not None:
+            return self._column_there(name, found, kind.dtype, there)
+        block = next((x for x in self._blocks if x.device == home and _lie_in(found, x)), None)
         if block is None:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
+
+    def _column_there(
+        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, there: torch.device
+    ) -> DeviceColumn:
+        """Numbers as views of a new block on a device."""
+        dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
+        if dtypes:
+            dtype = reduce(torch.promote_types, dtypes)
+            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=there) for x in found])
+        else:
+            block = torch.tensor(found, dtype=dtype or _scalar_dtype(), device=there)
+        views = list(block.unbind())
+        for param, view in zip(self._params, views, strict=True):
+            self._fresh[id(param)][name] = view
+        return DeviceColumn(name, views, block)
 
     def _in_a_block(
         self, name: str, found: Sequence[Any], dtype: torch.dtype | None
@@ -176,7 +204,7 @@ class Part:
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
         dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or _scalar_dtype()
         numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
-        block = torch.tensor(numbers, dtype=dtype, device="cpu")
+        block = torch.tensor(numbers, dtype=dtype, device=self.homes[1])
         views = [block[index] for index in range(len(block))]
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view

@@ -18,7 +18,7 @@ from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
-from thalweg.optim.groups import as_options, hypers_of, named, number, title_of
+from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
@@ -39,12 +39,14 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         rule: The rule.
         lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
         initial: Optional. What slots start from, by name, where that is not what the rule says.
+        capturable: Whether steps over parameters on a GPU can be captured in a CUDA graph: `step`
+            is counted there, and `prepare` of the rule is given tensors. Nothing changes elsewhere.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
             beta1 and beta2, `eps` for epsilon; and what is done around an update (see
             `thalweg.optim.around`).
 
     Raises:
-        TypeError: A keyword that is none of them, or what is no number.
+        TypeError: A keyword that is none of them, what is no number, or `capturable` if no bool.
         ValueError: A number that is NaN.
         RuleError: The rule could not take a step.
 
@@ -66,6 +68,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
     rule: Rule
+    _capturable: bool = False
     _is_torchs = False
 
     def __init__(
@@ -75,10 +78,13 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         lr: float | Tensor | None = None,
         *,
         initial: Mapping[str, float] | None = None,
+        capturable: bool = False,
         **hypers: Any,
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
+        if not isinstance(capturable, bool):
+            raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
         check_names(rule)
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         given = named(hypers if lr is None else {"lr": lr, **hypers})
@@ -91,6 +97,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         check_rule(rule, {**own, **self._extra})
         self.rule = rule
         self._initial = dict(initial or {})
+        self._capturable = capturable
         super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -113,7 +120,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         with self._own._lock, torch.inference_mode(False), torch.no_grad():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
-            part.make(self.state, params, self._starts(params, places))
+            part.make(self.state, params, self._starts(params, places), self._homes_of(params))
             run(part.publishing())
             part.settle(self.state)
 
@@ -163,6 +170,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         else:
             members = [next(k for k, other in enumerate(params) if other is only)]
             hooks = TensorFlowHooks(self, part, params, places, members)
+            if not hooks.repeats:  # what a step makes is published by its last update alone
+                self._make()
+                hooks = TensorFlowHooks(self, part, params, places, members)
             kept = part.kept.alone(only)
         seen = Seen()
         how = processing(self._around, self._unscaling(), len(pairs), seen, self._is_torchs)
@@ -179,6 +189,15 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TensorFlowHooks:
         return TensorFlowHooks(self, part, params, places, range(len(params)))
+
+    def _rules(self) -> set[Rule]:
+        return {self._around.rule(self.rule)}
+
+    def _counts_there(self) -> bool:
+        return self._capturable or self._around.fused_unscale
+
+    def _has_state(self, group: Group, param: Tensor) -> bool:
+        return True  # it is made with the optimizer
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
@@ -205,4 +224,5 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "rule": self.rule, "_initial": self._initial}
+        own = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}
+        return {**super().__getstate__(), **own}

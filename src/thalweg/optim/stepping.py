@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import repeat as again
 from operator import is_
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from thalweg.core.outcome import raise_first
 from thalweg.core.processing import NOTHING
@@ -22,24 +23,36 @@ from thalweg.locks import Guard
 from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
 from thalweg.optim.averaging import EMA
 from thalweg.optim.flat import FlatGradients
-from thalweg.optim.folding import fold, forget, put_back, taken_out
+from thalweg.optim.folding import fold, forget, put_back, set_aside, taken_out
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
+from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
+from thalweg.optim.scaled import Scaled
 from thalweg.optim.sharded import local
 from thalweg.running import replicas
 from thalweg.tracing import untraced
+
+_NOT_IN_GRAPHS = (
+    "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
+    " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
+    " a class of their own"
+)
 
 
 class Kept:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
+        self.operands = Operands(optimizer)
         self.parts: dict[Rule, Part] = {}
-        self.last: LastStep | None = None
-        self.count = 0
+        self.last: LastStep | None = None  # but for what `seen` tells
+        self.seen = Seen()
+        self.count = 0  # of steps taken, but for those of
+        self.counter: Tensor | None = None  # which a device decided
+        self.taken: Tensor | None = None  # whether the last one was, if a device has decided
         self.is_swapped = False
         self.sums: dict[int, Tensor] | None = None  # of gradients, while a step takes them
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
@@ -51,7 +64,7 @@ class Kept:
         self.steady: tuple[Part, list[int]] | None = None
 
 
-class OneSweep:
+class OneSweep(Scaled):
     """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
 
     Args:
@@ -62,7 +75,14 @@ class OneSweep:
     state: Any
     param_groups: list[Group]
     _around: Around = NONE
+    _own: Kept
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
+
+    # Not made by `__init__`: torch restores what it copies and loads without it.
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        made = super().__new__(cls)
+        made._own = Kept(made)
+        return made
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         around = apart(keywords)
@@ -73,7 +93,8 @@ class OneSweep:
             self._step_supports_amp_scaling = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # pyright: ignore
+        with set_aside(state.get("state", {})):
+            super().__setstate__(state)  # pyright: ignore
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -83,6 +104,7 @@ class OneSweep:
 
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
+        self._own.operands.read_again(self)
         if self._around.in_backward:
             listen(self)
         if self._around.gradients == "flat":
@@ -92,12 +114,6 @@ class OneSweep:
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
         return {**super().__getstate__(), **own}  # pyright: ignore
 
-    @property
-    def _own(self) -> Kept:
-        # Not made by a constructor: torch restores what it copies and loads without one.
-        return vars(self).get("_kept") or vars(self).setdefault("_kept", Kept())
-
-    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.
 
@@ -111,6 +127,16 @@ class OneSweep:
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
+        if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
+            return None
+        return self._step(closure)
+
+    # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
+    step._wrapped_by_lr_sched = True  # pyright: ignore
+
+    @partial(untraced, reason=_NOT_IN_GRAPHS)
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True
         self._check_alone()
         loss = None
         if closure is not None:
@@ -122,7 +148,8 @@ class OneSweep:
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
-            if not self._is_left_out() and self._is_due():
+            own.taken = self._found_finite()
+            if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
                     with self._summed():
                         self._take_step(own.parts)
@@ -133,7 +160,9 @@ class OneSweep:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
         flat = self._own.flat
-        if flat is None:
+        if flat is None and set_to_none and is_dynamo_compiling():
+            forget_gradients(self._own.operands)
+        elif flat is None:
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
             flat.clear()
@@ -180,6 +209,10 @@ class OneSweep:
         self._told(seen)
         return True
 
+    def _rules(self) -> set[Rule]:
+        """The rules of all groups."""
+        raise NotImplementedError
+
     def _is_of(self, part: Part) -> bool:
         """Whether the rule of a part is still that of all groups."""
         return True
@@ -220,7 +253,18 @@ class OneSweep:
     @property
     def last_step(self) -> LastStep | None:
         """What has become of the last step; None before the first."""
-        return self._own.last
+        own = self._own
+        if own.last is None or not own.last.taken:
+            return own.last
+        last = own.last
+        if own.counter is not None:
+            last = last._replace(count=own.count + int(own.counter.item()))
+        if own.taken is not None and not own.taken.item():
+            return last._replace(taken=False, reason=FOUND_INF)
+        if own.seen.grad_norm is None:
+            return last
+        norm, factor = float(own.seen.grad_norm), float(own.seen.clip_factor)
+        return last._replace(grad_norm=norm, clip_factor=factor)
 
     @contextlib.contextmanager
     def swapped(self) -> Generator[None]:
@@ -258,7 +302,7 @@ class OneSweep:
             count = fold(
                 self.param_groups,
                 self.state,
-                unscaling=self._unscaling(),
+                unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
                 wide=self._around.wide_sums or self._around.masters,
             )
         if count < wanted:
@@ -293,26 +337,16 @@ class OneSweep:
             own.sums = None
         forget(self.param_groups)
 
-    def _is_left_out(self) -> bool:
-        """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
-        found = vars(self).get("found_inf")
-        if found is None or not found.item():
-            return False
-        self._own.last = LastStep(False, FOUND_INF, self._own.count)
-        return True
-
-    def _unscaling(self) -> float | None:
-        """What gradients are multiplied by before all else, for `torch.amp.GradScaler`."""
-        scale = vars(self).get("grad_scale")
-        if scale is None or self._own.sums is not None:  # the sums are unscaled
-            return None
-        return 1 / scale.item()
-
     def _told(self, seen: Seen) -> None:
-        """A step was taken."""
+        """A step was taken, or a device has decided on it."""
         own = self._own
-        own.count += 1
-        own.last = LastStep(True, "", own.count, seen.grad_norm, seen.clip_factor)
+        if own.taken is None:
+            own.count += 1
+        elif own.counter is None:
+            own.counter = own.taken.long()
+        else:
+            own.counter = own.counter.to(own.taken.device).add_(own.taken)
+        own.last, own.seen = LastStep(True, "", own.count), seen
 
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""

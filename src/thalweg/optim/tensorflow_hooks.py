@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.columns import derived
-from thalweg.core.complexes import check_complex
+from thalweg.core.complexes import not_defined
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
 from thalweg.core.pairs import Pair
+from thalweg.core.there import derived_there, without_denormals
+from thalweg.core.vectors import TORCH, some
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.columns import STEP, Column, PlainColumn
+from thalweg.optim.columns import STEP
 from thalweg.optim.groups import title_of
 from thalweg.optim.hooks import GroupHooks
-from thalweg.optim.part import Part
+from thalweg.optim.part import AnyColumn, Part
 from thalweg.scalars import product
 
 
@@ -48,8 +52,8 @@ class TensorFlowHooks(GroupHooks):
         own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
-            titles = self.titles([var for _, var in unreal])
-            check_complex(unreal, titles, self._part.rule, False)
+            var = unreal[0][1]
+            raise not_defined(self._part.rule, var, self.titles([var])[0])
         super().check(pairs, narrow)
 
     def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
@@ -57,6 +61,16 @@ class TensorFlowHooks(GroupHooks):
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        made = self._of_all(dtype, group)
+        if self.there is None or len(self._members) == len(self._params):
+            return made
+        return {
+            name: some(each, self._members) if isinstance(each, Tensor) and each.dim() else each
+            for name, each in made.items()
+        }
+
+    def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        """The same of all parameters, also of those that have no gradient."""
         if (dtype, group) not in self._made:
             self._made[dtype, group] = self._prepared(dtype, group)
         return self._made[dtype, group]
@@ -67,27 +81,38 @@ class TensorFlowHooks(GroupHooks):
         given = self._given(place)
         values: dict[str, Any] = {}
         for name, value in given.items():
+            if self._stays(value):
+                values[name] = value.detach().to(TORCH[dtype])
+                continue
             if value != value:
                 raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
             exact = name in self._optimizer._exact
             cast = dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
             values[name] = cast
         step = numbers.pop(STEP)
-        values |= {name: dtype(number) for name, number in numbers.items()}
+        for name, each in numbers.items():
+            values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
+        if self.there is not None:
+            return derived_there(rule, values, dtype, step + 1, self.there)
         return derived(rule, values, dtype, step + 1)
 
     def _given(self, place: int) -> dict[str, Any]:
         optimizer = self._optimizer
         return self._part.options(place, optimizer.param_groups[place], {}).given()
 
-    def _next(self, column: Column | PlainColumn, key: Hashable) -> Any:
+    def _next(self, column: AnyColumn, key: Hashable) -> Any:
         place, numbers = self._apart(key)
         now = numbers[column.name]
         if column.name == STEP:
             return now + 1
         if column.name in self._optimizer._products:
-            kind = type(now)
             factor = self._given(place)[self._optimizer._products[column.name]]
+            if isinstance(now, Tensor):
+                kind = np.float64 if now.dtype == torch.float64 else np.float32
+                stays = self._stays(factor)
+                own = factor.to(now.dtype) if stays else float(as_hyper(factor, kind))
+                return without_denormals(now * own)
+            kind = type(now)
             return product(now, as_hyper(factor, kind)).item()
-        dtype = compute_dtype(column.dtype)
-        return self.scalars(dtype, key)[column.name].item()
+        found = self._of_all(compute_dtype(column.dtype), key)[column.name]
+        return found if self._stays(found) else found.item()

@@ -1,0 +1,89 @@
+"""What `torch.amp.GradScaler` says of a step, and who is to know: the host, or a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.optim.around import FOUND_INF, Around, LastStep
+from thalweg.optim.columns import CPU
+from thalweg.optim.fitting import device_of, is_host
+from thalweg.optim.groups import Group
+
+Homes = tuple[torch.device | None, torch.device]
+_ON_THE_HOST: Homes = (None, CPU)
+
+
+class Scaled:
+    """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
+
+    param_groups: list[Group]
+    _around: Around
+    _own: Any
+
+    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
+        """The device that alone knows the numbers of parameters, and where the host keeps them."""
+        if is_host(params) or not self._counts_there():
+            return _ON_THE_HOST
+        return device_of(params), CPU
+
+    def _counts_there(self) -> bool:
+        """Whether a GPU alone knows the numbers of its parameters."""
+        return self._around.fused_unscale
+
+    def _found_finite(self) -> Tensor | None:
+        """Whether `torch.amp.GradScaler` has the step taken, where a device is to decide on it.
+
+        None leaves it to the host: where nothing is to be decided, and where a step makes state,
+        has constraints, or adds up gradients.
+        """
+        found = vars(self).get("found_inf")
+        around = self._around
+        if found is None or is_host([found]) or not self._counts_there():
+            return None
+        if around.accumulate > 1 or around.in_backward:
+            return None
+        given = [
+            (group, param)
+            for group in self.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        there = device_of([param for _, param in given])
+        if there is None or found.device != there:
+            return None
+        is_plain = all(
+            self._has_state(group, param) and getattr(param, "constraint", None) is None
+            for group, param in given
+        )
+        return found.detach().reshape(()) == 0 if is_plain else None
+
+    def _has_state(self, group: Group, param: Tensor) -> bool:
+        """Whether a parameter has all its state."""
+        raise NotImplementedError
+
+    def _is_left_out(self) -> bool:
+        """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
+        found = vars(self).get("found_inf")
+        if found is None or not found.item():
+            return False
+        count = self._own.count
+        if (counter := self._own.counter) is not None:
+            count += int(counter.item())
+        self._own.last = LastStep(False, FOUND_INF, count)
+        return True
+
+    def _unscaling(self) -> float | Tensor | None:
+        """What gradients are multiplied by before all else, for `torch.amp.GradScaler`.
+
+        A tensor where a device decides on the step.
+        """
+        scale = vars(self).get("grad_scale")
+        if scale is None or self._own.sums is not None:  # the sums are unscaled
+            return None
+        if self._own.taken is not None:
+            return scale.detach().reshape(()).double().reciprocal().float()
+        return 1 / scale.item()

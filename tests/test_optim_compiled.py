@@ -1,0 +1,362 @@
+"""Steps that are operations of the graphs which `torch.compile` makes, and those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import thalweg
+from thalweg import optim
+from thalweg.errors import FailedPreconditionError
+from thalweg.optim import tensorflow
+from thalweg.rules import LARS
+from torch_inputs import INPUTS
+
+Make = Callable[[Any], Any]
+Change = Callable[[Any, int], None]
+BACKENDS = ("eager", "aot_eager")
+
+MAKE: dict[str, Make] = {
+    "AdamW": lambda p: optim.AdamW(p, lr=0.1),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "tensorflow.Adam": lambda p: tensorflow.Adam(p, lr=0.1),
+    "RuleOptimizer": lambda p: optim.RuleOptimizer(p, LARS, lr=0.1),
+}
+
+# What leaves tensors of its own beside, or sees gradients before the rule does.
+OPTIONS: dict[str, tuple[Make, torch.dtype]] = {
+    "groups": (
+        lambda p: optim.SGD([{"params": p[:1], "momentum": 0.9}, {"params": p[1:]}], lr=0.1),
+        torch.float32,
+    ),
+    "masters": (lambda p: optim.Adam(p, lr=0.1, masters=True, ema_decay=0.9), torch.bfloat16),
+    "clipped": (lambda p: tensorflow.Nadam(p, lr=0.1, clip_grad_norm=0.1), torch.float32),
+    "flat": (lambda p: optim.RMSprop(p, lr=0.1, gradients="flat"), torch.float32),
+    "rate in a tensor": (lambda p: optim.Adam(p, lr=torch.tensor(0.1)), torch.float32),
+}
+
+
+def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+
+
+def _loss(module: nn.Module, index: int = 0) -> torch.Tensor:
+    x = torch.full((5, 3), 0.1 * (index + 1), dtype=next(module.parameters()).dtype)
+    return module(x).square().sum()
+
+
+def _state(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
+    kept = [torch.as_tensor(value) for own in optimizer.state.values() for value in own.values()]
+    return [each.detach().clone() for each in (*module.parameters(), *kept)]
+
+
+def _trained(
+    make: Make,
+    backend: Any = None,
+    dtype: torch.dtype = torch.float32,
+    change: Change = lambda optimizer, index: None,
+    steps: int = 4,
+) -> list[torch.Tensor]:
+    """What steps make of a model and of the state, with gradients from outside of the graph."""
+    module = _model(dtype)
+    optimizer = make(list(module.parameters()))
+    step = optimizer.step
+    if backend is not None:
+        step = torch.compile(step, fullgraph=True, backend=backend)
+    for index in range(steps):
+        _loss(module, index).backward()
+        step()
+        optimizer.zero_grad()
+        change(optimizer, index)
+    return _state(module, optimizer)
+
+
+def _assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _scheduled(make: Make) -> tuple[Make, Change]:
+    """The same optimizer with a schedule of torch's, and a number that is set by hand."""
+    rates: list[Any] = []
+
+    def made(params: Any) -> Any:
+        optimizer = make(params)
+        rates.append(optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
+        return optimizer
+
+    def change(optimizer: Any, index: int) -> None:
+        rates[-1].step()
+        if index == 2:
+            optimizer.param_groups[0]["lr"] = 0.01
+
+    return made, change
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", MAKE)
+def test_steps_have_the_bits_of_eager_mode_and_compile_no_rate(name: str, backend: str) -> None:
+    make, change = _scheduled(MAKE[name])
+    counter = CompileCounterWithBackend(backend)
+    found = _trained(make, counter, change=change, steps=6)
+    _assert_same(found, _trained(make, change=change, steps=6))
+    # Once more if the first step made the state, which is written by the graph from then on.
+    is_made_before = isinstance(make([nn.Parameter(torch.ones(2))]), optim.RuleOptimizer)
+    assert counter.frame_count == (1 if is_made_before else 2)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_have_the_bits_of_eager_mode(name: str) -> None:
+    make, dtype = OPTIONS[name]
+    _assert_same(_trained(make, "aot_eager", dtype), _trained(make, dtype=dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [each for each in INPUTS if each.name != "SparseAdam"], ids=str)
+def test_every_class_of_torch(given: Any) -> None:
+    def make(params: Any) -> Any:
+        return given.make(optim, params)
+
+    _assert_same(_trained(make, "aot_eager"), _trained(make))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tensorflow.__all__)
+def test_every_class_of_tensorflow(name: str) -> None:
+    make = getattr(tensorflow, name)
+    _assert_same(_trained(make, "aot_eager"), _trained(make))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("name", [*MAKE, *OPTIONS])
+def test_inductor(name: str) -> None:
+    def change(optimizer: Any, index: int) -> None:
+        for own in optimizer.state.values():
+            if "step" in own:
+                own["step"].fill_(index + 7)  # is seen only where views share a version
+
+    make, dtype = OPTIONS.get(name) or (MAKE[name], torch.float32)
+    found = _trained(make, "inductor", dtype, change)
+    _assert_same(found, _trained(make, dtype=dtype, change=change))
+
+
+def test_a_function_has_no_break() -> None:
+    module = _model()
+    optimizer = optim.AdamW(module.parameters())
+    optim.lr_scheduler.ConstantLR(optimizer)
+    _loss(module).backward()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        optimizer.step()
+        optimizer.zero_grad()
+        return x * 2
+
+    explained = torch._dynamo.explain(step)(torch.ones(2))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    assert "thalweg.step" in explained.graphs[0].code
+    assert optimizer.param_groups[0]["capturable"] is False  # which torch would have changed
+
+
+def test_what_torch_refuses_it_refuses_in_a_graph() -> None:
+    module = _model()
+    optimizer = optim.AdamW(module.parameters(), capturable=True)
+    _loss(module).backward()
+    before = [param.detach().clone() for param in module.parameters()]
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    for each in (optimizer.step, step):
+        with pytest.raises(AssertionError, match="capturable=True"):
+            each()
+    _assert_same(list(module.parameters()), before)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "trace_autograd_ops"), reason="torch breaks for `backward`"
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["AdamW", "tensorflow.Adam"])
+def test_a_whole_training_is_one_graph(name: str, backend: str) -> None:
+    def losses(compiles: bool) -> list[torch.Tensor]:
+        module = _model()
+        optimizer = MAKE[name](module.parameters())
+
+        def train(x: torch.Tensor) -> torch.Tensor:
+            loss = module(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            # Not before `backward`: torch 2.13 takes what it then knows of None to other graphs.
+            optimizer.zero_grad()
+            return loss.detach()
+
+        if compiles:
+            train = torch.compile(train, fullgraph=True, backend=backend)
+        found = [train(torch.full((5, 3), 0.1 * (index + 1))) for index in range(4)]
+        return found + _state(module, optimizer)
+
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        _assert_same(losses(True), losses(False))
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [*BACKENDS, pytest.param("inductor", marks=pytest.mark.slow)],
+)
+def test_a_graph_reads_what_is_there_when_it_reads(backend: str) -> None:
+    def found(compiles: bool) -> list[torch.Tensor]:
+        module = _model()
+        params = list(module.parameters())
+        optimizer = MAKE["momentum"](params)
+
+        def step() -> list[torch.Tensor]:
+            before = [param * 2 for param in params]
+            optimizer.step()
+            between = [param + 1 for param in params]
+            optimizer.step()
+            after = [old - param for old, param in zip(before, params, strict=True)]
+            return [each.detach() for each in (*before, *between, *after)]
+
+        if compiles:
+            step = torch.compile(step, fullgraph=True, backend=backend)
+        seen: list[torch.Tensor] = []
+        for index in range(3):
+            _loss(module, index).backward()
+            seen += step()
+        return seen + _state(module, optimizer)
+
+    _assert_same(found(True), found(False))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "tensorflow.Adam"])
+def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
+    def change(optimizer: Any, index: int) -> None:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    counter = CompileCounterWithBackend("aot_eager")
+    found = _trained(MAKE[name], counter, change=change, steps=6)
+    _assert_same(found, _trained(MAKE[name], change=change, steps=6))
+    assert counter.frame_count <= 2
+
+
+def test_gradients_come_and_go() -> None:
+    def found(compiles: bool) -> list[torch.Tensor]:
+        module = _model()
+        optimizer = MAKE["AdamW"](module.parameters())
+        step = optimizer.step
+        if compiles:
+            step = torch.compile(step, fullgraph=True, backend=counter)
+        for index in range(12):
+            _loss(module[:2] if index % 3 == 1 else module, index).backward()
+            step()
+            optimizer.zero_grad()
+        return _state(module, optimizer)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    _assert_same(found(True), found(False))
+    assert counter.frame_count == 3
+
+
+def test_parameters_that_are_added_are_seen() -> None:
+    def change(optimizer: Any, index: int) -> None:
+        if index == 1:
+            added.append(nn.Parameter(torch.ones(3)))
+            optimizer.add_param_group({"params": added[-1:], "lr": 0.5})
+        if index >= 1:
+            added[-1].grad = torch.ones(3)
+
+    added: list[nn.Parameter] = []
+    for name in ("momentum", "tensorflow.Adam"):
+        found = _trained(MAKE[name], "aot_eager", change=change)
+        _assert_same(found, _trained(MAKE[name], change=change))
+        assert torch.equal(*added)
+        added.clear()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_that_fails_changes_nothing(backend: str) -> None:
+    module = _model()
+    optimizer = optim.Adam(module.parameters(), ema_decay=0.5)
+    step = torch.compile(optimizer.step, fullgraph=True, backend=backend)
+    for _ in range(2):
+        _loss(module).backward()
+        step()
+    with optimizer.swapped():
+        before = _state(module, optimizer)
+        with pytest.raises(FailedPreconditionError, match="inside of swapped"):
+            step()
+        _assert_same(_state(module, optimizer), before)
+
+
+@pytest.mark.parametrize("name", ["closure", "accumulate", "in_backward", "subclass", "sparse"])
+def test_what_is_no_operation_is_a_break_and_refused_in_words(name: str) -> None:
+    def prepared() -> tuple[Any, list[Any]]:
+        params: list[Any] = [nn.Parameter(torch.ones(3, 2))]
+        if name == "subclass":
+            params = [thalweg.Variable(torch.ones(3, 2))]
+        options: dict[str, Any] = {name: 2} if name == "accumulate" else {}
+        options |= {name: True} if name == "in_backward" else {}
+        optimizer = optim.SGD(params, lr=0.1, **options)
+        grad = torch.ones(3, 2)
+        params[0].grad = grad.to_sparse(1) if name == "sparse" else grad
+        given = (lambda: 3.0,) if name == "closure" else ()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x = x + 1
+            optimizer.step(*given)
+            return x * 2
+
+        return step, params
+
+    step, params = prepared()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a step of thalweg is no operation"):
+        torch.compile(step, fullgraph=True, backend="eager")(torch.ones(2))
+    assert params[0].tolist() == torch.ones(3, 2).tolist()
+    torch._dynamo.reset()
+    step, params = prepared()
+    assert torch._dynamo.explain(step)(torch.ones(2)).graph_break_count == 1
+    eager, eager_params = prepared()
+    eager(torch.ones(2))
+    assert params[0].tolist() == eager_params[0].tolist()
+
+
+def test_the_operation_says_what_it_writes() -> None:
+    module = _model()
+    optimizer = MAKE["AdamW"](module.parameters())
+    for _ in range(2):
+        _loss(module).backward()
+        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+    operands = optimizer._own.operands
+    gradients = [param.grad for param in operands.parameters]
+    with torch.no_grad():
+        given = (operands.handle, operands.parameters, operands.slots, gradients)
+        torch.library.opcheck(torch.ops.thalweg.step.default, given)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_schedule_that_is_ahead_of_the_steps_is_told(is_first: bool) -> None:
+    param = nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    optimizer = MAKE["AdamW"]([param])
+    rate = optim.lr_scheduler.ConstantLR(optimizer)
+    if not is_first:
+        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+    told = pytest.warns(UserWarning, match="before") if is_first else contextlib.nullcontext()
+    with told:
+        rate.step()
