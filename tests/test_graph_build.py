@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "memory": (lambda x: x.stride(), AttributeError, "Only a run knows it"),
     "autograd": (lambda x: x.requires_grad, AttributeError, "Only a run knows it"),
     "feed": (float, TypeError, r"feed it: feed_dict=\{placeholder: value\}"),
-    "choice": (bool, TypeError, "no `if` can ask for it .* torch.where chooses"),
+    "choice": (bool, TypeError, "no `if` can ask for it .* tf.cond and tf.where choose"),
     "format": (lambda x: f"{x:.3f}", TypeError, "Session.run"),
     "round": (round, TypeError, "Session.run"),
     "backward": (lambda x: x.backward(), TypeError, "Session.run"),
@@ -256,7 +256,7 @@ def test_operation_knows_its_surroundings(graph: tf.Graph) -> None:
         y = torch.sum(x)
     op = y.op
     assert (op.name, op.type, op.inputs, op.outputs) == ("sum", "sum", (x,), (y,))
-    assert (op.control_inputs, op.graph) == ((wait,), graph)
+    assert (op.control_inputs, op.graph) == ([wait], graph)
     assert repr(y) == "<tf.Tensor 'sum:0' shape=() dtype=float32>"
     assert repr(op) == "<tf.Operation 'sum' type=sum>"
 
@@ -417,3 +417,51 @@ def test_eager_mode_computes_at_once() -> None:
     in_thread(compute)
     assert all(isinstance(x, torch.Tensor) for x in found[0])
     assert with_graph.get_operations() == []
+
+
+def test_numbers_are_divided_by_a_tensor_itself() -> None:
+    x = np.arange(1, 200, dtype="f4")
+    assert (7 / tf.constant([2.0])).dtype == torch.float32
+    made = 0.1 / tf.placeholder(torch.float32, [None])
+    assert made.op.name.startswith("truediv")
+    value = tf.Session().run(made, {made.op.inputs[0]: x})
+    np.testing.assert_array_equal(value, np.float32(0.1) / x)
+    assert (7 / tf.constant([2])).dtype == torch.float32
+
+
+def test_a_description_of_an_operation() -> None:
+    one, two = tf.constant(1.0, name="one"), tf.constant([2.0, 3.0], name="two")
+    halves: Any = torch.split(two, 1)
+    with tf.control_dependencies([two]):
+        total = tf.identity(one + halves[1], name="total")
+    described = total.op.node_def
+    assert (described.name, described.op, described.device) == ("total", "total", "cpu")
+    assert described.input == ["add", "^two"]
+    assert total.op.inputs[0].op.node_def.input == ["one", f"{halves[1].op.name}:1", "^two"]
+    assert not described.attr
+    assert tf.Variable(1.0, name="w").op.node_def.attr == {"shared_name": "w"}
+    described.input[:] = []
+    assert total.op.node_def.input
+
+
+class Knowing:
+    """An object of another library that knows its symbol."""
+
+    asked = 0
+
+    def _as_graph_element(self) -> Any:
+        self.asked += 1
+        return tf.constant(3.0) * 1.0
+
+
+def test_an_object_that_knows_its_symbol() -> None:
+    item = Knowing()
+    x = tf.Variable(2.0)
+    product = x * item
+    assert tf.Session().graph.as_graph_element(item) is tf.get_default_graph().symbol_of(item)
+    found = [product, item, tf.gradients(product, item)[0], tf.convert_to_tensor(item)]
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    assert session.run(found, {item: 5.0}) == [10.0, 5.0, 2.0, 5.0]
+    assert session.run(item) == 3.0
+    assert item.asked == 1

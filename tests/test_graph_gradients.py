@@ -80,6 +80,10 @@ def test_gradients_are_none_where_there_is_no_connection() -> None:
     assert initialized().run(gradient) == 2.0
 
 
+def test_of_nothing_no_gradient_is_found(graph: tf.Graph) -> None:
+    assert tf.gradients([], [tf.constant(1.0)]) == [None]
+
+
 def test_no_operation_is_added_without_a_connection(graph: tf.Graph) -> None:
     x, y = tf.Variable(1.0), tf.Variable(2.0)
     before = len(graph.get_operations())
@@ -220,6 +224,69 @@ def test_rows_that_only_the_run_finds() -> None:
     (weighted,) = tf.gradients(w * 2, w, grad_ys=[gradient])
     np.testing.assert_array_equal(session.run(weighted), [[0], [2]])
     assert isinstance(seen[0], IndexedSlices)
+
+
+def _updated(w: Any) -> Any:
+    return w.assign_add(1.0)
+
+
+def _in_a_branch(w: Any) -> Any:
+    return tf.cond(tf.placeholder_with_default(True, []), lambda: _updated(w), lambda: w * 1.0)
+
+
+def _in_a_loop(w: Any) -> Any:
+    def body(i: Any) -> Any:
+        with tf.control_dependencies([_updated(w)]):
+            return i + 1
+
+    return tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("update", [_updated, _in_a_branch, _in_a_loop])
+def test_a_gradient_after_an_update_is_that_of_the_values_before(
+    update: Any, trainable: bool
+) -> None:
+    """As in TensorFlow, where what a product has read stays as it was."""
+    w, x = tf.Variable(3.0, trainable), tf.placeholder("float32", [])
+    y = tf.identity(w) * w * x
+    with tf.control_dependencies([y]):
+        done = update(w)
+    with tf.control_dependencies([done]):
+        first = tf.gradients(y, [w, x])
+        second = tf.gradients(first[0], w)
+        later = tf.gradients(w * w, w)
+    found = initialized().run([y, first, second, later], {x: 2.0})
+    count = 2 if update is _in_a_loop else 1
+    assert found == [18.0, [12.0, 9.0], [4.0], [2 * (3.0 + count)]]
+
+
+def test_gradients_and_updates_take_turns_in_a_loop() -> None:
+    """By what was computed before the loop, however often it is updated."""
+    w = tf.Variable(3.0)
+    y = w * w
+
+    def body(i: Any, total: Any) -> Any:
+        total = total + tf.gradients(y, w)[0]
+        with tf.control_dependencies([total]), tf.control_dependencies([w.assign_add(1.0)]):
+            return i + 1, tf.identity(total)
+
+    session = initialized()
+    total = tf.while_loop(lambda i, _: i < 3, body, [tf.constant(0), tf.constant(0.0)])[1]
+    assert session.run(total) == 18.0
+    assert session.run(w) == 6.0
+
+
+def test_a_step_of_training_copies_nothing_that_autograd_saves() -> None:
+    """Also where updates come first, if these are of other variables."""
+    w, mean, x = tf.Variable(1.0), tf.Variable(0.0, trainable=False), tf.placeholder("float32", [])
+    loss = w * w * x
+    moved = mean.assign_sub(0.5 * (mean - loss))
+    with tf.control_dependencies([moved]):
+        (gradient,) = tf.gradients(loss, w)
+    train_op, session = w.assign_sub(gradient), initialized()
+    session.run(train_op, {x: 2.0})
+    assert not any(plan.overwrites for plan in session._plans.values())
 
 
 def test_gradients_under_control_dependencies_come_after_the_update() -> None:

@@ -188,6 +188,7 @@ BAD_FEEDS: dict[str, tuple[Any, Any, type[Exception], str]] = {
         r"Cannot feed value of shape \(3,\) for Tensor 'x:0', which has shape \(None, 2\)",
     ),
     "dtype": ("i:0", [1.5], TypeError, "Cannot feed Tensor 'i:0', which has dtype int32"),
+    "infinity": ("i:0", [np.inf], TypeError, "which has dtype int32: Cannot convert"),
     "text": ("x:0", "no", TypeError, "Cannot feed Tensor 'x:0'"),
     "symbol": ("x:0", tf.Graph, TypeError, "Cannot feed 'x:0' with the symbolic tensor"),
     "key": (3, 1.0, TypeError, "Cannot interpret feed_dict key 3 as Tensor"),
@@ -205,6 +206,12 @@ def test_bad_feed(key: Any, value: Any, error: type[Exception], message: str) ->
     value = x if value is tf.Graph else value
     with pytest.raises(error, match=message):
         tf.Session().run(x, {key: value})
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])])
+def test_whole_numbers_are_fed_as_integers(value: Any) -> None:
+    found = tf.Session().run(tf.placeholder("int32", [None]) + 1, {"Placeholder:0": value})
+    np.testing.assert_array_equal(found, np.array([2, 3], "i4"), strict=True)
 
 
 def test_placeholder_that_is_not_fed_stops_the_run_before_it_begins() -> None:

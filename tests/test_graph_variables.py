@@ -14,7 +14,7 @@ import torch
 import thalweg
 import thalweg.graph as tf
 from sessions import initialized
-from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -296,9 +296,65 @@ def test_variable_scope_opened_again_has_a_new_name_scope() -> None:
             assert inner.name == tf.get_variable_scope().name == "v/w"
     with tf.variable_scope("v") as again:
         assert (again.name, again.original_name_scope) == ("v", "v_1/")
-    with tf.variable_scope("other"), tf.variable_scope(scope):
+    with tf.variable_scope("other"), tf.variable_scope(scope) as again:
         assert tf.get_variable("x", []).op.name == "v/x"
+        assert (again.original_name_scope, tf.constant(1.0).op.name) == ("v/", "other/v/Const")
     assert tf.get_variable_scope().name == ""
+
+
+def test_the_scope_around_all_others_opens_no_name_scope() -> None:
+    with tf.name_scope("tower"), tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        names = [tf.constant(1.0).op.name, tf.Variable(1.0, name="a").op.name]
+        assert [*names, tf.get_variable("b", []).op.name] == ["tower/Const", "tower/a", "b"]
+    with tf.name_scope("n"), tf.variable_scope("v", auxiliary_name_scope=False) as scope:
+        assert (scope.original_name_scope, tf.constant(1.0).op.name) == ("n/", "n/Const")
+
+
+def test_a_scope_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="name_or_scope must be a string or a VariableScope, not 3"):
+        tf.variable_scope(3).__enter__()  # pyright: ignore
+    with pytest.raises(NotImplementedError, match="Variables cannot be partitioned"):
+        tf.variable_scope("v", partitioner=len).__enter__()
+
+
+def test_a_custom_getter_decides_about_a_scope() -> None:
+    """As mixed precision stores variables of float16 in float32."""
+
+    def stored(
+        getter: Any, name: str, shape: Any = None, dtype: Any = None, *args: Any,
+        trainable: bool = True, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        kind = torch.float32 if trainable else dtype
+        variable = getter(name, shape, kind, *args, trainable=trainable, **kwargs)
+        return tf.cast(variable, dtype) if kind != dtype else variable
+
+    with tf.variable_scope("v", dtype=torch.float16, custom_getter=stored):
+        w, n = tf.get_variable("w", [2]), tf.get_variable("n", [2], trainable=False)
+        again = tf.get_variable("plain", [1], custom_getter=lambda getter, **given: getter(**given))
+    assert [(x.op.name, x.dtype) for x in tf.global_variables()] == [
+        ("v/w", torch.float32),
+        ("v/n", torch.float16),
+        ("v/plain", torch.float16),
+    ]
+    assert (w.dtype, n.dtype, again.op.name) == (torch.float16, torch.float16, "v/plain")
+
+
+def test_custom_getters_lie_around_each_other() -> None:
+    asked: list[str] = []
+
+    def noting(title: str) -> Any:
+        def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            asked.append(f"{title} {name}")
+            return getter(f"{name}{title}", *args, **kwargs)
+
+        return get
+
+    with tf.variable_scope("v", custom_getter=noting("1")) as scope:
+        with tf.variable_scope("w", custom_getter=noting("2")):
+            assert tf.get_variable("x", []).op.name == "v/w/x21"
+        with tf.variable_scope(scope, reuse=True), pytest.raises(ValueError, match="v/y1 does not"):
+            tf.get_variable("y", [])
+    assert asked == ["2 v/w/x", "1 v/w/x2", "1 v/y"]
 
 
 def test_default_names_of_variable_scopes() -> None:
@@ -380,6 +436,36 @@ def test_get_variable_that_lacks_a_shape() -> None:
         tf.get_variable("w")
     with pytest.raises(ValueError, match="do not specify shape"):
         tf.get_variable("w", [2], initializer=[1.0, 2.0])
+
+
+def test_an_initializer_without_arguments_has_the_shape() -> None:
+    v = tf.get_variable("v", initializer=lambda: [2, 3])
+    w = tf.get_variable("w", initializer=lambda x=1.0: torch.full((2, 1), x))
+    assert [(x.shape, x.dtype) for x in (v, w)] == [((2,), torch.int32), ((2, 1), torch.float32)]
+    with pytest.raises(ValueError, match="'x' is not valid: it should be a callable without"):
+        tf.get_variable("x", initializer=lambda shape: [2])
+    with pytest.raises(
+        ValueError, match=r"\(y\) must be fully defined, but instead was \[None, 2\]"
+    ):
+        tf.get_variable("y", [None, 2])  # pyright: ignore
+
+
+def test_trainable_may_be_left_open() -> None:
+    made = [tf.Variable(1.0, None), tf.get_variable("v", [], trainable=None)]
+    assert tf.trainable_variables() == made
+    with thalweg.running.eagerly():
+        assert tf.Variable(1.0, None).requires_grad
+
+
+def test_a_penalty_is_outside_of_the_branch_that_makes_its_variable() -> None:
+    def scaled() -> Any:
+        ones = tf.ones_initializer()
+        return tf.get_variable("w", [2], None, ones, lambda w: (w * w).sum()) * 1.0
+
+    tf.cond(tf.constant(True), scaled, lambda: tf.zeros([2]))
+    (penalty,) = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+    assert penalty.op.name.startswith("w/Regularizer/")
+    assert initialized().run(penalty) == 2
 
 
 def test_default_initializer_is_glorot_uniform() -> None:
@@ -557,3 +643,16 @@ def test_options_of_placement_change_nothing(ignored: dict[str, Any]) -> None:
         made = [tf.Variable([1.0], name="a", **ignored), tf.get_variable("b", [1], **ignored)]
         session.run(tf.global_variables_initializer())
         assert [var.name for var in made] == ["scope/a:0", "scope/b:0"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_a_variable_counts_to_a_limit(dtype: str) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.Variable(1, name="w", dtype=dtype)
+        count = w.count_up_to(3)
+        session.run(w.initializer)
+        assert [session.run(count) for _ in range(2)] == [1, 2]
+        for _ in range(2):
+            with pytest.raises(OutOfRangeError, match=r"'w:0' reached limit of 3"):
+                session.run(count)
+        assert session.run(w) == 3

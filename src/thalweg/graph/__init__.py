@@ -5,7 +5,9 @@ Random numbers are torch's. `==` between symbolic tensors compares identities, a
 """
 
 from thalweg.graph.arguments import by_reference
+from thalweg.graph.checking import must_hold
 from thalweg.graph.collections import GraphKeys
+from thalweg.graph.conditional import case, cond
 from thalweg.graph.control import (
     global_variables,
     global_variables_initializer,
@@ -14,6 +16,7 @@ from thalweg.graph.control import (
     is_variable_initialized,
     local_variables,
     local_variables_initializer,
+    moving_average_variables,
     no_op,
     report_uninitialized_variables,
     trainable_variables,
@@ -33,12 +36,14 @@ from thalweg.graph.default import (
     name_scope,
     reset_default_graph,
 )
+from thalweg.graph.getting import get_variable
 from thalweg.graph.gradients import gradients
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import (
     Initializer,
     constant_initializer,
     glorot_uniform_initializer,
+    numbers_of,
     ones_initializer,
     random_normal,
     random_normal_initializer,
@@ -49,6 +54,7 @@ from thalweg.graph.initializers import (
     truncated_normal_initializer,
     zeros_initializer,
 )
+from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
@@ -64,17 +70,23 @@ from thalweg.graph.ops import (
     ones,
     placeholder,
     placeholder_with_default,
+    scatter_add,
+    scatter_div,
+    scatter_max,
+    scatter_min,
+    scatter_mul,
+    scatter_sub,
+    scatter_update,
     stop_gradient,
     zeros,
 )
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
+from thalweg.graph.sizes import ints, known_size, known_sizes, sizes_of
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
-from thalweg.graph.static_shape import Shape
 from thalweg.graph.variable_scopes import (
     AUTO_REUSE,
     VariableScope,
-    get_variable,
     get_variable_scope,
     variable_scope,
 )
@@ -88,9 +100,11 @@ from thalweg.running import (
     is_symbolic,
     resolve,
 )
+from thalweg.static_shape import Dimension, Shape
 
 __all__ = [
     "AUTO_REUSE",
+    "Dimension",
     "Graph",
     "GraphKeys",
     "GraphVariable",
@@ -111,8 +125,10 @@ __all__ = [
     "assign_add",
     "assign_sub",
     "by_reference",
+    "case",
     "cast",
     "check_updates",
+    "cond",
     "constant",
     "constant_initializer",
     "control_dependencies",
@@ -122,6 +138,8 @@ __all__ = [
     "embedding_lookup",
     "enable_eager_execution",
     "executing_eagerly",
+    "foldl",
+    "foldr",
     "gather",
     "get_collection",
     "get_collection_ref",
@@ -138,13 +156,20 @@ __all__ = [
     "handle_of",
     "identity",
     "initialize_all_variables",
+    "ints",
     "is_symbolic",
     "is_variable_initialized",
+    "known_size",
+    "known_sizes",
     "local_variables",
     "local_variables_initializer",
     "make_variable",
+    "map_fn",
+    "moving_average_variables",
+    "must_hold",
     "name_scope",
     "no_op",
+    "numbers_of",
     "ones",
     "ones_initializer",
     "operation",
@@ -157,7 +182,16 @@ __all__ = [
     "report_uninitialized_variables",
     "reset_default_graph",
     "resolve",
+    "scan",
+    "scatter_add",
+    "scatter_div",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_sub",
+    "scatter_update",
     "set_random_seed",
+    "sizes_of",
     "stop_gradient",
     "trainable_variables",
     "truncated_normal",
@@ -165,6 +199,7 @@ __all__ = [
     "tuple_",
     "variable_scope",
     "variables_initializer",
+    "while_loop",
     "zeros",
     "zeros_initializer",
 ]

@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import FailedPreconditionError
-from thalweg.graph.arguments import filler, inputs_of
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph.arguments import filler, inputs_of, written_by
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
+
+ONLY_INSIDE = (
+    "is made in the function of a cond or a loop, and has no value outside of it: return it from"
+    " the function."
+)
 
 _LIBRARY = str(Path(__file__).parent.parent)
 _CPU = torch.device("cpu")
@@ -31,6 +36,7 @@ def add(
     control_inputs: Sequence[Operation] = (),
     absolute: bool = False,
     make: Callable[..., SymbolicTensor] = SymbolicTensor,
+    captured: Sequence[SymbolicTensor] = (),
 ) -> Operation:
     """Add an operation to `graph`.
 
@@ -47,22 +53,29 @@ def add(
         control_inputs: Run before it, in addition to those of `control_dependencies`.
         absolute: Whether `name` is the whole name.
         make: The class of the outputs.
+        captured: Inputs that are computed before it, and are no arguments.
 
     Raises:
         FailedPreconditionError: The graph is finalized.
-        InvalidArgumentError: An input is of another graph, or the name is not valid.
+        InvalidArgumentError: An input is of another graph, or of a branch or loop in which this
+            operation is not, or the name is not valid.
     """
     if graph.finalized:
         raise FailedPreconditionError("Graph is finalized and cannot be modified.")
-    inputs = inputs_of(arguments, graph)
+    inputs = tuple(dict.fromkeys((*inputs_of(arguments, graph), *captured)))
     controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
+    for needed in (*(tensor.op for tensor in inputs), *controls):
+        if needed.block is not None and (graph.block is None or not graph.block.sees(needed.block)):
+            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
     device = next((tensor.device for tensor in inputs), _CPU)
     with graph.lock:
         full = graph.unique_name(name, absolute=absolute)
         op = Operation(graph, full, kind, type or name, inputs, controls, device)
         op.index = len(graph.operations)
         graph.operations[full] = op
+    op.block = graph.block
     op.function, op.fill, op.picks, op.origin = function, filler(arguments), picks, _origin()
+    op.written = () if kind == "pure" else written_by(arguments)
     op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
     if outputs and all(out.flows is not None for out in outputs):
         op.flows = tuple(out.flows or () for out in outputs)

@@ -22,6 +22,14 @@ class Reference:
         return frame.session.leaf(self.symbol)
 
 
+class Target(Reference):
+    """A variable that is about to get a value; None arrives where it has none yet."""
+
+    def get(self, frame: Any) -> Any:
+        is_known = frame.session.is_initialized(self.symbol)
+        return super().get(frame) if is_known else None
+
+
 class Dense:
     """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
 
@@ -69,6 +77,11 @@ def inputs_of(arguments: Any, graph: Nodes) -> tuple[SymbolicTensor, ...]:
         if not isinstance(leaf, Reference):
             inputs[symbol] = None
     return tuple(inputs)
+
+
+def written_by(arguments: Any) -> tuple[SymbolicTensor, ...]:
+    """The variables that arrive to be written in place."""
+    return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
 def filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:

@@ -13,6 +13,7 @@ class GraphKeys:
     VARIABLES = "variables"
     LOCAL_VARIABLES = "local_variables"
     MODEL_VARIABLES = "model_variables"
+    METRIC_VARIABLES = "metric_variables"
     TRAINABLE_VARIABLES = "trainable_variables"
     TRAINABLE_RESOURCE_VARIABLES = "trainable_resource_variables"
     MOVING_AVERAGE_VARIABLES = "moving_average_variables"
@@ -25,6 +26,7 @@ class GraphKeys:
     TRAIN_OP = "train_op"
     GLOBAL_STEP = "global_step"
     SUMMARIES = "summaries"
+    SUMMARY_OP = "summary_op"
     INIT_OP = "init_op"
     LOCAL_INIT_OP = "local_init_op"
     READY_OP = "ready_op"
@@ -32,6 +34,7 @@ class GraphKeys:
     SAVERS = "savers"
     SAVEABLE_OBJECTS = "saveable_objects"
     QUEUE_RUNNERS = "queue_runners"
+    _STREAMING_MODEL_PORTS = "streaming_model_ports"  # TensorFlow's optimizers look for it
 
 
 class Collections:

@@ -16,21 +16,31 @@ from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, aliased
-from thalweg.running import current_session
+from thalweg.running import current_session, executing_eagerly
 
 
-def no_op(name: str = "NoOp") -> Operation:
-    """An operation that does nothing, after its control dependencies."""
-    return add(get_default_graph(), name, None, type="NoOp")
+def no_op(name: str | None = None) -> Any:
+    """An operation that does nothing, after its control dependencies.
+
+    None inside of a node that runs.
+    """
+    if current_session() is not None:
+        return None
+    return add(get_default_graph(), "NoOp" if name is None else name, None, type="NoOp")
 
 
-def group(*inputs: Any, name: str | None = None) -> Operation:
+def group(*inputs: Any, name: str | None = None) -> Any:
     """An operation that is done when all of `inputs`, in nested lists, are; None is left out.
+
+    None inside of a node that runs, and of tensors of eager mode: they are done.
 
     Raises:
         InvalidTypeError: An input is neither an operation nor symbolic.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
+    computed = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
+    if computed or current_session() is not None:
+        return None
     graph = next((x.graph for x in items if hasattr(x, "graph")), None) or get_default_graph()
     controls = [graph.as_operation(item) for item in items]
     return add(graph, name or "group_deps", None, type="NoOp", control_inputs=controls)
@@ -74,6 +84,11 @@ def local_variables(scope: str | None = None) -> list[GraphVariable]:
 def trainable_variables(scope: str | None = None) -> list[GraphVariable]:
     """The variables of the default graph that `minimize` trains by default."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+
+
+def moving_average_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that have a moving average."""
+    return get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, scope)
 
 
 def variables_initializer(var_list: Iterable[GraphVariable], name: str = "init") -> Operation:

@@ -20,7 +20,7 @@ from thalweg.variable import Variable as EagerVariable
 
 def Variable(
     initial_value: Any = None,
-    trainable: bool = True,
+    trainable: bool | None = None,
     collections: Iterable[str] | None = None,
     validate_shape: bool = True,
     name: str | None = None,
@@ -38,7 +38,7 @@ def Variable(
     Args:
         initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
             arguments that returns one, or an initializer, which needs `shape`.
-        trainable: Whether `minimize` without a list of variables includes it.
+        trainable: Whether `minimize` without a list of variables includes it; None counts as True.
         collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
             besides.
         validate_shape: False leaves the shape open, so that a session may give it any.
@@ -57,6 +57,7 @@ def Variable(
     """
     if initial_value is None:
         raise InvalidTypeError("initial_value must be specified.")
+    trainable = trainable is not False
     if executing_eagerly():
         value = functools.partial(initial_value, shape) if shape is not None else initial_value
         return EagerVariable(value, name, trainable, constraint, dtype)

@@ -12,7 +12,7 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph import interception
 from thalweg.graph.graph import Graph
 from thalweg.graph.variables import variable_of
-from thalweg.running import process, thread
+from thalweg.running import executing_eagerly, process, thread
 
 
 class _Process:
@@ -30,6 +30,9 @@ def get_default_graph() -> Graph:
     return thread.graphs[-1] if thread.graphs else _process.graph
 
 
+process.default_graph = get_default_graph
+
+
 def reset_default_graph() -> None:
     """Forget the global graph and begin a new one.
 
@@ -43,26 +46,43 @@ def reset_default_graph() -> None:
 
 def disable_eager_execution() -> None:
     """Let calls build the default graph from now on, in all threads."""
+    process.settled = True
     if process.eager:
         process.eager = False
         interception.start()
 
 
-def enable_eager_execution() -> None:
-    """Undo `disable_eager_execution`."""
+def enable_eager_execution(
+    config: Any = None, device_policy: Any = None, execution_mode: Any = None
+) -> None:
+    """Undo `disable_eager_execution`; all arguments are ignored."""
+    process.settled = True
     if not process.eager:
         process.eager = True
         interception.stop()
 
 
+def begin_graphs() -> None:
+    """`disable_eager_execution`, unless a mode was asked for, or eager mode was relied upon."""
+    if not (process.settled or thread.frames or thread.eager_blocks or thread.graphs):
+        disable_eager_execution()
+
+
 def graph_variable_of(parameter: Any) -> Any:
     """The variable that stands for `parameter` in the default graph, made when first asked.
 
-    Its initial value is the value that the parameter has when a session initializes it. What is no
-    parameter, such as a variable of a graph, is given back as it is.
+    Its initial value is the value that the parameter has when a session initializes it. An object
+    that knows its symbol, see `Nodes.symbol_of`, is asked for it. Anything else, such as a variable
+    of a graph, is given back as it is.
     """
+    graph = get_default_graph()
     is_parameter = isinstance(parameter, torch.nn.Parameter)
-    return variable_of(get_default_graph(), parameter) if is_parameter else parameter
+    return variable_of(graph, parameter) if is_parameter else graph.symbol_of(parameter)
+
+
+def has_symbol(item: Any) -> bool:
+    """Whether `graph_variable_of` finds something else than `item` itself in a graph."""
+    return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 
 @contextlib.contextmanager
@@ -77,7 +97,14 @@ def name_scope(
 def control_dependencies(
     control_inputs: Sequence[Any] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """`Graph.control_dependencies` of the default graph."""
+    """`Graph.control_dependencies` of the default graph.
+
+    Nothing waits inside of a node that runs, such as an optimizer's hook, nor for tensors of eager
+    mode: those are computed.
+    """
+    computed = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
+    if thread.frames or (computed and executing_eagerly()):
+        return contextlib.nullcontext()
     return get_default_graph().control_dependencies(control_inputs)
 
 

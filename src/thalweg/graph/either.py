@@ -26,6 +26,10 @@ class IndexedSlices(metaclass=Either):
 
     CLASSES = (eager.IndexedSlices, SymbolicSlices)
 
+    values: Any
+    indices: Any
+    dense_shape: Any
+
     from_sparse = eager.IndexedSlices.from_sparse
 
     def __new__(cls, values: Any, indices: Any, dense_shape: Any = None) -> Any:

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
+from thalweg.graph.adding import ONLY_INSIDE
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name, to_tensor
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
@@ -20,10 +23,11 @@ def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
 
     Raises:
         InvalidTypeError: It is nothing of a graph.
-        InvalidArgumentError: It is of another graph, or has a name that is not in this one.
+        InvalidArgumentError: It is of another graph, or of a branch or loop, or has a name that is
+            not in this one.
     """
     try:
-        return graph.as_graph_element(fetch)
+        element = graph.as_graph_element(fetch)
     except NotFoundError as error:
         raise InvalidArgumentError(f"Fetch argument {fetch!r} cannot be found: {error}") from error
     except InvalidTypeError as error:
@@ -35,6 +39,10 @@ def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
         raise InvalidArgumentError(
             f"Fetch argument {fetch!r} cannot be interpreted as a Tensor. ({error})"
         ) from error
+    op = element if isinstance(element, Operation) else element.op
+    if op.block is not None:
+        raise InvalidArgumentError(f"Cannot fetch '{op.name}': it {ONLY_INSIDE}")
+    return element
 
 
 def converted_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
@@ -59,7 +67,7 @@ def _feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
     if isinstance(value, IndexedSlices):
         return tensor, value
     try:
-        fed = to_tensor(value, tensor.dtype).detach()
+        fed = _fed_value(value, tensor.dtype).detach()
     except InvalidTypeError as error:
         what = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
         raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{what}: {error}") from error
@@ -69,6 +77,22 @@ def _feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
             f"shape {tuple(tensor.shape)}"
         )
     return tensor, fed
+
+
+def _fed_value(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """A value as a tensor; whole numbers are taken for integers whatever their dtype, as labels
+    often come as floats.
+    """
+    try:
+        return to_tensor(value, dtype)
+    except InvalidTypeError:
+        if dtype not in _INTEGERS:
+            raise
+        found = to_tensor(value)
+        whole = found.is_floating_point() and (found.isfinite() & (found.trunc() == found)).all()
+        if not whole:
+            raise
+        return found.to(dtype)
 
 
 def _fed_tensor(graph: Nodes, key: Any) -> SymbolicTensor:
@@ -104,6 +128,7 @@ def exported(value: Any) -> Any:
     if value.layout != torch.strided:
         return value.clone()
     try:
-        return np.array(value.cpu().resolve_conj().resolve_neg().numpy())[()]
+        # Copied by torch: memory that NumPy has shared once counts as another's ever after.
+        return copied(value).resolve_conj().resolve_neg().numpy()[()]
     except TypeError:
         return torch.Tensor.clone(value)

@@ -10,7 +10,7 @@ import torch
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
-from thalweg.graph.plan import Step
+from thalweg.graph.plan import Plan, Step
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
 from thalweg.running import SessionVariable
@@ -29,6 +29,10 @@ class Values(Protocol):
     def kept(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
 
+    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+        """Run a plan in `frame`; the values of its fetches."""
+        ...
+
 
 class Frame(dict[SymbolicTensor, Any]):
     """What one run has been fed and has computed; variables are read from the session."""
@@ -39,7 +43,7 @@ class Frame(dict[SymbolicTensor, Any]):
         super().__init__(feeds)
         self.session = session
         self.feeds = feeds
-        self.lock: str | None = None  # which lock of the session this thread holds
+        self.lock: str | None = None  # how this thread holds the session's; its `Holder`
         self.failed: Step | None = None
 
     def __missing__(self, tensor: SymbolicTensor) -> Any:

@@ -11,12 +11,12 @@ from thalweg.autodiff import UnconnectedGradients
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import IN_EAGER_MODE, whole
-from thalweg.graph.default import get_default_graph
+from thalweg.graph.default import graph_variable_of
 from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.variables import variable_of
+from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.running import executing_eagerly
 from thalweg.variable import to_tensor
@@ -37,7 +37,7 @@ def gradients(
 
     Args:
         ys: A symbolic tensor or a list of them.
-        xs: Symbolic tensors, variables, or torch parameters that stand for variables.
+        xs: Symbolic tensors, variables, or what stands for them, as torch's parameters do.
         grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
         name: The name of the operation; one computes all of the gradients.
         colocate_gradients_with_ops: Ignored, as are `gate_gradients` and `aggregation_method`:
@@ -48,7 +48,8 @@ def gradients(
 
     Returns:
         For each x a symbolic tensor, `SymbolicSlices` if x is only ever looked up by rows, or
-        None. Where a module uses a parameter in some runs only, the value in the others is None.
+        None. Where a module uses a parameter in some runs only, the value in the others is None;
+        where a branch or loop does, it is zeros.
 
     Raises:
         InvalidTypeError: Something is not symbolic.
@@ -63,19 +64,21 @@ def gradients(
     targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _weights(targets, grad_ys)
     for other in (*targets, *sources, *stops):
-        if other.graph is not targets[0].graph:
+        if targets and other.graph is not targets[0].graph:
             raise InvalidArgumentError(
                 f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
             )
     uses = _uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    choosing = _below_choices(uses)
+    zeros = [zero or x in choosing for x in connected]
     if connected:
         op = add(
             connected[0].graph,
             name,
-            Backward([*connected, *stops]),
-            mapped(whole, (targets, weights, connected, stops, by_rows, zero)),
+            Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
+            mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
             outputs=[Output(x.dtype, x.shape) for x in connected],
             picks=tuple(range(len(connected))),
             type="Gradients",
@@ -92,12 +95,15 @@ class Backward:
 
     Attributes:
         watched: The tensors that must stand apart from all others in torch's graph.
+        read: The variables that the targets were computed from.
     """
 
     __name__ = "gradients"
 
-    def __init__(self, watched: Iterable[SymbolicTensor]) -> None:
-        self.watched = tuple(watched)
+    def __init__(
+        self, watched: Iterable[SymbolicTensor], read: Iterable[SymbolicTensor] = ()
+    ) -> None:
+        self.watched, self.read = tuple(watched), frozenset(read)
 
     def __call__(
         self,
@@ -106,12 +112,12 @@ class Backward:
         xs: Sequence[Any],
         stops: Sequence[Any],
         by_rows: Sequence[bool],
-        zero: bool,
+        zeros: Sequence[bool],
         *,
         retain_graph: bool,
         create_graph: bool,
     ) -> list[Gradient]:
-        """The gradient of each x, or None where this run does not connect it."""
+        """The gradient of each x; zeros or None where this run does not connect it."""
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         ends = [x for x in xs if x.requires_grad]
         found: Iterable[torch.Tensor | None] = [None] * len(ends)
@@ -131,8 +137,7 @@ class Backward:
                     hook.remove()
         remaining = iter(found)
         results = [as_gradient(next(remaining)) if x.requires_grad else None for x in xs]
-        triples = zip(results, xs, by_rows, strict=True)
-        return [_finished(gradient, x, rows, zero) for gradient, x, rows in triples]
+        return [*map(_finished, results, xs, by_rows, zeros)]
 
 
 def differentiable(value: Any) -> Any:
@@ -165,6 +170,9 @@ def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+    if gradient is None and zero and by_rows:
+        none = torch.zeros(0, dtype=torch.int64, device=x.device)
+        return IndexedSlices(x.new_zeros((0, *x.shape[1:])), none, x.shape)
     if gradient is None:
         return torch.zeros_like(x) if zero else None
     if by_rows and isinstance(gradient, torch.Tensor):
@@ -191,6 +199,20 @@ def _uses(
     return uses
 
 
+def _below_choices(
+    uses: dict[SymbolicTensor, list[Operation | None]],
+) -> set[SymbolicTensor]:
+    """What a gradient reaches through branches and loops, which a run may leave out."""
+    pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
+    found: set[SymbolicTensor] = set()
+    while pending:
+        tensor = pending.pop()
+        if tensor not in found:
+            found.add(tensor)
+            pending += tensor.op.flows_to(tensor)
+    return found
+
+
 def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
     return all(user is not None and x in user.sparse_flows for user in users)
 
@@ -206,11 +228,10 @@ def _symbols(nest: Any) -> list[SymbolicTensor]:
 
 
 def _symbol(item: Any) -> SymbolicTensor:
-    if isinstance(item, torch.nn.Parameter):
-        return variable_of(get_default_graph(), item)
-    if not isinstance(item, SymbolicTensor):
+    symbol = graph_variable_of(item)
+    if not isinstance(symbol, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
-    return item
+    return symbol
 
 
 def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:

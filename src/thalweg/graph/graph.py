@@ -8,9 +8,10 @@ from typing import Any
 
 from thalweg.graph.interception import intercepted
 from thalweg.graph.names import cleaned
+from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
-from thalweg.running import thread
+from thalweg.running import resolve, thread
 
 
 class Graph(Nodes):
@@ -45,6 +46,12 @@ class Graph(Nodes):
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
-        """Add an operation that calls `function`; see `recording.record`."""
+        """Add an operation that calls `function`; see `recording.record`.
+
+        Inside of a node that runs, symbols stand for their values, and the function is called.
+        """
+        if thread.frames:
+            own = mapped(resolve, (tuple(args), dict(kwargs or {})))
+            return function(*own[0], **own[1])
         title = name or cleaned(function.__name__)
         return record(self, function, args, kwargs or {}, title, sparse_flows)

@@ -14,36 +14,58 @@ from thalweg.graph.ops import created
 from thalweg.running import current_session, executing_eagerly
 from thalweg.variable import as_dtype, to_tensor
 
+_of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds
+
 Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Let random operations made from now on in the default graph depend on `seed`."""
+    """Let random operations made from now on in the default graph depend on `seed`.
+
+    Those of eager mode that have a seed of their own begin anew.
+    """
     get_default_graph().seed = seed
+    _of_eager_mode.clear()
 
 
-def _random(draw: Draw, shape: Sequence[int], dtype: Any, seed: int | None, name: str) -> Any:
-    """A node that draws anew in each run; with a seed, the same sequence in each session."""
+def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
+    """The random numbers of an operation that is made now.
+
+    Returns:
+        A function that a run calls for its generator, None for torch's own; with a seed, of the
+        operation or of the default graph, each session has the same sequence, and in eager mode
+        each process: the numbers of a seed go on from call to call.
+    """
     graph = None if executing_eagerly() else get_default_graph()
     if seed is None and graph is not None and graph.seed is not None:
         seed = graph.seed * 1_000_003 + len(graph.get_operations())
     key = object()
 
-    def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    def generator() -> torch.Generator | None:
         session = current_session()
         if seed is None:
-            generator = None
-        elif session is None:
-            generator = torch.Generator().manual_seed(seed)
-        else:
-            generator = session.generator(key, seed)
-        return draw(torch.empty(tuple(size), dtype=kind), generator)
+            return None
+        if session is None:
+            if seed not in _of_eager_mode:
+                _of_eager_mode[seed] = torch.Generator().manual_seed(seed)
+            return _of_eager_mode[seed]
+        return session.generator(key, seed)
+
+    return generator
+
+
+def _random(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str) -> Any:
+    """A node that draws anew in each run; with a seed, the same sequence in each session."""
+    generator = numbers_of(seed)
+
+    def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+        return draw(torch.empty(tuple(size), dtype=kind), generator())
 
     return created(make, shape, dtype, name)
 
 
 def random_normal(
-    shape: Sequence[int],
+    shape: Any,
     mean: float = 0.0,
     stddev: float = 1.0,
     dtype: Any = torch.float32,
@@ -55,7 +77,7 @@ def random_normal(
 
 
 def truncated_normal(
-    shape: Sequence[int],
+    shape: Any,
     mean: float = 0.0,
     stddev: float = 1.0,
     dtype: Any = torch.float32,
@@ -72,7 +94,7 @@ def truncated_normal(
 
 
 def random_uniform(
-    shape: Sequence[int],
+    shape: Any,
     minval: float = 0,
     maxval: float | None = None,
     dtype: Any = torch.float32,

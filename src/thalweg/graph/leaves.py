@@ -50,8 +50,12 @@ class Leaves:
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
-        self._leaves[variable] = _made(variable, tensor)
-        self._memory = _addresses(self._leaves.values())
+        made = _made(variable, tensor)
+        if leaf is None:  # the address first: one too many costs a copy, one too few an update
+            self._memory |= _addresses([made])
+            self._leaves[variable] = made
+        else:
+            self._set({**self._leaves, variable: made})()
 
     def loading(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """The calls, in C alone, that give variables these values; all that may fail is done now.
@@ -71,8 +75,12 @@ class Leaves:
                 calls.append(partial(leaf.detach().copy_, tensor))
             else:
                 leaves[variable] = _made(variable, tensor)
+        return [*calls, self._set(leaves)]
+
+    def _set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
+        """The call, in C alone, that sets all leaves."""
         own = {"_leaves": leaves, "_memory": _addresses(leaves.values())}
-        return [*calls, partial(vars(self).update, own)]
+        return partial(vars(self).update, own)
 
     def clear(self, reason: str = "") -> None:
         """Forget all values; the reason is told to those who look for one."""

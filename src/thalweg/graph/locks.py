@@ -1,17 +1,34 @@
-"""A lock that many readers or one writer may hold."""
+"""A lock that many readers or one writer may hold.
+
+What a thread holds is noted in a `Holder` by the very statements that count it, between which
+Python lets no interruption in. So whoever gives back what its holder notes leaves nothing locked,
+whenever it is interrupted.
+"""
 
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
+
+
+class Holder(Protocol):
+    """What notes in which mode its thread holds a lock.
+
+    Attributes:
+        lock: The mode; None while it does not.
+    """
+
+    lock: str | None
 
 
 class ReadWriteLock:
     """Readers and writers take turns where both wait, so that none waits forever."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._guard = threading.RLock()  # taken in C, as Condition's own methods are not
+        self._changed = threading.Condition(self._guard)
         self._readers = 0
         self._writing = False
         self._writer = 0  # the thread that writes, or wrote last
@@ -19,46 +36,67 @@ class ReadWriteLock:
         self._waiting_writers = 0
         self._admitted = 0  # readers that go before the next writer
 
-    def acquire(self, mode: str) -> None:
-        """Wait for the lock: `SHARED` or `EXCLUSIVE`."""
-        with self._changed:
-            if mode == SHARED:
-                self._acquire_shared()
-            else:
-                self._acquire_exclusive()
+    def acquire(self, mode: str, holder: Holder) -> None:
+        """Wait for the lock: `SHARED` or `EXCLUSIVE`.
 
-    def _acquire_shared(self) -> None:
+        `release` follows also if this is interrupted.
+        """
+        with self._guard:
+            if mode == SHARED:
+                self._acquire_shared(holder)
+            else:
+                self._acquire_exclusive(holder)
+
+    def _acquire_shared(self, holder: Holder) -> None:
         self._waiting_readers += 1
         try:
             while self._writing or (self._waiting_writers and not self._admitted):
                 self._changed.wait()
             self._readers += 1
-            self._admitted -= bool(self._admitted)
+            holder.lock = SHARED
+            if self._admitted:
+                self._admitted -= 1
         finally:
             self._waiting_readers -= 1
             if self._admitted > self._waiting_readers:  # the wait failed: it takes no turn
                 self._admitted = self._waiting_readers
                 self._changed.notify_all()
 
-    def _acquire_exclusive(self) -> None:
+    def _acquire_exclusive(self, holder: Holder) -> None:
+        thread = threading.get_ident()
         self._waiting_writers += 1
         try:
             while self._writing or self._readers or self._admitted:
                 self._changed.wait()
-            self._writing, self._writer = True, threading.get_ident()
+            self._writing, self._writer = True, thread
+            holder.lock = EXCLUSIVE
         finally:
             self._waiting_writers -= 1
             self._changed.notify_all()  # had the wait failed, readers would wait on
 
-    def release(self, mode: str) -> None:
-        """Give back what `acquire` got."""
-        with self._changed:
-            if mode == SHARED:
-                self._readers -= 1
-            else:
-                self._writing = False
-                self._admitted = self._waiting_readers
-            self._changed.notify_all()
+    def release(self, holder: Holder) -> None:
+        """Give back what `holder` has; an interruption that comes meanwhile is raised after that.
+
+        One that comes before the first statement leaves it held: call it again.
+        """
+        interruption: BaseException | None = None
+        told = False
+        while not told:
+            try:
+                with self._guard:
+                    if holder.lock == SHARED:
+                        self._readers -= 1
+                        holder.lock = None
+                    elif holder.lock == EXCLUSIVE:
+                        self._writing = False
+                        self._admitted = self._waiting_readers
+                        holder.lock = None
+                    self._changed.notify_all()
+                    told = True
+            except BaseException as error:
+                interruption = error
+        if interruption is not None:
+            raise interruption
 
     def renew(self, held: str | None) -> int:
         """In a forked child let go of what other threads held, and forget those who waited.

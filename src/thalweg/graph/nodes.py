@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.collections import Collections
+from thalweg.graph.node_def import NodeDef, node_def_of
 from thalweg.graph.operators import Operators
-from thalweg.graph.scopes import Scopes
-from thalweg.graph.static_shape import Shape
-from thalweg.running import Symbolic, get_default_session
+from thalweg.graph.scopes import Block, Scopes
+from thalweg.running import Symbolic, TensorReference, get_default_session
+from thalweg.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg.variable import dtype_name
 
 _NEEDS_A_RUN = "has no value until a session runs it"
@@ -48,7 +50,7 @@ class Operation:
         self.kind = kind
         self.type = type
         self.inputs = inputs
-        self.control_inputs = control_inputs
+        self.control_inputs = list(control_inputs)
         self.device = device
         self.outputs: tuple[SymbolicTensor, ...] = ()
         self.index = -1  # its place in the order of creation
@@ -57,16 +59,24 @@ class Operation:
         self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
         self.abandoned: Callable[[BaseException], None] | None = None  # a run failed before it
         self.stateful = False  # writes buffers while it computes
+        self.written: tuple[SymbolicTensor, ...] = ()  # the variables that an update writes to
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
+        self.block: Block | None = None  # the branch or loop that it is in
+        self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
         self.origin = ""
+
+    @property
+    def node_def(self) -> NodeDef:
+        """A description, of which each call makes a new one."""
+        return node_def_of(self)
 
     def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
         """The inputs that a gradient of `output` reaches."""
-        if self.kind != "pure":
-            return ()
         if self.flows is not None:
             return self.flows[output.value_index]
+        if self.kind != "pure":
+            return ()
         return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
 
     def run(self, feed_dict: Any = None, session: Any = None) -> None:
@@ -93,6 +103,23 @@ def session_for(session: Any, purpose: str, argument: str = "session") -> Any:
             f"or pass {argument}=."
         )
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Subgraph:
+    """What a function has added to a graph, to be run where an operation says so.
+
+    Attributes:
+        block: That of its operations.
+        parameters: The tensors that a run gives values, as to the arguments of a function.
+        results: The tensors whose values it returns; they are computed in the block.
+        nest: The results, in the structure in which the function returned them.
+    """
+
+    block: Block
+    parameters: tuple[SymbolicTensor, ...]
+    results: tuple[SymbolicTensor, ...]
+    nest: Any
 
 
 class SymbolicTensor(Operators):
@@ -136,16 +163,20 @@ class SymbolicTensor(Operators):
     def device(self) -> torch.device:
         return self.op.device
 
-    def get_shape(self) -> Shape | None:
-        """The static shape."""
-        return self.shape
+    def get_shape(self) -> Shape | UnknownShape:
+        """The static shape, of sizes that have a `value`; one without `ndims` where not even their
+        number is known.
+        """
+        return UNKNOWN if self.shape is None else DimensionShape(self.shape)
 
-    def set_shape(self, shape: Sequence[int | None]) -> None:
+    def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
         """Add what is known of the shape.
 
         Raises:
             InvalidArgumentError: It contradicts what is known already.
         """
+        if shape is None or isinstance(shape, UnknownShape):
+            return
         if self.shape is None:
             self.shape = Shape(shape)
             return
@@ -155,6 +186,12 @@ class SymbolicTensor(Operators):
             )
         pairs = zip(self.shape, shape, strict=True)
         self.shape = Shape(new if old is None else old for old, new in pairs)
+
+    def ref(self) -> TensorReference:
+        """The tensor as a key that no `==` of elements gets at."""
+        return TensorReference(self)
+
+    experimental_ref = ref
 
     def is_differentiable(self) -> bool:
         """Whether a gradient may flow through it, by its dtype."""
@@ -188,7 +225,7 @@ class SymbolicTensor(Operators):
     def __bool__(self) -> bool:
         raise InvalidTypeError(
             f"'{self.name}' {_NEEDS_A_RUN}: no `if` can ask for it while a graph is built."
-            f" {self._way_out()} torch.where chooses inside of a graph."
+            f" {self._way_out()} tf.cond and tf.where choose inside of a graph."
         )
 
     def __format__(self, spec: str) -> str:
@@ -219,6 +256,7 @@ class Nodes(Scopes, Collections, ABC):
         operations: By name, in order of creation.
         stand_ins: The variables that stand for parameters and buffers, by the ids of these, which
             are kept alive so that their ids stay theirs.
+        symbols: Those of objects that know theirs, see `symbol_of`, kept in the same way.
         variable_store: Variables by the names that `get_variable` was given.
         seed: That of the graph, on which random operations depend.
     """
@@ -228,6 +266,7 @@ class Nodes(Scopes, Collections, ABC):
         self.operations: dict[str, Operation] = {}
         self._finalized = False
         self.stand_ins: dict[int, tuple[torch.Tensor, Any]] = {}
+        self.symbols: dict[int, tuple[Any, Any]] = {}
         self.variable_store: dict[str, Any] = {}
         self.seed: int | None = None
 
@@ -245,6 +284,11 @@ class Nodes(Scopes, Collections, ABC):
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
         """Add an operation that calls `function`, and return its outputs as the function does."""
+
+    @property
+    def _graph_key(self) -> str:
+        """TensorFlow's name for what no other graph has while this one lives."""
+        return f"graph-key-{id(self)}/"
 
     def __deepcopy__(self, memo: Any) -> Nodes:
         return self  # as its tensors and operations are their own copies
@@ -287,6 +331,19 @@ class Nodes(Scopes, Collections, ABC):
         element = self.as_graph_element(item)
         return element if isinstance(element, Operation) else element.op
 
+    def symbol_of(self, item: Any) -> Any:
+        """The symbol of an object whose class has TensorFlow's method `_as_graph_element`, which
+        is asked once in each graph; anything else as it is.
+        """
+        find = getattr(type(item), "_as_graph_element", None)
+        if find is None:
+            return item
+        with self.lock:
+            if id(item) not in self.symbols:
+                with self.as_default(), self.control_dependencies(None):
+                    self.symbols[id(item)] = item, find(item)
+            return self.symbols[id(item)][1]
+
     def as_graph_element(self, item: Any) -> Operation | SymbolicTensor:
         """The operation or tensor that `item` is, names, or stands for.
 
@@ -299,6 +356,7 @@ class Nodes(Scopes, Collections, ABC):
             return (
                 self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
             )
+        item = self.symbol_of(item)
         if isinstance(item, torch.Tensor) and id(item) in self.stand_ins:
             return self.stand_ins[id(item)][1]
         if not isinstance(item, (Operation, Symbolic)):

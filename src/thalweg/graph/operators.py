@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidTypeError
+from thalweg.graph.indexing import item, shape_of_item, spanned
 from thalweg.graph.nest import leaves_of
 from thalweg.running import Symbolic
 from thalweg.variable import to_tensor
@@ -50,6 +51,13 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     return forward, reflected
 
 
+def truediv(x: Any, y: Any) -> Any:
+    """`x / y`, where torch would multiply a number `x` by the reciprocal."""
+    if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
+        x = torch.tensor(x, dtype=y.dtype, device=y.device)
+    return torch.true_divide(x, y)
+
+
 def _unary(function: Callable[[Any], Any]) -> Any:
     def apply(self: Operators) -> Any:
         return self.graph.call(function, (self,))
@@ -63,6 +71,7 @@ class Operators(Symbolic):
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
     name: Any
     dtype: torch.dtype | None
+    shape: Any
 
     @property
     def graph(self) -> Recorder:
@@ -78,7 +87,8 @@ class Operators(Symbolic):
     __add__, __radd__ = _binary(operator.add)
     __sub__, __rsub__ = _binary(operator.sub)
     __mul__, __rmul__ = _binary(operator.mul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv)
+    __truediv__ = _binary(operator.truediv)[0]
+    __rtruediv__ = _binary(truediv)[1]
     __floordiv__, __rfloordiv__ = _binary(operator.floordiv)
     __mod__, __rmod__ = _binary(operator.mod)
     __pow__, __rpow__ = _binary(operator.pow)
@@ -92,7 +102,13 @@ class Operators(Symbolic):
     __abs__ = _unary(operator.abs)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.graph.call(operator.getitem, (self, index), name="strided_slice")
+        parts = spanned(index)
+        found = self.graph.call(item, (self, parts), name="strided_slice")
+        if found.shape is None:
+            known = shape_of_item(self.shape, parts)
+            if known is not None:
+                found.set_shape(known)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         """A method that records, or a node for an attribute such as `T`.

@@ -9,16 +9,18 @@ import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
-from thalweg.graph.default import get_default_graph
+from thalweg.graph.default import get_default_graph, graph_variable_of, has_symbol
 from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
+from thalweg.graph.sizes import ints, known_sizes, sizes_of
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.static_shape import Shape
-from thalweg.graph.variables import GraphVariable, aliased, variable_of
+from thalweg.graph.variables import GraphVariable, aliased, scattered
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.indexed_slices import table_of
-from thalweg.running import executing_eagerly
+from thalweg.running import executing_eagerly, resolve
+from thalweg.scattering import UPDATES, scatter
+from thalweg.static_shape import Shape
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 
 
@@ -38,7 +40,8 @@ def placeholder(
     if executing_eagerly():
         raise FailedPreconditionError(
             "placeholder() is not compatible with eager execution. Build the graph inside of `with"
-            " thalweg.v1.Graph().as_default():`, or call thalweg.v1.disable_eager_execution()."
+            " thalweg.v1.Graph().as_default():`, or call thalweg.v1.disable_eager_execution()"
+            " before anything else."
         )
     graph, kind = get_default_graph(), as_dtype(dtype)
 
@@ -100,18 +103,19 @@ def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) ->
     """`value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
-        value: A symbolic tensor, slices, a parameter that stands for a variable, what `to_tensor`
-            takes, or a list in which some elements are symbolic tensors of one shape.
+        value: A symbolic tensor, slices, what stands for one as a parameter does, what
+            `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
         dtype: Optional.
         name: Optional.
 
     Raises:
         InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
     """
+    value = resolve(value)  # inside of a node that runs
     if isinstance(value, SymbolicSlices):
         value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
-    elif isinstance(value, torch.nn.Parameter) and not executing_eagerly():
-        value = variable_of(get_default_graph(), value)
+    elif has_symbol(value) and not executing_eagerly():
+        value = graph_variable_of(value)
     if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
         value = torch.stack([convert_to_tensor(item, dtype) for item in value])
     if isinstance(value, torch.Tensor) and executing_eagerly():
@@ -147,7 +151,7 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
-    """The rows of `params` that `ids` names; the gradient of `params` is then slices.
+    """The rows of `params` that `ids` names; the gradient of a variable is then slices.
 
     Args:
         params: A tensor of shape (rows, *row shape), or a list of one.
@@ -185,7 +189,9 @@ def assign(
     ref: GraphVariable, value: Any, validate_shape: Any = None, use_locking: Any = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
-    """`ref.assign(value)`."""
+    """`ref.assign(value)`; where `validate_shape` is False the variable may change its shape."""
+    if validate_shape is False and isinstance(ref, GraphVariable):
+        ref.shape = None
     return ref.assign(value, name=name)
 
 
@@ -203,23 +209,58 @@ def assign_sub(
     return ref.assign_sub(value, name=name)
 
 
-def created(
-    function: Callable[..., torch.Tensor], shape: Sequence[int], dtype: Any, name: str
-) -> Any:
-    """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself."""
-    kind = as_dtype(dtype)
+def created(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name: str) -> Any:
+    """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
+
+    `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
+    """
+    kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():
-        return function(tuple(shape), kind)
-    outputs = [Output(kind, tuple(shape), ())]
-    op = add(get_default_graph(), name, function, (tuple(shape), kind), outputs=outputs)
-    return op.outputs[0]
+        return function(sizes, kind)
+    outputs = [Output(kind, known_sizes(sizes), ())]
+
+    def make(sizes: Any) -> torch.Tensor:
+        return function(ints(sizes), kind)
+
+    return add(get_default_graph(), name, make, (sizes,), outputs=outputs).outputs[0]
 
 
-def zeros(shape: Sequence[int], dtype: Any = torch.float32, name: str = "zeros") -> Any:
+def zeros(shape: Any, dtype: Any = torch.float32, name: str = "zeros") -> Any:
     """A tensor of zeros."""
     return created(lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name)
 
 
-def ones(shape: Sequence[int], dtype: Any = torch.float32, name: str = "ones") -> Any:
+def ones(shape: Any, dtype: Any = torch.float32, name: str = "ones") -> Any:
     """A tensor of ones."""
     return created(lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name)
+
+
+def _scattering(update: str) -> Callable[..., Any]:
+    def apply(
+        ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        title = name or f"Scatter{update.capitalize()}"
+        if isinstance(ref, GraphVariable):
+            return scattered(ref, indices, updates, update, title)
+        scatter(ref, indices, updates, update)
+        return ref
+
+    apply.__name__ = apply.__qualname__ = f"scatter_{update}"
+    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `thalweg.scattering.scatter`.
+
+    Args:
+        ref: The variable.
+        indices: int32 or int64, of any shape.
+        updates: Of shape (*indices shape, *row shape), or a scalar.
+        use_locking: Ignored; all updates lock.
+        name: Optional.
+
+    Returns:
+        The variable; in a graph a tensor that makes the update and is the new value.
+    """
+    return apply
+
+
+scatter_add, scatter_sub, scatter_mul, scatter_div, scatter_min, scatter_max, scatter_update = map(
+    _scattering, UPDATES
+)

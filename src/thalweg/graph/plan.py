@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
 
 from thalweg.graph.gradients import Backward, differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
-from thalweg.graph.nodes import Operation, SymbolicTensor
+from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
 from thalweg.graph.variables import GraphVariable
+from thalweg.running import thread
+
+Fed = frozenset[SymbolicTensor]
 
 
 @dataclass
@@ -56,11 +59,20 @@ class Plan:
         segments: Steps that run under one lock each, in order.
         given: Fetches that are fed: their places, and the tensors.
         watched_feeds: Fed tensors by which a step differentiates.
+        count: How many fetches there are.
+        overwrites: Whether a variable is written to before a gradient needs the value it had.
     """
 
     segments: list[tuple[str | None, list[Step]]]
     given: list[tuple[int, SymbolicTensor]]
     watched_feeds: tuple[SymbolicTensor, ...]
+    count: int
+    overwrites: bool
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a step does."""
+        return any(step.differentiates for _, steps in self.segments for step in steps)
 
     @property
     def writes(self) -> bool:
@@ -83,9 +95,24 @@ class Plan:
                 return
 
 
-def make_plan(
-    fetches: Sequence[Operation | SymbolicTensor], fed: frozenset[SymbolicTensor]
-) -> Plan:
+class Part:
+    """A subgraph that a step has run, as a function of the values of its parameters.
+
+    Its steps are those of the run that is under way: they find in its frame what was computed
+    before them.
+    """
+
+    def __init__(self, subgraph: Subgraph, plan: Plan) -> None:
+        self.parameters = subgraph.parameters
+        self.plan = plan
+
+    def __call__(self, *values: Any) -> list[Any]:
+        frame = thread.frames[-1]
+        frame.update(zip(self.parameters, values, strict=True))
+        return frame.session.carry_out(self.plan, frame, frame.session.kept)
+
+
+def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     """Plan the run of `fetches` when `fed` are fed.
 
     All that only reads comes before all that updates, unless data or control dependencies say
@@ -94,25 +121,78 @@ def make_plan(
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
     """
-    operations = _ordered(_needed(fetches, fed), fed)
-    backward = [op for op in operations if isinstance(op.function, Backward)]
+    backward = [op for op in _throughout(fetches, fed) if isinstance(op.function, Backward)]
     watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
-    steps = [
+    before = [
         *(_read(variable) for variable in dict.fromkeys(reads)),
         *(_watch(x) for x in watched if _needs_watching(x, fed)),
-        *(_step(op, backward, fed) for op in operations if op.function is not None),
     ]
-    _place_results(steps, fetches, fed, watched)
+    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before)
+
+
+@dataclass
+class _Derivatives:
+    """What a whole run differentiates.
+
+    Attributes:
+        operations: Those that do, in order.
+        watched: The tensors by which they do.
+    """
+
+    operations: list[Operation]
+    watched: set[SymbolicTensor]
+
+
+def _planned(
+    fetches: Sequence[Operation | SymbolicTensor],
+    fed: Fed,
+    given: Iterable[SymbolicTensor],
+    derivatives: _Derivatives,
+    before: Sequence[Step] = (),
+) -> Plan:
+    """The plan of a run, or of one of its subgraphs, to which `given` are given."""
+    operations = _ordered(_needed(fetches, fed), fed)
+    steps = [
+        *before,
+        *(_step(op, derivatives, fed) for op in operations if op.function is not None),
+    ]
+    _place_results(steps, fetches, fed, derivatives.watched)
     for step in steps:
-        step.grad = bool(backward) and step.lock == SHARED
-    given = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
-    return Plan(_segments(steps), given, tuple(x for x in watched if x in fed))
+        runs_others = bool(step.operation.subgraphs)  # which see to it themselves
+        step.grad = bool(derivatives.operations) and (step.lock == SHARED or runs_others)
+    known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
+    watched = tuple(x for x in given if x in derivatives.watched)
+    return Plan(_segments(steps), known, watched, len(fetches), _overwrites(steps, fed))
+
+
+def _overwrites(steps: Iterable[Step], fed: Fed) -> bool:
+    """See `Plan`."""
+    written: set[SymbolicTensor] = set()
+    for step in steps:
+        inside = _within(step.operation, fed)
+        if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
+            written.update(x for op in inside for x in op.written)
+        read = (op.function.read for op in inside if isinstance(op.function, Backward))
+        if written and any(not written.isdisjoint(each) for each in read):
+            return True
+        written.update(step.operation.written)
+    return False
+
+
+def _within(op: Operation, fed: Fed) -> list[Operation]:
+    """An operation, and those that its subgraphs have run."""
+    found = [op]
+    for each in op.subgraphs:
+        for inner in _needed(each.results, fed):
+            found += _within(inner, fed)
+    return found
 
 
 def _needed(
-    fetches: Iterable[Operation | SymbolicTensor], fed: frozenset[SymbolicTensor]
+    fetches: Iterable[Operation | SymbolicTensor], fed: Fed, inside: bool = False
 ) -> set[Operation]:
+    """What must run for `fetches`, in their block; with `inside`, in the subgraphs as well."""
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     needed: set[Operation] = set()
     while stack:
@@ -122,17 +202,27 @@ def _needed(
         if op.kind == "placeholder" and op.function is not None:
             op.function()  # raises
         needed.add(op)
-        stack += _before(op, fed)
+        stack += [other for other in _before(op, fed) if inside or other.block is op.block]
+        if inside:
+            stack += [x.op for subgraph in op.subgraphs for x in subgraph.results]
     return needed
 
 
-def _before(op: Operation, fed: frozenset[SymbolicTensor]) -> list[Operation]:
+def _throughout(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
+    """All operations of a run in order, those of subgraphs before the one that has them run."""
+    for op in _ordered(_needed(fetches, fed), fed):
+        for subgraph in op.subgraphs:
+            yield from _throughout(subgraph.results, fed)
+        yield op
+
+
+def _before(op: Operation, fed: Fed) -> list[Operation]:
     """What must have run when `op` runs."""
     return [*(x.op for x in op.inputs if x not in fed), *op.control_inputs]
 
 
-def _ordered(needed: set[Operation], fed: frozenset[SymbolicTensor]) -> list[Operation]:
-    waits = {op: set(_before(op, fed)) for op in needed}
+def _ordered(needed: set[Operation], fed: Fed) -> list[Operation]:
+    waits = {op: needed.intersection(_before(op, fed)) for op in needed}
     followers: dict[Operation, list[Operation]] = {op: [] for op in needed}
     for op, before in waits.items():
         for other in before:
@@ -155,15 +245,25 @@ def _turn(op: Operation) -> int:
     return int(op.kind in ("update", "blocking"))
 
 
-def _step(op: Operation, backward: Sequence[Operation], fed: frozenset[SymbolicTensor]) -> Step:
+def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
-    function = op.function
+    function, backward = op.function, derivatives.operations
+    differentiates = isinstance(function, Backward)
     if isinstance(function, Backward):
-        later = [other for other in backward if backward.index(other) > backward.index(op)]
-        nested = any(op in _needed([other], fed) for other in later)
-        function = functools.partial(function, retain_graph=bool(later), create_graph=nested)
-    step = Step(op, function, op.fill, lock, is_whole=op.picks is None)  # pyright: ignore
-    step.differentiates = isinstance(op.function, Backward)
+        later = backward[backward.index(op) + 1 :]
+        is_nested = any(op in _needed([other], fed, inside=True) for other in later)
+        is_repeated = op.block is not None  # or may be
+        function = functools.partial(
+            function, retain_graph=bool(later) or is_repeated, create_graph=is_nested
+        )
+    if op.subgraphs and function is not None:
+        parts = [
+            Part(each, _planned(each.results, fed, each.parameters, derivatives))
+            for each in op.subgraphs
+        ]
+        differentiates = any(part.plan.differentiates for part in parts)
+        function = functools.partial(function, *parts)
+    step = Step(op, function, op.fill, lock, differentiates, op.picks is None)  # pyright: ignore
     picks = range(len(op.outputs)) if op.picks is None else op.picks
     step.results = [Result(x, i) for x, i in zip(op.outputs, picks, strict=True) if x not in fed]
     return step
@@ -187,14 +287,14 @@ def _pseudo_step(variable: GraphVariable, function: Callable[..., Any], kept: bo
     return Step(variable.op, function, fill, SHARED, is_whole=True, results=results)
 
 
-def _needs_watching(x: SymbolicTensor, fed: frozenset[SymbolicTensor]) -> bool:
+def _needs_watching(x: SymbolicTensor, fed: Fed) -> bool:
     return isinstance(x, GraphVariable) and x not in fed and not x.trainable
 
 
 def _place_results(
     steps: Sequence[Step],
     fetches: Sequence[Operation | SymbolicTensor],
-    fed: frozenset[SymbolicTensor],
+    fed: Fed,
     watched: set[SymbolicTensor],
 ) -> None:
     """Say of each output how long it is needed and what for."""
@@ -230,7 +330,7 @@ def _segments(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
     gradients = [i for i, step in enumerate(steps) if step.differentiates]
     writers = [i for i, step in enumerate(steps) if step.operation.stateful or step.lock != SHARED]
     stateful = [i for i in writers if steps[i].operation.stateful]
-    if stateful or (writers and gradients and writers[0] < gradients[-1]):
+    if stateful or (writers and gradients and writers[0] <= gradients[-1]):
         end = max([*stateful, *gradients]) + 1
         locks[:end] = [EXCLUSIVE if lock == SHARED else lock for lock in locks[:end]]
     pairs = groupby(zip(locks, steps, strict=True), key=lambda pair: pair[0])

@@ -81,7 +81,7 @@ def _prepared(graph: Nodes, leaf: Any) -> Any:
         return variable_of(graph, leaf)
     if isinstance(leaf, np.ndarray):
         return to_tensor(leaf)
-    return leaf
+    return graph.symbol_of(leaf)
 
 
 def _bare(leaf: Any) -> Any:

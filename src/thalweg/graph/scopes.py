@@ -17,6 +17,25 @@ class _Place(threading.local):
     def __init__(self) -> None:
         self.scope = ""  # ends with "/", unless it is empty
         self.control: tuple[Any, ...] = ()  # operations
+        self.block: Block | None = None
+
+
+class Block:
+    """Operations that run only where another one has them run: a branch, or the body of a loop.
+
+    Attributes:
+        outer: The block that this one is made in; None outside of all.
+    """
+
+    def __init__(self, outer: Block | None) -> None:
+        self.outer = outer
+
+    def sees(self, other: Block | None) -> bool:
+        """Whether operations of this block may use what those of another one compute."""
+        block: Block | None = self
+        while block is not None and block is not other:
+            block = block.outer
+        return block is other
 
 
 class Scopes:
@@ -41,6 +60,11 @@ class Scopes:
     def control(self) -> tuple[Any, ...]:
         """The operations that those made now wait for."""
         return self._place.control
+
+    @property
+    def block(self) -> Block | None:
+        """The block that operations made now are in; None outside of all."""
+        return self._place.block
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
         """The name that an operation called `name` would get now.
@@ -77,17 +101,33 @@ class Scopes:
     def control_dependencies(self, control_inputs: Sequence[Any] | None) -> Iterator[None]:
         """Let operations made in the `with` block run after all of `control_inputs`.
 
-        They add to those of outer blocks; None leaves all of them out.
+        They add to those of outer blocks; None leaves all of them out, and leads out of the
+        functions of conditions and loops.
 
         Raises:
             InvalidTypeError: An input is neither an operation nor symbolic.
             InvalidArgumentError: It is of another graph.
         """
-        before = self._place.control
         added = [self.as_operation(item) for item in control_inputs or ()]
-        outer = () if control_inputs is None else before
-        self._place.control = tuple(dict.fromkeys((*outer, *added)))
+        if control_inputs is None:
+            where = self._at(None, ())
+        else:
+            where = self._at(self.block, tuple(dict.fromkeys((*self.control, *added))))
+        with where:
+            yield
+
+    def inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
+        """Let operations made in the `with` block be those of `block`.
+
+        They wait for no others: the operation that has them run does.
+        """
+        return self._at(block, ())
+
+    @contextlib.contextmanager
+    def _at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
+        before = self._place.block, self._place.control
+        self._place.block, self._place.control = block, control
         try:
             yield
         finally:
-            self._place.control = before
+            self._place.block, self._place.control = before

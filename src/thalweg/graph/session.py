@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class Session:
         except Exception as error:
             self._abandon(wanted, error)
             raise
-        results = self._execute(plan, feeds, len(wanted))
+        results = self._execute(plan, feeds)
         return packed(fetches, iter(results))
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
@@ -120,7 +121,9 @@ class Session:
         key = (wanted, fed)
         try:
             return self._plans[key]
-        except (KeyError, TypeError):  # a fetch that cannot be a key is none, as is found below
+        except TypeError:  # of what cannot be a key the symbol can, or it is no fetch
+            return self._plan(tuple(fetched_element(self.graph, fetch) for fetch in wanted), fed)
+        except KeyError:
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
         self.plans_made += 1
         return self._plans.setdefault(key, make_plan(fetches, fed))
@@ -129,36 +132,43 @@ class Session:
         self,
         plan: Plan,
         feeds: Mapping[SymbolicTensor, Any],
-        count: int,
         export: Callable[[Any], Any] = exported,
     ) -> list[Any]:
-        frame = Frame(self, feeds)
-        for tensor in plan.watched_feeds:
-            frame[tensor] = differentiable(frame[tensor])
-        results: list[Any] = [None] * count
-        for place, tensor in plan.given:
-            results[place] = export(frame[tensor])
-        is_nested = self._joins_outer_run(plan)
-        recorded = torch.is_grad_enabled()
-        thread.frames.append(frame)
+        frame, depth = Frame(self, feeds), len(thread.frames)
         try:
-            for lock, steps in plan.segments:
-                if lock is None or is_nested:
-                    frame.run(steps, results, export)
-                    continue
-                self._lock.acquire(lock)
-                frame.lock = lock
-                try:
-                    frame.run(steps, results, export)
-                finally:
-                    frame.lock = None
-                    self._lock.release(lock)
+            thread.frames.append(frame)
+            return self.carry_out(plan, frame, export)
         except Exception as error:
             if frame.failed is not None:
                 plan.abandon(frame.failed, error)
             raise
         finally:
-            thread.frames.pop()
+            del thread.frames[depth:]  # also where an interruption came right after `append`
+
+    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+        """Run a plan, with what a run has been fed and has computed; the values of its fetches."""
+        if not plan.overwrites:
+            return self._carry_out(plan, frame, export)
+        # What autograd saves of a variable is copied, or the update would change it.
+        save = torch.autograd.graph.saved_tensors_hooks
+        with save(lambda value: self._leaves.kept(value.detach()), lambda value: value):
+            return self._carry_out(plan, frame, export)
+
+    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+        for tensor in plan.watched_feeds:
+            frame[tensor] = differentiable(frame[tensor])
+        results: list[Any] = [None] * plan.count
+        for place, tensor in plan.given:
+            results[place] = export(frame[tensor])
+        is_nested = self._joins_outer_run(plan)
+        recorded = torch.is_grad_enabled()
+        try:
+            for lock, steps in plan.segments:
+                if lock is None or is_nested:
+                    frame.run(steps, results, export)
+                    continue
+                self._under(lock, frame, partial(frame.run, steps, results, export))
+        finally:
             torch.set_grad_enabled(recorded)
         return results
 
@@ -174,7 +184,7 @@ class Session:
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """The value of a tensor that the run of `frame` has not computed or has let go."""
         plan = self._plan((tensor,), frozenset(frame.feeds))
-        return self._execute(plan, frame.feeds, 1, lambda value: value)[0]
+        return self._execute(plan, frame.feeds, lambda value: value)[0]
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """The tensor that holds the variable's value here, to be written in place only.
@@ -208,8 +218,7 @@ class Session:
 
     def load(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable a value outside of a run."""
-        with self._exclusively():
-            self._leaves.put(variable, value)
+        self._exclusively(lambda: self._leaves.put(variable, value))
 
     @untraced
     def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
@@ -223,7 +232,7 @@ class Session:
         """
         self._check_open()
         plan = self._plan(tuple(variables), frozenset())
-        return self._execute(plan, {}, len(variables), copied)
+        return self._execute(plan, {}, copied)
 
     @untraced
     def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
@@ -239,9 +248,13 @@ class Session:
                 raise InvalidArgumentError(
                     f"'{variable.name}' is not an element of the session's graph."
                 )
-        with self._exclusively(), torch.inference_mode(False), torch.no_grad():
-            self._check_open()
-            section.run(self._leaves.loading(values))
+
+        def load() -> None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._check_open()
+                section.run(self._leaves.loading(values))
+
+        self._exclusively(load)
 
     def resource(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make()` returned when this session was first asked for `key`.
@@ -263,21 +276,32 @@ class Session:
         if self._closed:
             raise FailedPreconditionError("Attempted to use a closed Session.")
 
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self, write: Callable[[], None]) -> None:
+        """Call a function while nobody else reads or writes values."""
         held = self._held()
         if held == SHARED:
             raise FailedPreconditionError(
                 "An operation that is declared as pure gives a variable a value."
             )
         if held is not None:
-            yield
+            write()
             return
-        self._lock.acquire(EXCLUSIVE)
+        self._under(EXCLUSIVE, Frame(self, {}), write)
+
+    def _under(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
+        """Call a function under the lock; an interruption of giving it back is raised after it."""
+        interruption: BaseException | None = None
         try:
-            yield
+            self._lock.acquire(lock, frame)
+            work()
         finally:
-            self._lock.release(EXCLUSIVE)
+            while frame.lock is not None:
+                try:
+                    self._lock.release(frame)
+                except BaseException as error:  # even before its first statement
+                    interruption = error
+            if interruption is not None:
+                raise interruption
 
     def close(self) -> None:
         """Forget the values of all variables; the session cannot run any more.

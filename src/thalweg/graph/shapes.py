@@ -74,7 +74,7 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
                 return unknown
             reason = str(error) if is_known else _misfit(function, arguments, inputs)
             if not reason:
-                return unknown
+                return _fitted(function, arguments, inputs, name) or unknown
             raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
     merged = _merged(results, name)
     if is_known:
@@ -84,6 +84,47 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
     except Exception:  # not every function takes so little
         return merged
     return _widened(merged, small)
+
+
+def _fitted(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    inputs: Sequence[SymbolicTensor],
+    name: str,
+) -> Any:
+    """What is known where sizes must be those of other inputs, or 1, which broadcasts; None if
+    nothing is.
+    """
+    results, fitting = [], []
+    for size in _known_sizes(inputs):
+        try:
+            found = _run(function, arguments, inputs, size)
+        except Exception:  # this size does not suit the function
+            continue
+        if not all(isinstance(leaf, Output) for leaf in leaves_of(found)):
+            return None
+        results.append(found)
+        fitting.append(size)
+    if not results:
+        return None
+    merged = results[0]
+    if len(results) == 1:  # what has the size of the trial may have it from there
+        return mapped(lambda leaf: _without(leaf, fitting[0]), merged)
+    if len({len(list(leaves_of(result))) for result in results}) > 1:
+        return None
+    for other in results[1:]:
+        merged = _merged([merged, other], name)
+    return merged
+
+
+def _known_sizes(inputs: Sequence[SymbolicTensor]) -> list[int]:
+    known = {size for tensor in inputs for size in tensor.shape or () if size is not None}
+    return sorted(known | {_SMALL})
+
+
+def _without(output: Output, size: int) -> Output:
+    shape = None if output.shape is None else tuple(None if n == size else n for n in output.shape)
+    return Output(output.dtype, shape, output.flows)
 
 
 def _widened(merged: Any, small: Any) -> Any:
@@ -198,11 +239,14 @@ def _without_ranks(
 ) -> Any:
     """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
     results = []
-    for rank in _RANKS:
-        try:
-            results.append(_run(function, arguments, inputs, _SIZES[0], rank))
-        except Exception:  # this rank does not suit the function, or none does
-            continue
+    for size in (_SIZES[0], *_known_sizes(inputs)):
+        for rank in _RANKS:
+            try:
+                results.append(_run(function, arguments, inputs, size, rank))
+            except Exception:  # this rank does not suit the function, or none does
+                continue
+        if results:
+            break
     if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
         return None
     outputs = [list(leaves_of(result)) for result in results]

@@ -11,9 +11,9 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.static_shape import Shape
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.running import Symbolic
+from thalweg.static_shape import Shape
 
 
 class IndexedSlicesValue(NamedTuple):

@@ -1,26 +1,26 @@
-"""`variable_scope` and `get_variable`: variables that are found again by name."""
+"""`variable_scope`: where `get_variable` is asked, and its defaults there."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.creation import create
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
-from thalweg.graph.initializers import GlorotUniform, Zeros
-from thalweg.graph.nodes import SymbolicTensor
-from thalweg.graph.variables import GraphVariable
-from thalweg.variable import Constraint, as_dtype, dtype_name
+from thalweg.variable import Constraint
+
+Getter = Callable[..., Any]
 
 
 class Reuse(enum.Enum):
@@ -42,8 +42,9 @@ class VariableScope:
         initializer: The default initializer.
         regularizer: The default regularizer.
         constraint: The default constraint.
+        custom_getter: What `get_variable` calls, with what makes or finds the variable; or None.
         dtype: The default dtype.
-        original_name_scope: The name scope that was opened with it; ends with "/".
+        original_name_scope: The name scope that was opened with it first; ends with "/".
     """
 
     name: str = ""
@@ -51,6 +52,7 @@ class VariableScope:
     initializer: Any = None
     regularizer: Any = None
     constraint: Constraint | None = None
+    custom_getter: Getter | None = None
     dtype: Any = torch.float32
     original_name_scope: str = ""
 
@@ -58,12 +60,45 @@ class VariableScope:
         """From now on variables must exist."""
         self.reuse = True
 
+    def get_collection(self, name: str) -> list[Any]:
+        """What of a collection of the default graph is named below this scope."""
+        return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
+
+    def global_variables(self) -> list[Any]:
+        """The variables below this scope that all users of the graph share."""
+        return self.get_collection(GraphKeys.GLOBAL_VARIABLES)
+
+    def local_variables(self) -> list[Any]:
+        """The variables below this scope in LOCAL_VARIABLES."""
+        return self.get_collection(GraphKeys.LOCAL_VARIABLES)
+
+    def trainable_variables(self) -> list[Any]:
+        """The variables below this scope that `minimize` trains by default."""
+        return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+
+
+@dataclass
+class _Place:
+    """Where one thread is in one graph.
+
+    Attributes:
+        scope: The innermost scope.
+        opened: How often scopes of each full name were opened since the scope around them was,
+            so that what has no name of its own is named alike each time that scope is opened.
+    """
+
+    scope: VariableScope = field(default_factory=VariableScope)
+    opened: dict[str, int] = field(default_factory=dict)
+
 
 class _Current(threading.local):
-    """The innermost scope of each graph in this thread."""
+    """The places of this thread."""
 
     def __init__(self) -> None:
-        self.scopes: weakref.WeakKeyDictionary[Graph, VariableScope] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[Graph, _Place] = weakref.WeakKeyDictionary()
+
+    def place(self, graph: Graph) -> _Place:
+        return self._places.setdefault(graph, _Place())
 
 
 _current = _Current()
@@ -71,7 +106,7 @@ _current = _Current()
 
 def get_variable_scope() -> VariableScope:
     """The innermost scope of the default graph."""
-    return _current.scopes.setdefault(get_default_graph(), VariableScope())
+    return _current.place(get_default_graph()).scope
 
 
 @contextlib.contextmanager
@@ -81,166 +116,91 @@ def variable_scope(
     values: Any = None,
     initializer: Any = None,
     regularizer: Any = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    custom_getter: Getter | None = None,
     reuse: Any = None,
     dtype: Any = None,
-    constraint: Constraint | None = None,
-    *,
     use_resource: bool | None = None,
-    caching_device: Any = None,
+    constraint: Constraint | None = None,
+    auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
     """Let the names of variables begin with a name, in the `with` block.
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
-        default_name: Stands in for None, made unique among the variables' scopes.
+        default_name: Stands in for None, made unique among the scopes opened inside this one.
         values: Ignored.
-        initializer: Optional; the default of `get_variable`, as are the next three.
-        regularizer: Optional.
+        initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype` and
+            `constraint`.
+        caching_device: Ignored, as is `use_resource`; see `Variable`.
+        partitioner: None: there are no partitioned variables.
+        custom_getter: Optional. What `get_variable` calls as `custom_getter(getter, name, ...)`,
+            where `getter(name, ...)` does what it would do otherwise; around that of the scope
+            outside.
         reuse: True, AUTO_REUSE, or None to inherit it.
-        dtype: Optional.
-        constraint: Optional.
-        use_resource: Ignored, as is `caching_device`; see `Variable`.
+        auxiliary_name_scope: Whether a name scope is opened with it.
 
     Raises:
         InvalidArgumentError: There is neither a name nor a default.
+        InvalidTypeError: The name is of another type.
+        NotImplementedError: There is a partitioner.
     """
-    graph, outer = get_default_graph(), get_variable_scope()
+    if not isinstance(name_or_scope, str | VariableScope | None):
+        raise InvalidTypeError(
+            f"name_or_scope must be a string or a VariableScope, not {name_or_scope!r}."
+        )
+    check_whole(partitioner, "Variables")
+    graph = get_default_graph()
+    place = _current.place(graph)
+    outer = place.scope
     if name_or_scope is None and default_name is None:
         raise InvalidArgumentError("If default_name is None then name_or_scope is required")
-    if isinstance(name_or_scope, VariableScope):
+    is_again = isinstance(name_or_scope, VariableScope)
+    if is_again:
         scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
     else:
-        title = name_or_scope or _unused(graph, outer, default_name or "")
+        title = name_or_scope or _unused(place, default_name or "")
         scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
-    scope.reuse = reuse or scope.reuse or outer.reuse
+    scope.reuse = reuse or scope.reuse
     given = {"initializer": initializer, "regularizer": regularizer}
     given |= {"dtype": dtype, "constraint": constraint}
     scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
-    with graph.name_scope(title or None) as opened:
-        scope.original_name_scope = opened
-        _current.scopes[graph] = scope
+    scope.custom_getter = _around(custom_getter, scope.custom_getter)
+    place.opened[scope.name] = place.opened.get(scope.name, 0) + 1
+    before = dict(place.opened)
+    # The scope around all others, which has no name, opens none.
+    is_named = auxiliary_name_scope and title
+    with graph.name_scope(title) if is_named else contextlib.nullcontext():
+        if not is_again:
+            scope.original_name_scope = graph.scope
+        place.scope = scope
         try:
             yield scope
         finally:
-            _current.scopes[graph] = outer
+            place.scope = outer
+            inside = f"{scope.name}/"
+            place.opened = before if is_again else {
+                name: count for name, count in place.opened.items() if not name.startswith(inside)
+            }  # fmt: skip
 
 
-def _unused(graph: Graph, outer: VariableScope, name: str) -> str:
-    taken = {key.rpartition("/")[0] for key in graph.variable_store}
-    prefix = f"{outer.name}/" if outer.name else ""
-
-    def is_taken(title: str) -> bool:
-        full = prefix + title
-        return any(key == full or key.startswith(f"{full}/") for key in taken)
-
-    candidates = (f"{name}_{number}" for number in range(1, len(taken) + 2))
-    return next(title for title in (name, *candidates) if not is_taken(title))
+def _around(custom: Getter | None, outer: Getter | None) -> Getter | None:
+    """One getter around another one."""
+    if custom is None or outer is None:
+        return custom or outer
+    return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
 
 
-def get_variable(
-    name: str,
-    shape: Sequence[int] | int | None = None,
-    dtype: Any = None,
-    initializer: Any = None,
-    regularizer: Callable[[Any], Any] | None = None,
-    trainable: bool = True,
-    collections: Iterable[str] | None = None,
-    validate_shape: bool = True,
-    constraint: Constraint | None = None,
-    *,
-    use_resource: bool | None = None,
-    caching_device: Any = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
-) -> GraphVariable:
-    """The variable of that name in the current variable scope, found or made.
-
-    Args:
-        name: Below the variable scope; name scopes do not matter.
-        shape: Required, unless the initializer is a value.
-        dtype: By default that of the scope, float32.
-        initializer: A value, or a callable that takes a shape and a dtype. By default that of the
-            scope, else Glorot's uniform distribution for floats and zeros for the rest.
-        regularizer: Optional. What it returns for the variable goes to REGULARIZATION_LOSSES.
-        trainable: As for `Variable`, like all that follow.
-        collections: Optional.
-        validate_shape: Optional.
-        constraint: Optional.
-        use_resource: Ignored, as is `caching_device`.
-        synchronization, aggregation: As for `Variable`.
-
-    Raises:
-        InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
-            round, or it exists with another shape.
-        InvalidTypeError: It exists with another dtype.
-    """
-    graph, scope = get_default_graph(), get_variable_scope()
-    full = f"{scope.name}/{name}" if scope.name else name
-    kind = None if dtype is None else as_dtype(dtype)
-    if isinstance(shape, int):
-        shape = (shape,)
-    found = graph.variable_store.get(full)
-    if found is not None:
-        return _reused(found, full, scope, shape, kind)
-    if scope.reuse is True:
-        raise InvalidArgumentError(
-            f"Variable {full} does not exist, or was not created with get_variable(). Did you mean "
-            "to set reuse=AUTO_REUSE in variable_scope()?"
+def check_whole(partitioner: Any, what: str) -> None:
+    """Refuse a partitioner; NotImplementedError."""
+    if partitioner is not None:
+        raise NotImplementedError(
+            f"{what} cannot be partitioned: a variable is one tensor here. Leave partitioner out."
         )
-    kind = kind or as_dtype(scope.dtype)
-    start = scope.initializer if initializer is None else initializer
-    if start is None:
-        start = GlorotUniform() if kind.is_floating_point else Zeros()
-    is_value = not callable(start)
-    if isinstance(start, type):
-        start = start()
-    if shape is None and not is_value:
-        raise InvalidArgumentError(
-            f"Shape of a new variable ({full}) must be fully defined, but instead was None."
-        )
-    if is_value and shape is not None:
-        raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
-    is_typed = isinstance(start, (torch.Tensor, SymbolicTensor)) or hasattr(start, "dtype")
-    variable = create(
-        graph,
-        start,
-        full,
-        trainable=trainable,
-        collections=collections,
-        dtype=None if is_value and is_typed and dtype is None else kind,
-        constraint=constraint or scope.constraint,
-        shape=shape,
-        validate_shape=validate_shape,
-        absolute=True,
-    )
-    graph.variable_store[full] = variable
-    penalty = scope.regularizer if regularizer is None else regularizer
-    loss = None if penalty is None else penalty(variable)
-    if loss is not None:
-        graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
-    return variable
 
 
-def _reused(
-    found: GraphVariable,
-    full: str,
-    scope: VariableScope,
-    shape: Sequence[int] | None,
-    kind: torch.dtype | None,
-) -> GraphVariable:
-    if not scope.reuse:
-        raise InvalidArgumentError(
-            f"Variable {full} already exists, disallowed. Did you mean to set reuse=True or "
-            f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
-        )
-    if shape is not None and found.shape is not None and not found.shape.accepts(tuple(shape)):
-        raise InvalidArgumentError(
-            f"Trying to share variable {full}, but specified shape {tuple(shape)} and found shape "
-            f"{tuple(found.shape)}."
-        )
-    if kind is not None and found.dtype is not None and kind != found.dtype:
-        raise InvalidTypeError(
-            f"Trying to share variable {full}, but specified dtype {dtype_name(kind)} and found "
-            f"dtype {dtype_name(found.dtype)}."
-        )
-    return found
+def _unused(place: _Place, name: str) -> str:
+    prefix = f"{place.scope.name}/" if place.scope.name else ""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+    return next(title for title in candidates if prefix + title not in place.opened)

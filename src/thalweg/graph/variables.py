@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from thalweg.core.checks import sparse_and_constrained
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from thalweg.graph.adding import add
-from thalweg.graph.arguments import Reference, whole
+from thalweg.graph.arguments import Reference, Target, whole
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.running import SymbolicVariable, current_session, is_symbolic
+from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
+from thalweg.scattering import scatter
 from thalweg.variable import (
     Constraint,
     as_dtype,
@@ -66,36 +67,89 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return add(self.graph, "initialized_value", choose, arguments, outputs=[output]).outputs[0]
 
     def assign(
-        self, value: Any, use_locking: Any = None, name: str | None = None
+        self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that replaces all elements; its value is the new value.
+
+        In a session that has not initialized the variable, it does.
 
         Args:
             value: A symbolic tensor of the same shape and dtype, or what `to_tensor` takes.
             use_locking: Ignored; all updates lock.
             name: Optional.
+            read_value: Ignored; the value is read if it is asked for.
 
         Raises:
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ.
         """
-        return self._update(EagerVariable.assign, value, name or "Assign")
+        return self._update(functools.partial(_assign, self), value, name or "Assign", Target(self))
 
     def assign_add(
-        self, delta: Any, use_locking: Any = None, name: str | None = None
+        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that adds to all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_add, delta, name or "AssignAdd")
 
     def assign_sub(
-        self, delta: Any, use_locking: Any = None, name: str | None = None
+        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that subtracts from all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_sub, delta, name or "AssignSub")
 
-    def _update(self, method: Callable[..., Any], value: Any, name: str) -> SymbolicTensor:
+    @property
+    def handle(self) -> GraphVariable:
+        """The variable itself, for functions that take a handle."""
+        return self
+
+    def _ref(self) -> GraphVariable:
+        return self
+
+    @property
+    def _graph_key(self) -> str:
+        return self.graph._graph_key
+
+    @property
+    def _shared_name(self) -> str:
+        return self.op.name
+
+    _unique_id = _shared_name
+    _in_graph_mode = True
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> SymbolicTensor:
+        """The rows that `indices` names."""
+        arguments = (self, indices)
+        return self.graph.call(_rows, arguments, name=name or "Gather")
+
+    def _scatter(
+        self,
+        update: str,
+        sparse_delta: Any,
+        use_locking: Any = None,
+        name: str | None = None,
+    ) -> SymbolicTensor:
+        title = name or f"Scatter{update.capitalize()}"
+        return scattered(self, sparse_delta.indices, sparse_delta.values, update, title)
+
+    scatter_add = functools.partialmethod(_scatter, "add")
+    scatter_sub = functools.partialmethod(_scatter, "sub")
+    scatter_mul = functools.partialmethod(_scatter, "mul")
+    scatter_div = functools.partialmethod(_scatter, "div")
+    scatter_min = functools.partialmethod(_scatter, "min")
+    scatter_max = functools.partialmethod(_scatter, "max")
+    scatter_update = functools.partialmethod(_scatter, "update")
+
+    def _update(
+        self,
+        method: Callable[..., Any],
+        value: Any,
+        name: str,
+        target: Reference | None = None,
+    ) -> SymbolicTensor:
+        if current_session() is not None:  # a node that runs updates at once
+            return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
-        arguments = (Reference(self), whole(self._operand(value)))
+        arguments = (target or Reference(self), whole(self._operand(value)))
         op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
         return op.outputs[0]
 
@@ -126,6 +180,19 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         return create(self.graph, initial, name, trainable=False, deferred=deferred, absolute=True)
 
+    def count_up_to(self, limit: int) -> SymbolicTensor:
+        """An operation that adds 1; its value is the one before.
+
+        Raises:
+            OutOfRangeError: In a run, if the variable has reached `limit`.
+        """
+        output = Output(self.dtype, self.shape, ())
+        count = functools.partial(_count, self.name, limit)
+        op = add(
+            self.graph, "CountUpTo", count, (Reference(self),), outputs=[output], kind="update"
+        )
+        return op.outputs[0]
+
     def load(self, value: Any, session: Any = None) -> None:
         """Give the variable a value in `session` or the default one, outside of a run."""
         session_for(session, f"load '{self.name}'").load(self, value)
@@ -134,12 +201,51 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return f"<tf.Variable '{self.name}' {self._description()}>"
 
 
+def _assign(variable: GraphVariable, leaf: Any, value: Any) -> Any:
+    if leaf is not None and variable.shape is not None:
+        return leaf.assign(value)
+    _initialize(variable, value)  # one without a static shape takes any
+    return resolve(variable)
+
+
+def _count(name: str, limit: int, leaf: Any) -> torch.Tensor:
+    before = leaf.detach().clone()
+    if before.item() >= limit:
+        raise OutOfRangeError(f"'{name}' reached limit of {limit}")
+    leaf.assign_add(1)
+    return before
+
+
+def _rows(table: torch.Tensor, indices: Any) -> torch.Tensor:
+    return table[to_tensor(indices).long()]
+
+
+def scattered(var: GraphVariable, indices: Any, updates: Any, update: str, name: str) -> Any:
+    """An operation that changes the rows `indices` of `var`, as `thalweg.scattering.scatter` does;
+    its value is the new value.
+    """
+    if current_session() is not None:  # a node that runs updates at once
+        leaf = resolve(var)
+        scatter(leaf, resolve(indices), resolve(updates), update)
+        return leaf
+
+    def run(leaf: torch.Tensor, rows: Any, values: Any) -> torch.Tensor:
+        scatter(leaf, rows, values, update)
+        return leaf.detach()
+
+    arguments = (Reference(var), indices, whole(updates))
+    output = Output(var.dtype, var.shape, ())
+    return add(var.graph, name, run, arguments, outputs=[output], kind="update").outputs[0]
+
+
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Refuse pairs of gradient and variable of which no operation can be made.
 
     Raises:
         NotImplementedError: It is no variable.
         RuntimeError: A sparse gradient of a constrained variable.
+        InvalidTypeError: It is known that the dtypes differ.
+        InvalidArgumentError: It is known that the shapes do.
     """
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
@@ -150,10 +256,32 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
             )
         if isinstance(grad, SymbolicSlices) and var.constraint is not None:
             raise sparse_and_constrained(var.name)
+        _check_known(grad, var)
 
 
-def aliased(tensor: SymbolicTensor, name: str) -> SymbolicTensor:
+def _check_known(grad: Any, var: GraphVariable) -> None:
+    """Refuse what a run would refuse, where that is known before it."""
+    dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", None)
+    if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
+        raise InvalidTypeError(
+            f"Gradient of '{var.name}' is {dtype_name(dtype)} but the variable is"
+            f" {dtype_name(var.dtype)}. Cast the gradient."
+        )
+    is_whole = isinstance(grad, SymbolicTensor | torch.Tensor)
+    if not is_whole or shape is None or var.shape is None:
+        return
+    if not var.shape.accepts(shape):
+        raise InvalidArgumentError(
+            f"Gradient of '{var.name}' has shape {tuple(shape)} but the variable has shape"
+            f" {tuple(var.shape)}."
+        )
+
+
+def aliased(tensor: SymbolicTensor, name: str) -> Any:
     """A tensor with the value that `tensor` has where control dependencies put this one."""
+    if current_session() is not None:  # a node that runs
+        value = resolve(tensor)
+        return value.read_value() if isinstance(value, EagerVariable) else value
     output = Output(tensor.dtype, tensor.shape, (tensor,))
     (alias,) = add(tensor.graph, name, _alias, (tensor,), outputs=[output]).outputs
     alias.may_be_sparse = tensor.may_be_sparse
@@ -228,7 +356,9 @@ def _constant(value: Any, dtype: Any) -> torch.Tensor:
 
 def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
     if isinstance(value, SymbolicTensor):
-        return value
+        source = value.op.inputs[0] if value.op.function is _alias else value
+        # One that begins as another does not depend on which of them is initialized first.
+        return source.initialized_value() if isinstance(source, GraphVariable) else value
     if deferred is not None:
         op = add(graph, name, value, outputs=[deferred], kind="update", absolute=True)
         return op.outputs[0]

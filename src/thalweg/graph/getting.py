@@ -1,0 +1,219 @@
+"""`get_variable`: variables that are found again by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.collections import GraphKeys
+from thalweg.graph.creation import create
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.graph import Graph
+from thalweg.graph.initializers import GlorotUniform, Zeros
+from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
+from thalweg.graph.variables import GraphVariable
+from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
+
+
+def get_variable(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Callable[[Any], Any] | None = None,
+    trainable: bool | None = None,
+    collections: Iterable[str] | None = None,
+    validate_shape: bool = True,
+    constraint: Constraint | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: Any = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
+    partitioner: Any = None,
+    custom_getter: Getter | None = None,
+) -> Any:
+    """The variable of that name in the current variable scope, found or made.
+
+    Args:
+        name: Below the variable scope; name scopes do not matter.
+        shape: Required, unless the initializer is a value or a callable without arguments.
+        dtype: By default that of the scope, float32.
+        initializer: A value, a callable that takes a shape and a dtype, or one without arguments.
+            By default that of the scope, else Glorot's uniform distribution for floats and zeros
+            for the rest.
+        regularizer: Optional. What it returns for the variable goes to REGULARIZATION_LOSSES.
+        trainable: As for `Variable`, like all that follow.
+        collections: Optional.
+        validate_shape: Optional.
+        constraint: Optional.
+        use_resource: Ignored, as is `caching_device`.
+        synchronization, aggregation: As for `Variable`.
+        partitioner: None: there are no partitioned variables.
+        custom_getter: Optional, in place of that of the scope; see `variable_scope`.
+
+    Returns:
+        The variable, or what a custom getter returns.
+
+    Raises:
+        NotImplementedError: There is a partitioner.
+        InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
+            round, or it exists with another shape.
+        InvalidTypeError: It exists with another dtype.
+    """
+    check_whole(partitioner, f"'{name}'")
+    scope = get_variable_scope()
+    full = f"{scope.name}/{name}" if scope.name else name
+    initializer = scope.initializer if initializer is None else initializer
+    options: dict[str, Any] = {
+        "shape": shape,
+        "dtype": dtype,
+        "initializer": initializer,
+        "regularizer": scope.regularizer if regularizer is None else regularizer,
+        "reuse": scope.reuse,
+        "trainable": trainable is not False,
+        "collections": collections,
+        "validate_shape": validate_shape,
+        "constraint": scope.constraint if constraint is None else constraint,
+    }
+    custom = scope.custom_getter if custom_getter is None else custom_getter
+    if custom is None:
+        return _get(full, **options)
+    if dtype is None:  # such functions compare it with others
+        is_value = initializer is not None and not callable(initializer)
+        known = getattr(initializer, "dtype", None) if is_value else scope.dtype
+        options["dtype"] = to_tensor(initializer).dtype if known is None else known
+    ignored = {"caching_device": None, "partitioner": None, "use_resource": use_resource}
+    modes = {"synchronization": synchronization, "aggregation": aggregation}
+    if not _takes(custom, "constraint"):
+        del options["constraint"]
+    return custom(getter=_get, name=full, **options, **ignored, **modes)
+
+
+def _get(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Callable[[Any], Any] | None = None,
+    reuse: Any = None,
+    trainable: bool | None = None,
+    collections: Iterable[str] | None = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    use_resource: bool | None = None,
+    constraint: Constraint | None = None,
+    synchronization: Any = None,
+    aggregation: Any = None,
+) -> GraphVariable:
+    """`get_variable` of a whole name, without the defaults of a scope."""
+    check_whole(partitioner, f"'{name}'")
+    graph = get_default_graph()
+    kind = None if dtype is None else as_dtype(dtype)
+    if isinstance(shape, int):
+        shape = (shape,)
+    found = graph.variable_store.get(name)
+    if found is not None:
+        return _reused(found, name, reuse, shape, kind)
+    if reuse is True:
+        raise InvalidArgumentError(
+            f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
+            "to set reuse=AUTO_REUSE in variable_scope()?"
+        )
+    is_value = initializer is not None and not callable(initializer)
+    if is_value and shape is not None:
+        raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
+    if not (is_value or (shape is None and initializer is not None)):
+        _check_defined(name, shape)
+    wanted = kind or as_dtype(get_variable_scope().dtype)
+    start = initializer() if isinstance(initializer, type) else initializer
+    if start is None:
+        start = GlorotUniform() if wanted.is_floating_point else Zeros()
+    if shape is None and not is_value:
+        if _needs_arguments(start):
+            raise InvalidArgumentError(
+                f"The initializer of '{name}' is not valid: it should be a callable without"
+                " arguments, or there should be a shape."
+            )
+        wanted = kind
+    variable = create(
+        graph,
+        start,
+        name,
+        trainable=trainable is not False,
+        collections=collections,
+        dtype=kind if is_value else wanted,
+        constraint=constraint,
+        shape=shape,
+        validate_shape=validate_shape,
+        absolute=True,
+    )
+    graph.variable_store[name] = variable
+    _regularize(graph, variable, regularizer)
+    return variable
+
+
+def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
+    if shape is None or (isinstance(shape, Iterable) and any(size is None for size in shape)):
+        raise InvalidArgumentError(
+            f"Shape of a new variable ({name}) must be fully defined, but instead was {shape}."
+        )
+
+
+def _regularize(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
+    """Add a variable's penalty to those of the graph; as the variable, it is in no branch."""
+    if regularizer is None:
+        return
+    title = f"{variable.op.name}/Regularizer/"
+    with graph.control_dependencies(None), graph.name_scope(title):
+        loss = regularizer(variable)
+    if loss is not None:
+        graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
+
+
+def _reused(
+    found: GraphVariable,
+    name: str,
+    reuse: Any,
+    shape: Sequence[int] | None,
+    kind: torch.dtype | None,
+) -> GraphVariable:
+    if not reuse:
+        raise InvalidArgumentError(
+            f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
+            f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
+        )
+    if shape is not None and found.shape is not None and not found.shape.accepts(tuple(shape)):
+        raise InvalidArgumentError(
+            f"Trying to share variable {name}, but specified shape {tuple(shape)} and found shape "
+            f"{tuple(found.shape)}."
+        )
+    if kind is not None and found.dtype is not None and kind != found.dtype:
+        raise InvalidTypeError(
+            f"Trying to share variable {name}, but specified dtype {dtype_name(kind)} and found "
+            f"dtype {dtype_name(found.dtype)}."
+        )
+    return found
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function cannot be called without arguments, as far as it tells."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes an argument of that name, as far as it tells."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return True
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)

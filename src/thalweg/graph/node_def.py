@@ -1,0 +1,34 @@
+"""What TensorFlow's `Operation.node_def` tells of an operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class NodeDef:
+    """An operation in words, to be changed without any effect on it.
+
+    Attributes:
+        name: That of the operation.
+        op: What it does.
+        input: The names of its inputs, "name:1" for an output that is not the first one; then
+            those of its control inputs, "^name".
+        device: Where it is expected to run.
+        attr: Of a variable `shared_name`, by which no two of them are the same.
+    """
+
+    name: str
+    op: str
+    input: list[str] = field(default_factory=list)
+    device: str = ""
+    attr: dict[str, str] = field(default_factory=dict)
+
+
+def node_def_of(operation: Any) -> NodeDef:
+    """The description of an operation as it is now."""
+    inputs = [tensor.name.removesuffix(":0") for tensor in operation.inputs]
+    inputs += [f"^{other.name}" for other in operation.control_inputs]
+    attr = {"shared_name": operation.name} if operation.kind == "variable" else {}
+    return NodeDef(operation.name, operation.type, inputs, str(operation.device), attr)

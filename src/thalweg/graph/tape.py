@@ -1,0 +1,47 @@
+"""`GradientTape` that knows tensors of a graph, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg import autodiff
+from thalweg.autodiff import UnconnectedGradients
+from thalweg.graph.gradients import gradients
+from thalweg.graph.nest import leaves_of, packed
+from thalweg.running import Symbolic, executing_eagerly
+
+
+class GradientTape(autodiff.GradientTape):
+    """Records what is computed, for `gradient`; see `thalweg.GradientTape`.
+
+    In graph mode the gradient of symbolic tensors is that of `gradients`: operations, which a
+    session runs. There is no need to watch such tensors.
+
+    Args:
+        persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
+    """
+
+    def watch(self, tensor: Any) -> None:
+        """As in eager mode; tensors of a graph are passed over while it is built."""
+        if not executing_eagerly():
+            tensor = [leaf for leaf in leaves_of(tensor) if not isinstance(leaf, Symbolic)]
+        super().watch(tensor)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+    ) -> Any:
+        """As in eager mode, but for symbolic targets as `gradients`."""
+        targets = list(leaves_of(target))
+        is_of_graph = not executing_eagerly() and any(isinstance(x, Symbolic) for x in targets)
+        if not is_of_graph or self._used:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+        self._used = not self._persistent
+        weights = None if output_gradients is None else list(leaves_of(output_gradients))
+        found = gradients(
+            targets, list(leaves_of(sources)), weights, unconnected_gradients=unconnected_gradients
+        )
+        return packed(sources, iter(found))

@@ -1,0 +1,223 @@
+"""`Shape`: what is known of a tensor's sizes before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+from thalweg.errors import InvalidArgumentError
+
+
+class Dimension(int):
+    """A size, which TensorFlow 1's code asks for its `value`; `Dimension(None)` is not known."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: Any) -> Any:
+        is_unknown = value is None or isinstance(value, UnknownDimension)
+        return UNKNOWN_SIZE if is_unknown else int.__new__(cls, cast(Any, value))
+
+    @property
+    def value(self) -> int:
+        """The size as a plain int."""
+        return int(self)
+
+
+class UnknownDimension:
+    """A size that only a run knows: its `value` is None, and so is that of what is made of it."""
+
+    __slots__ = ()
+
+    value = None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __int__(self) -> int:
+        raise InvalidArgumentError(
+            "The size of this dimension is known only in a run: use tf.shape."
+        )
+
+    __index__ = __int__
+
+    def _unknown(self, other: Any) -> UnknownDimension:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _unknown
+
+    def __repr__(self) -> str:
+        return "Dimension(None)"
+
+
+UNKNOWN_SIZE = UnknownDimension()
+
+
+def _sizes(shape: Iterable[Any]) -> list[Any]:
+    """Sizes with None for those that are not known."""
+    return [None if isinstance(size, UnknownDimension) else size for size in shape]
+
+
+class Shape(tuple[int | None, ...]):
+    """A static shape: a tuple of sizes, None where a size is known only in a run.
+
+    `Shape(None)` is `UNKNOWN`, where not even their number is known.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, sizes: Any = ()) -> Any:
+        if sizes is None or isinstance(sizes, UnknownShape):
+            return UNKNOWN
+        return tuple.__new__(cls, _sizes(sizes if isinstance(sizes, Iterable) else [sizes]))
+
+    def __add__(self, other: Any) -> Shape:
+        return Shape([*self, *other])
+
+    def __radd__(self, other: Any) -> Shape:
+        return Shape([*other, *self])
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice):
+            return Shape(found)  # pyright: ignore[reportArgumentType]
+        return found if found is None else Dimension(found)  # pyright: ignore[reportArgumentType]
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def ndims(self) -> int:
+        """The number of dimensions."""
+        return len(self)
+
+    rank = ndims
+
+    @property
+    def dims(self) -> list[Any]:
+        """The sizes as a list, each with its `value`."""
+        return [size if size is None else Dimension(size) for size in _sizes(self)]
+
+    def as_list(self) -> list[int | None]:
+        """The sizes as a list."""
+        return _sizes(self)
+
+    def is_fully_defined(self) -> bool:
+        """Whether all sizes are known."""
+        return None not in self
+
+    def num_elements(self) -> int | None:
+        """How many elements such a tensor has, or None where a size is not known."""
+        sizes = [size for size in _sizes(self) if size is not None]
+        return math.prod(sizes) if len(sizes) == len(self) else None
+
+    def accepts(self, sizes: Sequence[int | None]) -> bool:
+        """Whether a tensor of `sizes` may have this shape."""
+        pairs = zip(_sizes(self), _sizes(sizes), strict=False)
+        return len(self) == len(sizes) and all(a == b or None in (a, b) for a, b in pairs)
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether a tensor may have both shapes; None stands for a shape that is not known."""
+        return other is None or isinstance(other, UnknownShape) or Shape.accepts(self, other)
+
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """Raise ValueError unless a tensor may have both shapes."""
+        if not Shape.is_compatible_with(self, other):
+            raise ValueError(f"Shapes {tuple(self)} and {tuple(other)} are incompatible")
+
+    def assert_has_rank(self, rank: int) -> None:
+        """Raise ValueError unless it has so many dimensions."""
+        if len(self) != rank:
+            raise ValueError(f"Shape {tuple(self)} must have rank {rank}")
+
+    def assert_is_fully_defined(self) -> None:
+        """Raise ValueError unless all sizes are known."""
+        if None in self:
+            raise ValueError(f"Shape {tuple(self)} is not fully defined")
+
+    def with_rank(self, rank: int) -> Shape:
+        """The same shape; ValueError unless it has so many dimensions."""
+        Shape.assert_has_rank(self, rank)
+        return Shape(self)
+
+    def merge_with(self, other: Any) -> Shape:
+        """What is known from both shapes; ValueError where they contradict each other."""
+        Shape.assert_is_compatible_with(self, other)
+        known = self if other is None or isinstance(other, UnknownShape) else other
+        pairs = zip(_sizes(self), _sizes(known), strict=True)
+        return Shape(b if a is None else a for a, b in pairs)
+
+    def concatenate(self, other: Any) -> Shape:
+        """The sizes of this shape, then those of the other."""
+        return Shape((*self, *other))
+
+
+class DimensionShape(Shape):
+    """What `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (Dimension(size) for size in super().__iter__())
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return DimensionShape(found) if isinstance(key, slice) else Dimension(found)
+
+    @property
+    def dims(self) -> list[Any]:
+        """The sizes as a list, each with its `value`."""
+        return list(self)
+
+
+class UnknownShape:
+    """The shape of a tensor whose number of dimensions only a run knows."""
+
+    __slots__ = ()
+
+    ndims = rank = dims = None
+
+    def as_list(self) -> list[int | None]:
+        """Raises ValueError: there is nothing to list."""
+        raise ValueError("as_list() is not defined on an unknown TensorShape.")
+
+    def is_fully_defined(self) -> bool:
+        """False."""
+        return False
+
+    def num_elements(self) -> None:
+        """None: it is not known."""
+        return None
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """True: it may be any shape."""
+        return True
+
+    assert_is_compatible_with = assert_has_rank = lambda self, other: None
+
+    def assert_is_fully_defined(self) -> None:
+        """Raises ValueError."""
+        raise ValueError("Shape <unknown> is not fully defined")
+
+    def with_rank(self, rank: int) -> Shape:
+        """A shape of so many unknown sizes."""
+        return Shape([None] * rank)
+
+    def merge_with(self, other: Any) -> Any:
+        """The other shape."""
+        return self if other is None or isinstance(other, UnknownShape) else Shape(other)
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "TensorShape(None)"
+
+
+UNKNOWN = UnknownShape()

@@ -1,0 +1,126 @@
+"""Interruptions of a session's own work: no lock is left taken, and no run under way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg.v1 as tf
+from sessions import initialized
+from thalweg.graph import leaves
+from thalweg.running import executing_eagerly, thread
+
+
+def in_time(work: Callable[[], Any]) -> None:
+    """Another thread does it and need not wait for ever."""
+    done = threading.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert done.wait(30)
+
+
+RUNS = {
+    "a run": lambda session, up, w: session.run([up, w]),
+    "a value that is loaded": lambda session, up, w: w.load(2.0, session),
+    "values that are loaded": lambda session, up, w: session.load_all({w: torch.tensor(2.0)}),
+}
+
+
+@pytest.mark.parametrize("call", range(5))
+@pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
+def test_a_lock_is_given_back(
+    use: Callable[..., Any], call: int, graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever others are told of it, which Python's own methods do in several steps."""
+    w = tf.Variable(1.0)
+    up, session = w.assign_add(1.0), initialized()
+    lock, calls = session._lock._changed, itertools.count()
+    original = lock.notify_all
+
+    def interrupted() -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        original()
+
+    monkeypatch.setattr(lock, "notify_all", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        use(session, up, w)
+    monkeypatch.undo()
+    assert not thread.frames
+    before = session.run(w)
+    in_time(lambda: session.run(up))
+    assert session.run(w) == before + 1
+
+
+def _once(lock: Any, method: str, monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
+    """Interrupt a method the first time that it is called, before its work or after it."""
+    original, calls = getattr(lock, method), itertools.count()
+
+    def interrupted(*args: Any) -> None:
+        is_first = not next(calls)
+        if is_done or not is_first:
+            original(*args)
+        if is_first:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lock, method, interrupted)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("method", ["acquire", "release"])
+@pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
+def test_a_lock_is_given_back_that_was_not_taken_or_given_back_at_once(
+    use: Callable[..., Any], method: str, is_done: bool, graph: tf.Graph,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    w = tf.Variable(1.0)
+    up, session = w.assign_add(1.0), initialized()
+    _once(session._lock, method, monkeypatch, is_done)
+    with pytest.raises(KeyboardInterrupt):
+        use(session, up, w)
+    monkeypatch.undo()
+    in_time(lambda: session.run(up))
+    assert not thread.frames
+
+
+class _Interrupted(list[Any]):
+    """A list that is interrupted right after it has grown."""
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+def test_no_run_stays_under_way(graph: tf.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = tf.Variable(1.0)
+    session = initialized()
+    monkeypatch.setattr(thread, "frames", _Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        session.run(w)
+    assert not thread.frames
+    assert not executing_eagerly()
+
+
+def test_a_variable_has_a_value_once_its_memory_is_known(
+    graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else what is read of it would change with the next update."""
+    w, session = tf.Variable([1.0]), tf.Session()
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaves, "_addresses", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(w.initializer)
+    assert not session.is_initialized(w)
