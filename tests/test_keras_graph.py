@@ -155,24 +155,6 @@ def test_a_callable_that_gives_no_number_is_refused_when_the_graph_is_built(valu
         assert len(tf1.get_default_graph().get_operations()) == before
 
 
-@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
-def test_a_hyperparameter_is_no_variable_of_the_graph(method: str) -> None:
-    with tf1.Graph().as_default():
-        w = tf1.Variable(8.0)
-        opt = optimizers.SGD(1.0)
-        train = opt.minimize(1.0 * w, [w])
-        with pytest.raises(RuntimeError, match=r"SGD/learning_rate:0.* as learning_rate .* assign"):
-            getattr(opt.learning_rate, method)(0.5)
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            session.run(train)
-            opt.learning_rate = 0.5
-            session.run(train)
-            assert session.run(w) == 8 - 1 - 0.5
-    getattr(opt.learning_rate, method)(0.25)
-    assert opt.learning_rate.item() == {"assign": 0.25, "assign_add": 0.75}.get(method, 0.25)
-
-
 def test_a_variable_of_the_graph_as_learning_rate() -> None:
     with tf1.Graph().as_default():
         w, rate = tf1.Variable(8.0), tf1.Variable(1.0, trainable=False)
@@ -281,3 +263,14 @@ def test_what_is_no_variable_of_the_graph_is_refused() -> None:
             optimizers.SGD(0.1).apply_gradients([(1.0, w * 2)])
         with pytest.raises(ValueError, match="No gradients provided for any variable"):
             optimizers.SGD(0.1).apply_gradients([(None, w)])
+
+
+def test_gradients_by_a_tensor_that_is_no_variable() -> None:
+    with tf1.Graph().as_default():
+        x, opt = tf1.constant(3.0), optimizers.SGD(0.1)
+        (grad,) = opt.get_gradients(x * x, [x])
+        pairs = opt._compute_gradients(lambda: x * x, [x])
+        with tf1.Session() as session:
+            assert session.run([grad, pairs[0][0]]) == [6.0, 6.0]
+        with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+            opt.apply_gradients(pairs)

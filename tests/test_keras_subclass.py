@@ -242,7 +242,9 @@ def test_engine_of_one_optimizer() -> None:
     opt.engine = "reference"
     assert opt.engine == "reference"
     opt.engine = None
-    with pytest.raises(ValueError, match="engine must be one of 'auto', 'cpu', 'reference', not"):
+    with pytest.raises(
+        ValueError, match="engine must be one of 'auto', 'cpu', 'cuda', 'reference', not"
+    ):
         opt.engine = "gpu"
     assert opt.engine is None
 

@@ -128,12 +128,11 @@ def test_unknown_slot() -> None:
     [
         ("zeros", 0.0),
         ("ones", 1.0),
-        (0.5, 0.5),
         (np.full(3, 0.25), 0.25),
         (torch.full((3,), 0.25), 0.25),
         (lambda shape, dtype: torch.full(shape, 2.0, dtype=dtype), 2.0),
     ],
-    ids=["zeros", "ones", "number", "array", "tensor", "callable"],
+    ids=["zeros", "ones", "array", "tensor", "callable"],
 )
 def test_add_slot(initializer: Any, expected: float) -> None:
     opt, (w, _) = SGD(), pair(dtype="float64")
@@ -150,11 +149,20 @@ def test_add_slot_of_another_shape() -> None:
     assert opt.add_slot(w, "extra", "ones", shape=(2, 2)).numpy().tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("initializer", ["glorot", np.ones(5)], ids=["name", "shape"])
-def test_add_slot_refuses(initializer: Any) -> None:
+@pytest.mark.parametrize("value", [0.5, np.ones(5), torch.tensor(2.0), thalweg.Variable([1.0])])
+def test_add_slot_of_a_values_own_shape(value: Any) -> None:
+    opt, (w, _) = SGD(), pair()
+    slot = opt.add_slot(w, "extra", value)
+    assert slot.numpy().tolist() == np.asarray(value).tolist()
+
+
+@pytest.mark.parametrize(
+    ("initializer", "shape"), [("glorot", None), (np.ones(5), (3,))], ids=["name", "shape"]
+)
+def test_add_slot_refuses(initializer: Any, shape: Any) -> None:
     opt, (w, _) = SGD(), pair()
     with pytest.raises(ValueError, match=r"Unknown initializer 'glorot'|has shape \(5,\)"):
-        opt.add_slot(w, "extra", initializer)
+        opt.add_slot(w, "extra", initializer, shape)
     assert opt.get_slot_names() == []
 
 

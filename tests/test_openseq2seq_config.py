@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -316,6 +317,32 @@ def test_every_iter_size_th_call_makes_an_update(as_shipped: bool, updates: list
         step()
         seen.append(int(step.global_step))
     assert seen == updates
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_batch_counts_where_it_has_changed_something(error: type[BaseException]) -> None:
+    """The loss fails before anything is added up, the writer after that, or after an update."""
+
+    class Failing(Writer):
+        lit = False
+
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            if self.lit:
+                raise error("burnt")
+
+    weights, writer = Variable([0.0]), Failing()
+    batches: list[float] = []
+    step = from_config({**CONFIG, "iter_size": 2}).optimize(
+        lambda: batches.pop() * weights.sum(), [weights], summary_writer=writer
+    )
+    seen: list[float] = []
+    for batch, is_lit in ((4.0, True), (None, False), (8.0, True), (16.0, True), (16.0, False)):
+        batches[:], writer.lit = [] if batch is None else [batch], is_lit
+        failing = IndexError if batch is None else error
+        with pytest.raises(failing) if batch is None or is_lit else contextlib.nullcontext():
+            step()
+        seen.append(weights.item())
+    assert seen == [0.0, 0.0, -1.5, -1.5, -5.5]
 
 
 def test_updates_of_several_batches_weigh_them_alike() -> None:

@@ -203,6 +203,10 @@ def _malformed_gradient() -> Any:
     return descent().apply_gradients([("x", tf.Variable(1.0, name="w"))])
 
 
+def _two() -> Any:
+    return tf.Variable([1.0, 2.0], name="w")
+
+
 def _other_graph() -> Any:
     with tf.Graph().as_default():
         other = tf.Variable(1.0)
@@ -257,6 +261,16 @@ def _other_graph() -> Any:
             "^Trying to update a Tensor",
         ),
         (_other_graph, ValueError, "from another graph"),
+        (
+            lambda: descent().apply_gradients([(tf.placeholder("float64", [2]), _two())]),
+            TypeError,
+            r"^Gradient of 'w:0' is float64 but the variable is float32\. Cast the gradient\.$",
+        ),
+        (
+            lambda: descent().apply_gradients([(tf.placeholder("float32", [None, 3]), _two())]),
+            ValueError,
+            r"^Gradient of 'w:0' has shape \(None, 3\) but the variable has shape \(2,\)\.$",
+        ),
         (lambda: descent().apply_gradients(5), TypeError, "iterable"),
     ],
 )
@@ -276,12 +290,13 @@ def test_what_cannot_be_built_is_refused(build: Any, error: Any, message: str) -
 def test_what_does_not_fit_in_a_run_changes_nothing(fed: Any, error: Any, message: str) -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     step = train.get_or_create_global_step()
-    grad = tf.placeholder(fed.dtype.name, None)
+    given = tf.placeholder(fed.dtype.name, None)
+    grad = tf.operation(lambda each: each, [given], "grad", kind="pure", outputs=tf.Output())
     opt = train.AdamOptimizer()
     op = opt.apply_gradients([(grad, w)], global_step=step)
     session = initialized()
     with pytest.raises(error, match=message) as info:
-        session.run(op, {grad: fed})
+        session.run(op, {given: fed})
     assert any("In operation 'Adam'" in note for note in info.value.__notes__)
     assert session.run([step, *opt.variables()])[0] == 0
     assert session.run(w).tolist() == [1.0, 2.0]
@@ -583,7 +598,9 @@ def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
     loss = w.sum() + tf.embedding_lookup(table, [2, 0, 2]).sum()
     opt = Counting(rate)
     op = opt.minimize(loss, var_list=[w, table])
-    assert opt.calls == [("slots", ["w:0", "t:0"])]
+    assert opt.calls == [("slots", ["w:0", "t:0"]), "prepare"]
+    assert opt._rate_now is rate
+    opt.calls.clear()
     session = initialized()
     session.run(op, {rate: 0.5})
     session.run(op, {rate: 1.0})

@@ -16,6 +16,7 @@ import thalweg.v1 as tf
 from graph_training import Training, bits
 from thalweg.errors import NotFoundError
 from thalweg.v1 import train
+from thalweg.v1.train.queues import FIFOQueue
 
 
 def counted(size: int = 1) -> tuple[Any, Any, Any]:
@@ -259,6 +260,27 @@ def test_a_failure_of_a_thread_is_raised(graph: tf.Graph) -> None:
         session.should_stop()
 
 
+def test_a_failure_of_a_thread_comes_before_what_it_leads_to(graph: tf.Graph) -> None:
+    """A queue is closed when the thread that fills it fails, and the run finds no elements."""
+    ended: list[Any] = []
+
+    class Last(train.SessionRunHook):
+        def end(self, session: Any) -> None:
+            ended.append(session)
+
+    queue = FIFOQueue(1, "float32", shapes=[[]])
+    with tf.control_dependencies([tf.operation(lambda: 1 // 0, [], "fails")]):
+        fill = queue.enqueue(1.0)
+    train.add_queue_runner(train.QueueRunner(queue, [fill]))
+    taken = queue.dequeue()
+    with (
+        pytest.raises(ZeroDivisionError),
+        train.MonitoredSession(hooks=[Last()]) as session,
+    ):
+        session.run(taken)
+    assert not ended
+
+
 def test_threads_of_queue_runners_end_with_it(graph: tf.Graph) -> None:
     w, _, train_op = counted()
     ran = threading.Event()
@@ -487,8 +509,12 @@ def test_no_checkpoints_without_a_folder(graph: tf.Graph, tmp_path: Path) -> Non
         assert session.run(w) == 1
     with pytest.raises(RuntimeError, match=r"^Global step should be created to use StepCounterHo"):
         train.MonitoredTrainingSession(checkpoint_dir=tmp_path)
-    with pytest.raises(RuntimeError, match=r"^Global step should be created to use CheckpointSav"):
+    with pytest.raises(RuntimeError, match=r"^Global step should be created to use SummarySaverH"):
         train.MonitoredTrainingSession(checkpoint_dir=tmp_path, log_step_count_steps=None)
+    with pytest.raises(RuntimeError, match=r"^Global step should be created to use CheckpointSav"):
+        train.MonitoredTrainingSession(
+            checkpoint_dir=tmp_path, log_step_count_steps=None, save_summaries_steps=None
+        )
 
 
 def test_workers_of_a_server_are_refused(graph: tf.Graph) -> None:

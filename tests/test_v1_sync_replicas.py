@@ -660,7 +660,7 @@ BAD_GRADIENTS: dict[str, tuple[Any, str]] = {
         r"Gradient of 'w' has shape \(2,\) but the variable has shape \(3, 2\)",
     ),
     "dtype": (
-        lambda: torch.ones(3, 2, dtype=torch.float64),
+        lambda: v1.operation(lambda: torch.ones(3, 2).double(), [], "g", outputs=v1.Output()),
         "Gradient of 'w' is float64 but the variable is float32",
     ),
     "row": (

@@ -374,12 +374,24 @@ def test_what_is_wrong_is_said_before_anything_changes(
     assert ONE.tolist() == [1.0, 1.0]
 
 
-def test_the_linear_slot_has_one_meaning() -> None:
-    w, accum, linear = (Variable([1.0]) for _ in range(3))
-    with pytest.raises(InvalidArgumentError, match="multiply_linear_by_lr"):
-        training_ops.apply_ftrl(
-            w, accum, linear, [1.0], 0.1, 0.0, 0.0, -0.5, multiply_linear_by_lr=True
-        )
+@pytest.mark.parametrize("power", [-0.5, -0.75])
+@pytest.mark.parametrize("name", ["apply_ftrl_v2", "sparse_apply_ftrl_v2"])
+def test_the_linear_slot_may_have_the_learning_rate_in_it(name: str, power: float) -> None:
+    rate, found = 0.25, []
+    for by_rate in (False, True):
+        w, accum = Variable(np.array([[1.0], [-2.0], [3.0]])), Variable(np.full((3, 1), 0.1))
+        linear = Variable(np.zeros((3, 1)))
+        for step in (1.0, -0.5, 2.0):
+            grad = np.array([[0.5], [1.0], [-2.0]]) * step
+            rows = [np.arange(3)] if name.startswith("sparse") else []
+            kernel = getattr(training_ops, name)
+            pulls = (rate, 0.01, 0.02, 0.03, power)
+            kernel(w, accum, linear, grad, *rows, *pulls, multiply_linear_by_lr=by_rate)
+        found.append([each.numpy() for each in (w, accum, linear)])
+    (w, accum, linear), (own_w, own_accum, own_linear) = found
+    np.testing.assert_allclose(own_w, w, rtol=1e-12)
+    np.testing.assert_array_equal(own_accum, accum)
+    np.testing.assert_allclose(own_linear, linear * rate, rtol=1e-12)
 
 
 def test_scalars_are_not_float32_on_the_way() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.section import Call
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 from thalweg.tracing import untraced
@@ -36,6 +37,10 @@ class MicroBatches:
         """Whether the batch that comes now makes no update."""
         return self.count % self._iter_size != self._updating
 
+    def counting(self) -> list[Call]:
+        """What counts the batch that comes now, as functions in C."""
+        return [partial(setattr, self, "count", self.count + 1)]
+
 
 class MicroBatchStep:
     """A `TrainingStep` that takes one of several batches each time it is called.
@@ -49,22 +54,17 @@ class MicroBatchStep:
     def __init__(self, step: TrainingStep, batches: MicroBatches) -> None:
         self.step = step
         self._batches = batches
+        step._counts = batches.counting  # with all that a run writes
 
     @untraced
     def __call__(self) -> Tensor:
-        """See `TrainingStep.__call__`. A batch that raises an error does not count."""
-        with self.step._lock:
-            loss = self.step()
-            self._batches.count += 1
-        return loss
+        """See `TrainingStep.__call__`. A batch that changes nothing, as errors say, counts not."""
+        return self.step()
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool:
         """See `TrainingStep.apply_gradients`. They count as one batch."""
-        with self.step._lock:
-            applied = self.step.apply_gradients(gradients)
-            self._batches.count += 1
-        return applied
+        return self.step.apply_gradients(gradients)
 
     def __getattr__(self, name: str) -> Any:
         if name == "step":  # an object that is being copied has none yet

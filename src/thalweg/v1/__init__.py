@@ -1,12 +1,13 @@
 """TensorFlow 1, as in `tf.compat.v1`: graph mode, optimizers in `train` and `contrib.opt`."""
 
 from thalweg import graph
-from thalweg.autodiff import GradientTape
 from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
 from thalweg.graph.either import IndexedSlices
-from thalweg.v1 import contrib, dtypes, train, training_ops, variables
+from thalweg.graph.tape import GradientTape
+from thalweg.tensorflow_names import lend
+from thalweg.v1 import contrib, dtypes, summary, train, training_ops, variables
 from thalweg.v1.dtypes import *  # noqa: F403
 from thalweg.v1.missing import attribute_of
 from thalweg.v1.variables import *  # noqa: F403
@@ -21,9 +22,12 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "IndexedSlices",
     "InvalidArgumentError",
     "contrib",
+    "summary",
     "train",
     "training_ops",
     "tuple",
 ]
+
+lend()
 
 __getattr__ = attribute_of("")

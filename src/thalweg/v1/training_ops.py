@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.errors import InvalidArgumentError
 from thalweg.rules import (
     ADADELTA_V1,
     ADAGRAD,
@@ -44,6 +43,7 @@ from thalweg.rules import (
     SGD,
 )
 from thalweg.rules.adagrad_fixed import ADAGRAD_FIXED, ADAGRAD_V1_FIXED
+from thalweg.rules.ftrl_by_rate import FTRL_BY_RATE, FTRL_POWER_BY_RATE
 from thalweg.rules.signs import ADD_SIGN, POWER_SIGN
 from thalweg.v1.kernels import Arguments, Kernel
 from thalweg.v1.train.checks import check_step_size
@@ -56,17 +56,16 @@ def _check_proximal(arguments: Arguments, sparse: bool) -> None:
 
 
 def _check_ftrl(arguments: Arguments, sparse: bool) -> None:
-    if arguments["multiply_linear_by_lr"]:
-        raise InvalidArgumentError(
-            "multiply_linear_by_lr=True is not available: the linear slot would hold other numbers."
-        )
     if sparse:
         _check_proximal(arguments, sparse)
 
 
 def _choose_ftrl(arguments: Arguments) -> Any:
     power = arguments["lr_power"]
-    return FTRL_V1 if power is None or float(power) == -0.5 else FTRL_POWER_V1
+    is_root = power is None or float(power) == -0.5
+    if arguments["multiply_linear_by_lr"]:
+        return FTRL_BY_RATE if is_root else FTRL_POWER_BY_RATE
+    return FTRL_V1 if is_root else FTRL_POWER_V1
 
 
 _NESTEROV = {"use_nesterov": False}

@@ -50,6 +50,9 @@ class Adadelta(BuiltIn):
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         return self._with_iterations(weights)
 
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return self._hyper_tensors(dtype, "epsilon", "rho")
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

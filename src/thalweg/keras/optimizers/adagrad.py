@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thalweg.core.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAGRAD
@@ -57,6 +59,11 @@ class Adagrad(BuiltIn):
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         return self._with_iterations(weights)
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        zero = torch.zeros((), dtype=torch.int64)
+        own = self._hyper_tensors(dtype, "epsilon")
+        return {**own, "neg_lr_t": -state["lr_t"], "zero": zero}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thalweg.errors import NumericsWarning, warn
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
@@ -80,6 +82,11 @@ class Adam(BuiltIn):
         slots = len(self._weights) - 1
         surplus = slots > 0 and slots % 2 == 0 and 2 * (len(weights) - 1) == 3 * slots
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        own = {**self._hyper_tensors(dtype, "epsilon"), **self._betas(dtype)}
+        unbiased = torch.sqrt(1 - own["beta_2_power"]) / (1 - own["beta_1_power"])
+        return {**own, "lr": state["lr_t"] * unbiased}
 
     def get_config(self) -> dict[str, Any]:
         return {

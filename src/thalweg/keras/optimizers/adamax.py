@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules import ADAMAX
 
@@ -47,6 +49,12 @@ class Adamax(BuiltIn):
         self._set_hyper("beta_2", beta_2)
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        zero = torch.zeros((), dtype=torch.int64)
+        own = {**self._hyper_tensors(dtype, "epsilon"), **self._betas(dtype)}
+        rate = -state["lr_t"] / (1 - own["beta_1_power"])
+        return {**own, "neg_scaled_lr": rate, "zero": zero}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from thalweg.core.hyperparameters import as_number, checked
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
+from thalweg.variable import as_dtype
 
 
 def as_epsilon(value: Any) -> Any:
@@ -30,6 +32,7 @@ class BuiltIn(RuleOptimizer):
     """
 
     EXACT: dict[str, str] = {}
+    epsilon: float
     NAMES: dict[str, str] = {"beta1": "beta_1", "beta2": "beta_2"}
 
     def __init__(self, name: str | None, **kwargs: Any) -> None:
@@ -51,6 +54,25 @@ class BuiltIn(RuleOptimizer):
             else:
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values
+
+    def _hyper_tensors(self, dtype: Any, *names: str) -> dict[str, Any]:
+        """Hyperparameters, and epsilon, as 0-d tensors."""
+        own = [name for name in names if name != "epsilon"]
+        found = {name: self._get_hyper(name, dtype) for name in own}
+        if "epsilon" in names:
+            found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype))
+        return found
+
+    def _betas(self, dtype: Any) -> dict[str, Any]:
+        """The betas, and their powers in this step, as 0-d tensors."""
+        step = self.iterations.detach().to(as_dtype(dtype)) + 1
+        found: dict[str, Any] = {}
+        for name in ("beta_1", "beta_2"):
+            beta = self._get_hyper(name, dtype)
+            found[f"{name}_t"] = beta
+            found[f"{name}_power"] = torch.pow(beta, step)
+            found[f"one_minus_{name}_t"] = 1 - beta
+        return found
 
     def get_config(self) -> dict[str, Any]:
         return Optimizer.get_config(self)

@@ -11,10 +11,10 @@ from torch import Tensor
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.errors import NumericsWarning, warn
-from thalweg.graph import is_symbolic
+from thalweg.graph import graph_variable_of, is_symbolic
 from thalweg.keras.optimizers import in_graph
 from thalweg.tracing import untraced
-from thalweg.variable import is_frozen, titles_of
+from thalweg.variable import is_frozen, is_variable, titles_of
 
 
 class Differentiation:
@@ -92,7 +92,8 @@ class Differentiation:
         """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
         refuse_no_variables(var_list)
         if in_graph.is_deferred(loss):
-            value = self._transform_loss(loss if is_symbolic(loss) else loss())  # pyright: ignore
+            symbol = graph_variable_of(loss)
+            value = self._transform_loss(symbol if is_symbolic(symbol) else symbol())
             chosen = flatten(var_list() if callable(var_list) else var_list)
             return in_graph.computed(value, chosen, grad_loss) if chosen else []
         is_tensor = isinstance(loss, Tensor)
@@ -101,17 +102,17 @@ class Differentiation:
         tape = tape or GradientTape()
         if not callable(var_list):
             var_list = flatten(var_list)
-            check_variables(var_list)
+            _check_sources(var_list)
         if isinstance(loss, Tensor):
             value = self._transform_loss(loss)
         else:
             with tape:
                 if not callable(var_list):
-                    tape.watch([var for var in var_list if not is_frozen(var)])
+                    tape.watch([x for x in var_list if not (is_variable(x) and is_frozen(x))])
                 value = self._transform_loss(loss())
         if callable(var_list):
             var_list = flatten(var_list())
-            check_variables(var_list)
+            _check_sources(var_list)
         return self._get_gradients(tape, value, var_list, grad_loss) if var_list else []
 
     @untraced
@@ -138,6 +139,11 @@ class Differentiation:
         """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
         gradients = self.get_gradients(loss, params)
         return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
+
+
+def _check_sources(given: Sequence[Any]) -> None:
+    """Refuse what has no gradient; a tensor that is no variable has one, and cannot be updated."""
+    check_variables([x for x in given if is_variable(x) or not isinstance(x, Tensor)])
 
 
 def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:

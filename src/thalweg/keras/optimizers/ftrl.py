@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
+from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import FTRL, FTRL_POWER
 
@@ -85,6 +87,8 @@ class Ftrl(BuiltIn):
 
     def _rule(self) -> Rule:
         power = self._hyper.now("learning_rate_power")
+        if is_symbolic(power):  # which rule it is, a run knows; both have the same slots
+            return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
@@ -106,6 +110,12 @@ class Ftrl(BuiltIn):
         self._weights[before:] = [
             slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
         ]
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        names = ("learning_rate_power", "l1_regularization_strength", "beta")
+        own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
+        shrinkage = torch.full_like(own["beta"], self._l2_shrinkage_regularization_strength)
+        return {**own, "l2_shrinkage_regularization_strength": shrinkage}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -19,12 +19,34 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import resolve
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
-ApplyState = dict[tuple[str, torch.dtype], dict[str, Any]]
+
+class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
+    """The coefficients of a step by device and dtype; a device may be given by its name."""
+
+    def __init__(self, given: dict[tuple[Any, torch.dtype], dict[str, Any]] | None = None) -> None:
+        super().__init__({_by_name(key): value for key, value in (given or {}).items()})
+
+    def __getitem__(self, key: tuple[Any, torch.dtype]) -> dict[str, Any]:
+        return super().__getitem__(_by_name(key))
+
+    def __setitem__(self, key: tuple[Any, torch.dtype], value: dict[str, Any]) -> None:
+        super().__setitem__(_by_name(key), value)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(_by_name(key))
+
+    def get(self, key: tuple[Any, torch.dtype], default: Any = None) -> Any:
+        return super().get(_by_name(key), default)
 
 
-def call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: ApplyState) -> Any:
+def _by_name(key: Any) -> Any:
+    return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
+
+
+def call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: Any) -> Any:
     """Call a hook, with `apply_state` if it takes it: older subclasses' hooks do not."""
     code = getattr(hook, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -46,7 +68,7 @@ class KerasHooks(Hooks):
         self._optimizer = optimizer
         self._aggregates = aggregates
         self._names: dict[int, str] = {}
-        self._state: ApplyState = {}
+        self._state = ApplyState()
         self.selection = optimizer._selection()
 
     def _title(self, var: Tensor) -> str:
@@ -120,9 +142,11 @@ class KerasHooks(Hooks):
                 call(optimizer._resource_apply_dense, (grad, var), self._state)
 
     def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        optimizer = self._optimizer
-        slots = [slot for var in variables for slot in optimizer._slots.all_of(var).values()]
-        return [*variables, *slots, *optimizer._added]
+        kept: list[Tensor] = []
+        for each in self._optimizer._with_inner():
+            slots = [slot for var in variables for slot in each._slots.all_of(var).values()]
+            kept += [*slots, *map(resolve, each._added)]
+        return [*variables, *kept]
 
     def counts(self, shared: Shared) -> list[Call]:
         return [counting(self._optimizer.iterations)]
@@ -184,7 +208,7 @@ class AloneHooks(RuleHooks):
 
     def __init__(self, optimizer: Any, apply_state: ApplyState | None) -> None:
         super().__init__(optimizer, False)
-        self._state = apply_state or {}
+        self._state = apply_state or ApplyState()
         self.repeats = True
 
     def prepare(self, variables: Sequence[Tensor]) -> None:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
-from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_number
+from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
+from thalweg.graph import current_session, executing_eagerly, is_symbolic, make_variable
+from thalweg.keras import backend
+from thalweg.keras.optimizers import in_graph
 from thalweg.schedules import LearningRateSchedule, serialize
+from thalweg.variable import Variable, as_dtype, to_tensor
 
 # What people of torch.optim look for.
 _TORCH = {
@@ -34,36 +38,63 @@ class Hypers(TrackableSlots):
         self._hyper = Hyperparameters()
 
     def _set_hyper(self, name: str, value: Any) -> None:
-        """Set or change a hyperparameter: a number, tensor, callable or schedule."""
+        """Set or change a hyperparameter: a number, tensor, callable or schedule.
+
+        One that is a variable is given the value: in graph mode in the session, see
+        `tf.keras.backend.set_value`.
+        """
         if name in vars(self).get("_deferred_dependencies", ()):
             # What is set now counts, not what was restored before and waits.
             if is_number(value):
                 self._create_hypers()
             else:
                 self._release(name)
-        self._hyper.set(name, value)
+        self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """The hyperparameter as its attribute gives it; as a `dtype` tensor if given."""
+        """The hyperparameter as its attribute gives it; as a `dtype` tensor if given.
+
+        In a hook of a step that a session runs, it is what the step has read.
+        """
         self._create_hypers()
         value: Any = self._hyper.now(name)
-        if dtype is None or isinstance(value, LearningRateSchedule):
+        if isinstance(value, LearningRateSchedule):
             return value
-        return torch.tensor(scalars.as_scalar(value, compute_dtype(dtype)), dtype=dtype)
+        if is_symbolic(value):
+            return value if dtype is None else value.to(as_dtype(dtype))
+        if dtype is None:
+            return value if current_session() is None else to_tensor(value)
+        kind = as_dtype(dtype)
+        if not kind.is_floating_point:
+            return to_tensor(value).detach().to(kind)
+        return torch.tensor(scalars.as_scalar(value, compute_dtype(kind)), dtype=kind)
 
     def _create_hypers(self) -> None:
-        if not self._hyper.created:
-            for name, made in self._hyper.create(self._name, self._begun).items():
-                self._handle_deferred_dependencies(name=name, trackable=made)
+        for name, made in self._hyper.create(self._made).items():
+            self._handle_deferred_dependencies(name=name, trackable=made)
+
+    def _made(self, name: str, initial_value: Any) -> Any:
+        """A variable of the optimizer that is not trained.
+
+        In graph mode it is one of the graph, named below the current name scope.
+        """
+        if executing_eagerly():
+            title = f"{self._name}/{name}"
+            return Variable(self._begun(name, initial_value), title, trainable=False)
+        return backend.track(make_variable(initial_value, in_graph.scoped(name)))
 
     def _serialize_hyperparameter(self, name: str) -> Any:
-        """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule."""
+        """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule.
+
+        In graph mode the value of a variable is that of the session, or its first if none is known.
+        """
         value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):
             return serialize(value)
         if isinstance(value, Tensor):
             return value.detach().cpu().numpy()[()]
-        return value
+        is_kept = is_symbolic(value) and not is_function(self._hyper.raw(name))
+        return in_graph.written(value) if is_kept else value
 
     def __getattr__(self, name: str) -> Any:
         hyper = self.__dict__.get("_hyper")
@@ -107,6 +138,12 @@ class Hypers(TrackableSlots):
             rate = as_hyper(rate / (1 + decay * dtype(self.iterations.item())), dtype)
         return rate
 
-    def _decayed_lr(self, var_dtype: torch.dtype) -> Tensor:
-        """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic."""
-        return torch.tensor(self._learning_rate(compute_dtype(var_dtype)), dtype=var_dtype)
+    def _decayed_lr(self, var_dtype: Any) -> Tensor:
+        """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic.
+
+        While a graph is built, it is a tensor of the graph.
+        """
+        dtype = as_dtype(var_dtype)
+        if in_graph.is_deferred():
+            return in_graph.rate(self, dtype)
+        return torch.tensor(self._learning_rate(compute_dtype(dtype)), dtype=dtype)

@@ -18,6 +18,7 @@ from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.keras.optimizers.options import as_option
 from thalweg.rules import NADAM
 from thalweg.schedules import LearningRateSchedule
+from thalweg.variable import as_dtype
 
 
 class Nadam(BuiltIn):
@@ -92,7 +93,7 @@ class Nadam(BuiltIn):
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
         if self._cache is None:
-            self._make_cache(var_list[0].dtype)
+            self._make_cache(var_list[0].dtype.to_real())
         super()._create_slots(var_list)
 
     def _counted(self, shared: Shared) -> list[Call]:
@@ -113,6 +114,26 @@ class Nadam(BuiltIn):
     def _make_cache(self, dtype: torch.dtype) -> None:
         self._cache = self._own(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        own = {**self._hyper_tensors(dtype, "epsilon"), **self._betas(dtype)}
+        step = self.iterations.detach().to(as_dtype(dtype)) + 1
+        base = torch.full_like(step, 0.96)
+        now, later = (
+            own["beta_1_t"] * (1.0 - 0.5 * torch.pow(base, self._initial_decay * each))
+            for each in (step, step + 1)
+        )
+        cache = 1.0 if self._cache is None else resolve(self._cache).detach().to(step.dtype)
+        return {
+            **own,
+            "neg_lr_t": -state["lr_t"],
+            "m_t": now,
+            "m_t_1": later,
+            "one_minus_m_t": 1.0 - now,
+            "one_minus_m_schedule_new": 1.0 - cache * now,
+            "one_minus_m_schedule_next": 1.0 - cache * now * later,
+            "v_t_prime_denominator": 1.0 - own["beta_2_power"],
+        }
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -36,6 +36,7 @@ from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.locks import Guard
 from thalweg.running import current_session, executing_eagerly
+from thalweg.scattering import scatter
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.tracing import untraced
 from thalweg.variable import titles_of
@@ -54,13 +55,13 @@ def _unique_name(cls: type) -> str:
 
 
 class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
-    """Base class of the optimizers; derive from it to write one in plain torch code.
+    """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
     `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in
-    place; autograd is off. Should they fail, variables and slots are put back from copies, made
-    before each step. To have an optimizer fused instead, write a `thalweg.Rule` and run it with
-    `RuleOptimizer`.
+    place, and may take `apply_state`; autograd is off. Should they fail, variables and slots are
+    put back from copies, made before each step. To have an optimizer fused instead, write a
+    `thalweg.Rule` and run it with `RuleOptimizer`.
 
     `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
     many variables; it calls nothing and creates nothing.
@@ -90,6 +91,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     """
 
     _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans")
+    _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
+    _use_locking = True  # what subclasses hand on to assignments and kernels
     _BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks as they are without a subclass
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -161,7 +164,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
         Returns:
             `iterations`, raised by 1, or None if there were no pairs. In graph mode the operation
-            that takes the step.
+            that takes the step; it reads hyperparameters that are variables or tensors of the graph
+            when it runs, and callables are called now.
 
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
@@ -180,7 +184,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             if not given:
                 if waits and executing_eagerly():
                     distribute.summed(self, distribute.get_strategy(), [], self._said())
-                return None
+                return in_graph.nothing(self) if in_graph.is_deferred() else None
             if distribute.in_cross_replica_context() and current_session() is None:
                 raise RuntimeError(
                     "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
@@ -216,13 +220,13 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
         replica = distribute.current_replica()
 
-        def step(grads: list[Any], leaves: list[Tensor], called: dict[str, Any]) -> None:
-            with self._lock, self._hyper.knowing(called), distribute.within(replica):
-                self.apply_gradients(list(zip(grads, leaves, strict=True)), None, aggregate)
+        def step(grads: list[Any], leaves: list[Tensor]) -> None:
+            with distribute.within(replica):
+                # Not a subclass's own, which was called when the graph was built.
+                pairs = list(zip(grads, leaves, strict=True))
+                Optimizer.apply_gradients(self, pairs, None, aggregate)
 
-        return in_graph.applied(
-            step, pairs, self._create_all_weights, self._hyper, name or self._name
-        )
+        return in_graph.applied(self, step, pairs, name or self._name)
 
     def _sums_first(self) -> bool:
         """Whether the sum over replicas is all that comes before `_transform_gradients`."""
@@ -291,6 +295,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""
+        in_graph.check_graph(self._own_children().values(), self._name)
         _ = self.iterations
         self._create_hypers()
         self._create_slots(list(var_list))
@@ -310,7 +315,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _prepare(self, var_list: Sequence[Tensor]) -> ApplyState:
         """The coefficients of a step for each (device, dtype)."""
-        state: ApplyState = {}
+        state = ApplyState()
         for device, dtype in dict.fromkeys((str(var.device), var.dtype) for var in var_list):
             state[device, dtype] = {}
             self._prepare_local(device, dtype, state)
@@ -318,12 +323,20 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def _prepare_local(self, var_device: str, var_dtype: Any, apply_state: ApplyState) -> None:
         """Hook: put coefficients of a step into `apply_state[var_device, var_dtype]`."""
+        own = apply_state[var_device, var_dtype]
         if "learning_rate" in self._hyper:
-            apply_state[var_device, var_dtype]["lr_t"] = self._decayed_lr(var_dtype)
+            own["lr_t"] = self._decayed_lr(var_dtype)
+        own.update(self._coefficients(var_dtype, own))
+
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """What a class of the library adds to `state` for its subclasses' hooks, under the names
+        that it has in TensorFlow.
+        """
+        return {}
 
     def _fallback_apply_state(self, var_device: str, var_dtype: Any) -> dict[str, Any]:
         """The coefficients, for a hook that was called without them."""
-        state: ApplyState = {(var_device, var_dtype): {}}
+        state = ApplyState({(var_device, var_dtype): {}})
         self._prepare_local(var_device, var_dtype, state)
         return state[var_device, var_dtype]
 
@@ -363,6 +376,30 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
         summed = IndexedSlices(grad, indices).deduplicated()
         return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
+
+    def _resource_scatter_add(self, x: Any, i: Any, v: Any) -> Tensor:
+        """Add the rows of `v` to the rows `i` of a variable; returns its value."""
+        scatter(x, i, v, "add")
+        return x.detach().clone()
+
+    def _resource_scatter_update(self, x: Any, i: Any, v: Any) -> Tensor:
+        """Set the rows `i` of a variable to the rows of `v`; returns its value."""
+        scatter(x, i, v, "update")
+        return x.detach().clone()
+
+    @property
+    def _dense_apply_args(self) -> list[str]:
+        """The arguments of `_resource_apply_dense`, which may not have `apply_state`."""
+        return inspect.getfullargspec(self._resource_apply_dense).args
+
+    @property
+    def _sparse_apply_args(self) -> list[str]:
+        """The arguments of `_resource_apply_sparse`, which may not have `apply_state`."""
+        return inspect.getfullargspec(self._resource_apply_sparse).args
+
+    def _call_if_callable(self, param: Any) -> Any:
+        """What a callable returns, or what was given."""
+        return param() if callable(param) and not isinstance(param, Tensor) else param
 
     def __repr__(self) -> str:
         if "_hyper" not in vars(self):  # a subclass has yet to call __init__
@@ -417,6 +454,17 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                 config["learning_rate"], custom_objects=custom_objects
             )
         return cls(**config)
+
+
+def _deduplicate_indexed_slices(values: Any, indices: Any) -> tuple[Tensor, Tensor]:
+    """The sums of rows that the same index names, and the indices, each once."""
+    summed = IndexedSlices(values, indices).deduplicated()
+    return summed.values, summed.indices
+
+
+def _var_key(var: Any) -> str:
+    """A name that no other variable has."""
+    return var._unique_id
 
 
 def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core.checks import scatters
 from thalweg.core.columns import check_names, derived
-from thalweg.core.complexes import real_pair
+from thalweg.core.complexes import real_pair, update_analytic
 from thalweg.core.hooks import Dtype, Shared
 from thalweg.core.hyperparameters import checked, hint, shown
 from thalweg.core.outcome import raise_within
@@ -183,6 +183,13 @@ class RuleOptimizer(Optimizer):
         """Hand a variable back to the rule, from a hook that wanted to see it."""
         kept = self._plans.now().alone(var)
         hooks, pair = AloneHooks(self, apply_state), (grad, var)
+        if var.is_complex() and not self._rule().linear:
+            hooks.create([var])
+            hooks.prepare([var])
+            dtype = compute_dtype(var.dtype.to_real())
+            tensors = [var, *hooks.slots(var)]
+            update_analytic(self._rule(), grad, tensors, hooks.scalars(dtype, None))
+            return
         if var.is_complex():
             hooks, pair = ComplexHooks(self, apply_state, var), real_pair(grad, var)
         raise_within(take(hooks, kept, [pair], is_last=False).errors)

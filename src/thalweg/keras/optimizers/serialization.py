@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from thalweg.keras.optimizers.adadelta import Adadelta
@@ -20,21 +21,35 @@ CLASSES: dict[str, type[Optimizer]] = {
 _BY_LOWER = {name.lower(): cls for name, cls in CLASSES.items()}
 
 
-def serialize(optimizer: Optimizer) -> dict[str, Any]:
+def serialize(optimizer: Optimizer, use_legacy_format: bool = False) -> dict[str, Any]:
     """The optimizer's class name and configuration.
 
+    Args:
+        optimizer: The optimizer.
+        use_legacy_format: Accepted for compatibility: this is the only format.
+
     Returns:
-        {"class_name": ..., "config": ...}, which `deserialize` reads.
+        {"class_name": ..., "config": ...}, which `deserialize` reads. A class that Keras'
+        `register_keras_serializable` knows has the name "package>name".
     """
-    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
+    cls, keras = type(optimizer), sys.modules.get("keras.saving")
+    name = cls.__name__ if keras is None else keras.get_registered_name(cls)
+    return {"class_name": name, "config": optimizer.get_config()}
 
 
-def deserialize(config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
+def deserialize(
+    config: dict[str, Any],
+    custom_objects: dict[str, Any] | None = None,
+    use_legacy_format: bool = False,
+    use_legacy_optimizer: bool = False,
+) -> Optimizer:
     """An optimizer from what `serialize` returned.
 
     Args:
         config: {"class_name": ..., "config": ...}; the built-in names in any case.
-        custom_objects: Your own classes, by name.
+        custom_objects: Your own classes, by name; those that Keras' registry has, and those of its
+            `custom_object_scope`, need not be named.
+        use_legacy_format, use_legacy_optimizer: Accepted for compatibility.
 
     Raises:
         ValueError: The class is unknown, or the dictionary is not one that `serialize` returns.
@@ -43,17 +58,21 @@ def deserialize(config: dict[str, Any], custom_objects: dict[str, Any] | None = 
         raise ValueError(f"Expected a dictionary with 'class_name' and 'config', not {config!r}.")
     name = config["class_name"]
     cls = (custom_objects or {}).get(name) or _BY_LOWER.get(str(name).lower())
+    keras = sys.modules.get("keras.saving")
+    if cls is None and keras is not None:
+        cls = keras.get_registered_object(name, custom_objects)
     if cls is None:
         raise ValueError(f"Unknown optimizer: {name}. Known: {', '.join(CLASSES)}.")
     return cls.from_config(dict(config.get("config") or {}), custom_objects)
 
 
-def get(identifier: Any) -> Optimizer:
+def get(identifier: Any, use_legacy_optimizer: bool = False) -> Optimizer:
     """An optimizer by name, by configuration, or itself.
 
     Args:
         identifier: A name such as "adam" (any case; default arguments), a dictionary as
             `serialize` returns it, or an optimizer.
+        use_legacy_optimizer: Accepted for compatibility.
 
     Raises:
         ValueError: It is none of these.

@@ -65,6 +65,9 @@ class SGD(BuiltIn):
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
+    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return self._hyper_tensors(dtype, "momentum")
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

@@ -63,6 +63,10 @@ class StateDict(TrackableSlots, state.Copied):
         given = [each for each in super()._foreign() if id(each) not in own]
         return given + [self._hyper.raw(name) for name in self._hyper]
 
+    def _own_children(self) -> dict[str, Any]:
+        """The variables that are no slots."""
+        raise NotImplementedError
+
     def _extra_weights(self) -> dict[str, Tensor]:
         """The weights named in `EXTRA` that exist by now."""
         return {}
@@ -149,7 +153,8 @@ class StateDict(TrackableSlots, state.Copied):
             self._lock.loaded()
 
     def _check_eager(self, variables: Sequence[Any] = ()) -> None:
-        is_deferred = any(map(is_symbolic, [*self._weights, *variables]))
+        own = [*self._weights, *self._own_children().values()]
+        is_deferred = any(map(is_symbolic, [*own, *variables]))
         if is_deferred or not (self._weights or executing_eagerly()):
             raise state.of_a_graph(f"The state of {self._name}")
 

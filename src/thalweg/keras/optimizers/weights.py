@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,21 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
-from thalweg.core.hyperparameters import Hyperparameters
+from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
     executing_eagerly,
-    get_default_session,
     is_symbolic,
     make_variable,
     resolve,
 )
+from thalweg.keras import backend
+from thalweg.keras.optimizers import in_graph
 from thalweg.locks import Guard
 from thalweg.tracing import untraced
 from thalweg.variable import (
@@ -45,6 +46,8 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """What an initializer makes: "zeros", "ones", a callable of (shape, dtype), or a value.
 
+    While a graph is built, a callable may make a tensor of the graph.
+
     Raises:
         ValueError: An unknown name, or a value that does not fit the shape.
     """
@@ -54,6 +57,8 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
         return torch.full(tuple(shape), _FILL[initializer], dtype=dtype)
     if callable(initializer) and not isinstance(initializer, Tensor):
         initializer = initializer(tuple(shape), dtype=dtype)
+        if is_symbolic(initializer):
+            return initializer
     value = to_tensor(initializer).detach().to(dtype)
     try:
         return value.expand(tuple(shape)).clone()
@@ -69,6 +74,7 @@ class Weights(TrackableSlots):
     _name: str
     _lock: Guard
     _hyper: Hyperparameters
+    _made: Callable[[str, Any], Any]
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -77,6 +83,11 @@ class Weights(TrackableSlots):
         self._slots = SlotStore()
         self._weights: list[Tensor] = []
         self._added: list[Tensor] = []
+
+    def _with_inner(self) -> list[Weights]:
+        """This optimizer and those that it wraps, as far as it tracks them."""
+        inner = [each for each in self._tracked.values() if isinstance(each, Weights)]
+        return [self, *(found for each in inner for found in each._with_inner())]
 
     @property
     def iterations(self) -> Tensor:
@@ -87,12 +98,8 @@ class Weights(TrackableSlots):
         return resolve(self._iterations)
 
     def _own(self, initial_value: Any, name: str) -> Any:
-        """A variable of the optimizer that is not trained; one of the graph that is being built."""
-        title = f"{self._name}/{name}"
-        if executing_eagerly():
-            made: Any = Variable(self._begun(name, initial_value), title, trainable=False)
-        else:
-            made = make_variable(initial_value, title)
+        """A variable of the optimizer that is not trained; see `Hypers._made`."""
+        made = self._made(name, initial_value)
         self._handle_deferred_dependencies(name=name, trackable=made)
         return made
 
@@ -123,11 +130,15 @@ class Weights(TrackableSlots):
         Args:
             var: A variable.
             slot_name: Name of the slot.
-            initializer: "zeros", "ones", a callable of (shape, dtype), a number or a tensor.
-            shape: Shape of the slot; the variable's if None.
+            initializer: "zeros", "ones" or a callable of (shape, dtype); or a number, array,
+                tensor or variable, which is the value and gives the shape.
+            shape: Shape of the slot if the initializer does not give it; the variable's if None.
 
         Returns:
             The slot, of the variable's dtype and device.
+
+        Raises:
+            ValueError: The value has another shape than `shape`.
         """
         found = self._slots.get(var, slot_name)
         if found is not None:
@@ -137,8 +148,13 @@ class Weights(TrackableSlots):
         own = shape is None or tuple(shape) == tuple(var.shape)
         if own and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
-        value = initial_value(initializer, var.shape if shape is None else shape, var.dtype)
         title = self._slot_title(var, slot_name)
+        value: Any = initializer
+        if not is_symbolic(initializer):
+            if shape is None:
+                given = isinstance(initializer, str) or is_function(initializer)
+                shape = var.shape if given else tuple(np.shape(initializer))
+            value = initial_value(initializer, shape, var.dtype)
         if isinstance(var, GraphVariable):
             slot: Any = make_variable(value, title, like=var)
         else:
@@ -166,8 +182,9 @@ class Weights(TrackableSlots):
     def _keep_slot(self, slot: Any) -> None:
         self._weights.append(slot)
 
-    def _slot_title(self, var: Tensor, slot_name: str) -> str:
-        return f"{self._name}/{name_of(var).split(':')[0]}/{slot_name}"
+    def _slot_title(self, var: Any, slot_name: str) -> str:
+        path = f"{name_of(var).split(':')[0]}/{slot_name}"
+        return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
         """The slot of a variable.
@@ -183,6 +200,10 @@ class Weights(TrackableSlots):
         if found is None:
             self._settle(var, slot_name)
             found = self._slots.get(var, slot_name)
+        waiting: Any = None if found is not None else self._waiting.get(var, slot_name)
+        if waiting is not None and executing_eagerly():
+            # A slot that was restored, and that `_create_slots` does not make.
+            found = self.add_slot(var, slot_name, shape=tuple(waiting.value().shape))
         if found is None:
             there = ", ".join(self._slots.all_of(var))
             rest = f" It has {there}." if there else " It has none before its first step."
@@ -240,7 +261,8 @@ class Weights(TrackableSlots):
             start = self._begun(name, value)
             weight: Any = Variable(start, name, trainable=trainable is not False)
         else:
-            weight = make_variable(value, name, trainable=trainable is not False)
+            own = make_variable(value, in_graph.scoped(name), trainable=trainable is not False)
+            weight = backend.track(own)
         weight = distribute.aggregated(weight, synchronization, aggregation)
         self._track_trackable(weight, name, overwrite=True)
         self._added.append(weight)
@@ -268,10 +290,11 @@ class Weights(TrackableSlots):
         this, and each gets all of them.
         """
         self._settle()
-        if any(map(is_symbolic, self._weights)):
-            return _session().run(self._weights)
+        own = self._listed()
+        if any(map(is_symbolic, own)):
+            return backend.batch_get_value(own)
         with self._lock:
-            check_memories(self._weights)
+            check_memories(own)
             return [_as_numpy(entry.read()) for entry in self._weight_entries()]
 
     @untraced
@@ -284,39 +307,44 @@ class Weights(TrackableSlots):
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
-        if len(weights) != len(self._weights):
+        listed = self._listed()
+        if len(weights) != len(listed):
             hint = (
                 " Slots appear at the first apply_gradients; before it, use"
                 " load_state_dict(state, var_list=variables)."
             )
             raise ValueError(
                 f"You called `set_weights(weights)` on optimizer {self._name} with a  weight list"
-                f" of length {len(weights)}, but the optimizer was expecting {len(self._weights)}"
+                f" of length {len(weights)}, but the optimizer was expecting {len(listed)}"
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
         values = [_fitting(*each) for each in zip(self._weight_entries(), weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
-        if any(map(is_symbolic, self._weights)):
-            own: list[Any] = self._weights
-            session = _session()
-            for weight, value in zip(own, values, strict=True):
-                weight.load(value, session)
+        if any(map(is_symbolic, listed)):
+            backend.batch_set_value(zip(listed, values, strict=True))
             return
         entries = self._weight_entries()
         with self._lock.to_load():
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
+    def _listed(self) -> list[Any]:
+        """What `weights` lists; a subclass that wraps others may list theirs, too."""
+        own = type(self).weights is Weights.weights
+        return self._weights if own else self.weights
+
     def _weight_entries(self) -> list[Entry]:
         parts = {
             id(entry.own): entry
-            for var in self._slots.owners()
-            for entry in of_slots(self._slots, var, "")
+            for each in self._with_inner()
+            for var in each._slots.owners()
+            for entry in of_slots(each._slots, var, "")
         }
-        found = [parts.get(id(weight)) for weight in self._weights]
-        pairs = zip(found, self._weights, strict=True)
+        listed = self._listed()
+        found = [parts.get(id(weight)) for weight in listed]
+        pairs = zip(found, listed, strict=True)
         return [each or Entry(name_of(weight), weight) for each, weight in pairs]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -378,13 +406,3 @@ def _as_numpy(weight: Tensor) -> Any:
     if detached.dtype == torch.bfloat16:
         detached = detached.float()
     return detached.numpy().copy()[()]
-
-
-def _session() -> Any:
-    """The session whose values a graph's weights have."""
-    session = get_default_session()
-    if session is None:
-        raise FailedPreconditionError(
-            "The optimizer's weights are variables of a graph: call this inside `with session:`."
-        )
-    return session

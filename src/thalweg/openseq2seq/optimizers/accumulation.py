@@ -17,7 +17,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.scalars import reciprocal
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import titles_of
 
 ACCUMULATOR = "gradient_sum"

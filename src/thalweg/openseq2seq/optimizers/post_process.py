@@ -97,6 +97,7 @@ class PostProcessing(NamedTuple):
             whole_is_nan=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
+            numbers=True,
             narrow=True,
             **others,
         )

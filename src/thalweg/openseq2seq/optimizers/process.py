@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.outcome import Outcome, not_taken
-from thalweg.core.section import run
+from thalweg.core.section import Call, run
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
@@ -59,6 +59,7 @@ class Given(NamedTuple):
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
+        counts: What else counts the run, as functions in C.
     """
 
     backward: Backward
@@ -66,6 +67,7 @@ class Given(NamedTuple):
     rate: Any
     skip: bool = False
     captured: Any = None
+    counts: Sequence[Call] = ()
 
 
 def apply_processed(
@@ -108,7 +110,8 @@ def apply_processed(
                 check_addable(gradients, backward.targets, given.sums)
                 own = shares(gradients, how.iter_size)
                 if given.skip:
-                    run([*adding(given.sums, own), partial(done.append, f"{ADDED_UP}.")])
+                    told = partial(done.append, f"{ADDED_UP}.")
+                    run([*adding(given.sums, own), *given.counts, told])
                     return Outcome(False, _told(how, journal, step, ADDED_UP))
                 gradients = _totals(given.sums, own)
             if how.reduces:
@@ -124,7 +127,7 @@ def apply_processed(
             if how.reduces:
                 _check(how, backward)
         backward, unscaling = raw(backward)
-        parts = watching(scaler, done, clearing(given.sums))
+        parts = watching(scaler, done, [*clearing(given.sums), *given.counts])
         processing = how.post.processing(
             backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
+from thalweg.core.section import Call
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
@@ -69,6 +70,7 @@ class TrainingStep:
         self._skip_update = skip_update
         self._accumulators = Accumulators() if how.iter_size > 1 else None
         self._check_mixed = MixedCheck()
+        self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
         self._lock = Guard(self)
 
     @property
@@ -172,7 +174,7 @@ class TrainingStep:
                 return value, apply_processed(
                     self._inner,
                     self._how,
-                    Given(backward, sums, self._rate.value, skip),
+                    Given(backward, sums, self._rate.value, skip, counts=self._counts()),
                     None if self._mixed is None else self._mixed.loss_scaler,
                     None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
                     self.global_step,

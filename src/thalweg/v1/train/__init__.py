@@ -1,10 +1,12 @@
 """TensorFlow 1's optimizers: `tf.compat.v1.train`."""
 
 from thalweg.v1.missing import attribute_of
+from thalweg.v1.train import experimental, slot_creator
 from thalweg.v1.train.adadelta import AdadeltaOptimizer
 from thalweg.v1.train.adagrad import AdagradOptimizer
 from thalweg.v1.train.adagrad_da import AdagradDAOptimizer
 from thalweg.v1.train.adam import AdamOptimizer
+from thalweg.v1.train.assigned_averages import assign_moving_average, weighted_moving_average
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.decay import (
     cosine_decay,
@@ -27,6 +29,7 @@ from thalweg.v1.train.global_step import (
     global_step,
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
+from thalweg.v1.train.looper_thread import LooperThread
 from thalweg.v1.train.momentum import MomentumOptimizer
 from thalweg.v1.train.monitored.basic_session_run_hooks import (
     FeedFnHook,
@@ -54,6 +57,7 @@ from thalweg.v1.train.monitored.session_run_hook import (
 )
 from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
+from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
@@ -99,6 +103,7 @@ __all__ = [
     "GlobalStepWaiterHook",
     "GradientDescentOptimizer",
     "LoggingTensorHook",
+    "LooperThread",
     "MomentumOptimizer",
     "MonitoredSession",
     "MonitoredTrainingSession",
@@ -123,13 +128,16 @@ __all__ = [
     "SingularMonitoredSession",
     "StepCounterHook",
     "StopAtStepHook",
+    "SummarySaverHook",
     "SyncReplicasOptimizer",
     "add_queue_runner",
     "assert_global_step",
+    "assign_moving_average",
     "checkpoint_exists",
     "cosine_decay",
     "cosine_decay_restarts",
     "create_global_step",
+    "experimental",
     "exponential_decay",
     "generate_checkpoint_state_proto",
     "get_checkpoint_mtimes",
@@ -150,8 +158,10 @@ __all__ = [
     "piecewise_constant_decay",
     "polynomial_decay",
     "remove_checkpoint",
+    "slot_creator",
     "start_queue_runners",
     "update_checkpoint_state",
+    "weighted_moving_average",
 ]
 
 __getattr__ = attribute_of("train")

@@ -8,12 +8,13 @@ from typing import Any
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
-from thalweg.core.section import Call, run
+from thalweg.core.section import Call
 from thalweg.formula import Rule
+from thalweg.graph import executing_eagerly, get_default_graph
 from thalweg.rules import ADAM_V1
 from thalweg.scalars import product, scalar_type
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.slot_creator import base_name
 
 
 class AdamOptimizer(RuleOptimizer):
@@ -88,9 +89,11 @@ class AdamOptimizer(RuleOptimizer):
         super()._create_slots(var_list)
 
     def _get_beta_accumulators(self) -> tuple[Any, Any]:
-        """beta1_power and beta2_power."""
-        return self._get_non_slot_variable("beta1_power"), self._get_non_slot_variable(
-            "beta2_power"
+        """beta1_power and beta2_power: those of the default graph where one is being built."""
+        graph = None if executing_eagerly() else get_default_graph()
+        return (
+            self._get_non_slot_variable("beta1_power", graph=graph),
+            self._get_non_slot_variable("beta2_power", graph=graph),
         )
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
@@ -105,8 +108,3 @@ class AdamOptimizer(RuleOptimizer):
             moved = product(dtype(power.item()), as_hyper(values[hyper], dtype))
             counters.append(partial(power.detach().fill_, moved.item()))
         return counters
-
-    def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
-        run(self._counters(self._values()))
-
-    _FINISH = _finish

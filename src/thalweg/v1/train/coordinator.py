@@ -8,7 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from thalweg.errors import CancelledError, FailedPreconditionError, InvalidTypeError
+from thalweg.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InvalidTypeError,
+    OutOfRangeError,
+)
 from thalweg.locks import Lock, on_fork
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
@@ -19,7 +24,8 @@ class Coordinator:
 
     Args:
         clean_stop_exception_types: Exceptions that stop the threads without being an error; by
-            default CancelledError, with which waits end when others have stopped.
+            default CancelledError, with which waits end when others have stopped, and
+            OutOfRangeError, with which readers end.
 
     Example:
         >>> import threading
@@ -43,7 +49,9 @@ class Coordinator:
         self, clean_stop_exception_types: tuple[type[BaseException], ...] | None = None
     ) -> None:
         self._clean = (
-            (CancelledError,) if clean_stop_exception_types is None else clean_stop_exception_types
+            (CancelledError, OutOfRangeError)
+            if clean_stop_exception_types is None
+            else clean_stop_exception_types
         )
         self._lock = Lock()
         self._stopped = threading.Event()
@@ -118,6 +126,11 @@ class Coordinator:
     def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, or for `timeout` seconds; whether it was."""
         return self._stopped.wait(timeout)
+
+    @property
+    def _registered_threads(self) -> set[threading.Thread]:
+        """TensorFlow's name for what `join` waits for."""
+        return set(self._threads)
 
     def register_thread(self, thread: threading.Thread) -> None:
         """Let `join` wait for a thread."""

@@ -90,6 +90,36 @@ def global_step(sess: Any, global_step_tensor: Any) -> int:
     return int(sess.run(global_step_tensor))
 
 
+_READ = "global_step_read_op_cache"
+
+
+def _get_or_create_global_step_read(graph: Any = None) -> Any:
+    """The global step as it is before `_increment_global_step`; None if there is none."""
+    graph = graph or get_default_graph()
+    found = graph.get_collection(_READ)
+    step = get_global_step(graph)
+    if found or step is None:
+        return found[0] if found else None
+    with graph.as_default(), graph.control_dependencies(None):
+        read = step.read_value()
+    graph.add_to_collection(_READ, read)
+    return read
+
+
+def _increment_global_step(increment: int, graph: Any = None) -> Any:
+    """An operation that raises the global step, after it has been read.
+
+    Raises:
+        ValueError: There is none.
+    """
+    graph = graph or get_default_graph()
+    step = get_global_step(graph)
+    if step is None:
+        raise ValueError("Global step tensor should be created by create_global_step().")
+    with graph.as_default(), graph.control_dependencies([_get_or_create_global_step_read(graph)]):
+        return step.assign_add(increment)
+
+
 __all__ = [
     "assert_global_step",
     "create_global_step",

@@ -18,7 +18,7 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, name_of
+from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, is_variable, name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 VALID_DTYPES = TRAINED
@@ -83,11 +83,11 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
     """
     tape = GradientTape()
     chosen = None if var_list is None else flatten(var_list)
-    if chosen is not None:
-        check_variables(chosen)
+    if chosen is not None:  # a tensor that is no variable has a gradient, and cannot be updated
+        check_variables([x for x in chosen if is_variable(x) or not isinstance(x, torch.Tensor)])
     with tape:
         if chosen is not None:
-            tape.watch([var for var in chosen if not is_frozen(var)])
+            tape.watch([x for x in chosen if not (is_variable(x) and is_frozen(x))])
         value = scale(loss())
     found: list[Any] = variables_of(value) if chosen is None else chosen
     if not found:
@@ -160,4 +160,4 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    return of_symbol(scale(loss), var_list, gate_gradients, grad_loss, valid)
+    return of_symbol(scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)

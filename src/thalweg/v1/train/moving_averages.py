@@ -41,8 +41,12 @@ from thalweg.graph import (
 from thalweg.locks import Guard
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.tracing import untraced
+from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
+from thalweg.v1.train.assigned_averages import (
+    weighted_moving_average as weighted_moving_average,
+)
 from thalweg.v1.train.gradients import VALID_DTYPES
-from thalweg.v1.train.state import base_name, scoped
+from thalweg.v1.train.slot_creator import base_name, scoped
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import is_variable, over, titles_of
 
@@ -268,9 +272,9 @@ class ExponentialMovingAverage(TrackableSlots, StateDict):
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
         self._put(source, _AVERAGE, make_variable(zeros, title))
         if self._zero_debias:
-            self._put(source, _BIASED, make_variable(zeros, f"{title}/{_BIASED}"))
-            steps = torch.zeros((), dtype=source.dtype)
-            self._put(source, _STEPS, make_variable(steps, f"{title}/{_STEPS}"))
+            for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):
+                name = scoped(source, f"{title}/{kind}")
+                self._put(source, kind, make_variable(start, name))
 
     def _put(self, source: Any, kind: str, slot: Any) -> None:
         self._take_slots(kind, [source], [self._slots.put(source, kind, slot)])
@@ -293,7 +297,8 @@ class ExponentialMovingAverage(TrackableSlots, StateDict):
         title = f"{base_name(handle)}/{self._name}"
         if not is_symbolic(handle):
             return title
-        return handle.graph.unique_name(title, mark_as_used=False, absolute=True)
+        own = scoped(handle, title)
+        return handle.graph.unique_name(own, mark_as_used=False, absolute=True)
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[Any] | None = None

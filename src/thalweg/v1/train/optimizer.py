@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -19,7 +20,7 @@ from thalweg.core.kept import Plans
 from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
-from thalweg.core.section import Call
+from thalweg.core.section import Call, run
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import finish, take
 from thalweg.engines.selection import EngineName, Selection, check_name, current
@@ -37,10 +38,12 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
+from thalweg.running import is_ours
 from thalweg.tracing import untraced
-from thalweg.v1.train import gating, gradients
+from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.hooks import V1Hooks
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
@@ -61,7 +64,8 @@ class Optimizer(State, StateDict):
     indices)`; both kinds get the variable itself and change it and its slots in place, with
     autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name)` are
     called around them. In graph mode `_create_slots` is called when the graph is built and the
-    others when the session runs, with that session's values. Should a hook fail that updates
+    others when the session runs, with that session's values; `_prepare` is tried on a copy when
+    the graph is built, for the symbolic tensors that it keeps. Should a hook fail that updates
     variables, they and their slots are put back from copies made before each step; should
     `_finish` fail, the step has been taken.
 
@@ -355,10 +359,27 @@ class Optimizer(State, StateDict):
         is found there as long as it lasts, and no longer.
         """
         before, self._under_way = self._under_way, hooks
+        of_graph = {} if current_session() is None else self._symbols()
         try:
             yield hooks
         finally:
+            vars(self).update(of_graph)  # hooks that ran may have put a run's values there
             self._under_way = before
+
+    def _prepare_for_graph(self) -> None:
+        """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
+
+        Each run prepares anew; so a hook that needs values fails here without consequence.
+        """
+        if not is_ours(self._prepare):
+            twin = copy.copy(self)
+            with contextlib.suppress(Exception):
+                twin._prepare()
+            vars(self).update(twin._symbols())
+
+    def _symbols(self) -> dict[str, Any]:
+        """What it keeps of a graph, by the names of the attributes."""
+        return {name: value for name, value in vars(self).items() if is_symbolic(value)}
 
     def _minimize_one_by_one(
         self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
@@ -489,6 +510,7 @@ class Optimizer(State, StateDict):
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
+        self._prepare_for_graph()
         captured = self._captured()
 
         def run(grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]) -> None:
@@ -518,15 +540,15 @@ class Optimizer(State, StateDict):
 
     def _captured(self) -> list[Any]:
         """What a step in graph mode depends on besides gradients and variables: `_read` first."""
-        return [self._read(), [value for value in vars(self).values() if is_symbolic(value)]]
+        return [self._read(), list(self._symbols().values())]
 
     def _calls(self) -> bool:
         """Whether the beginning of a step calls users' functions."""
         return True
 
     def _finishes_itself(self) -> bool:
-        """Whether `_finish` is a subclass's own."""
-        return getattr(self._finish, "__func__", None) is not type(self)._FINISH
+        """Whether `_finish` is a subclass's own; `_counters` does what the library's does."""
+        return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
     def _counters(self, values: dict[str, Any]) -> list[Call]:
         """What counts a step beside `global_step`, as functions in C; given what it has read."""
@@ -592,11 +614,23 @@ class Optimizer(State, StateDict):
         """Hook: called after the updates, before `global_step` is raised.
 
         Args:
-            update_ops: Empty: the updates have been made.
+            update_ops: Empty where the updates have been made; operations where a graph is built.
             name_scope: The name of the step.
-        """
 
-    _FINISH = _finish  # the library's own; `_counters` does what it does
+        Returns:
+            None; where a graph is built, an operation that is done when the updates are.
+        """
+        if executing_eagerly():
+            run(self._counters(self._values()))
+            return None
+
+        def count(values: dict[str, Any]) -> None:
+            with self._turn(), self._locked():
+                run(self._counters(values))
+
+        done = [op for op in update_ops if op is not None]
+        title = name_scope.rstrip("/") or self._name
+        return operation(count, [self._read()], title, control_inputs=done)
 
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
@@ -612,18 +646,19 @@ class Optimizer(State, StateDict):
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
         """Hook: as `_apply_sparse`, where a row may be named twice."""
-        return self._apply_sparse(grad.deduplicated(), var)
+        values, indices = processors.deduplicated(grad.values, grad.indices)
+        return self._apply_sparse(EitherSlices(values, indices, grad.dense_shape), var)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
         """Hook: update the rows `indices` of `handle`, each named once, by the rows of `grad`."""
-        return self._apply_sparse(IndexedSlices(grad, indices), handle)
+        return self._apply_sparse(EitherSlices(grad, indices), handle)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
-        summed = IndexedSlices(grad, indices).deduplicated()
-        return self._resource_apply_sparse(summed.values, handle, summed.indices)
+        values, unique = processors.deduplicated(grad, indices)
+        return self._resource_apply_sparse(values, handle, unique)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in _NOT_COPIED}
@@ -660,3 +695,15 @@ def _parameters(cls: type[Any]) -> list[str]:
             if len(named) == len(own):
                 break
     return found
+
+
+# TensorFlow's names, for optimizers that have an `apply_gradients` of their own.
+_OptimizableVariable = processors.OptimizableVariable
+_RefVariableProcessor = processors.RefVariableProcessor
+_DenseReadResourceVariableProcessor = processors.DenseReadResourceVariableProcessor
+_DenseResourceVariableProcessor = processors.DenseResourceVariableProcessor
+_StreamingModelPortProcessor = processors.StreamingModelPortProcessor
+_TensorProcessor = processors.TensorProcessor
+_get_processor = processors.processor_of
+_deduplicate_indexed_slices = processors.deduplicated
+_var_key = processors.var_key

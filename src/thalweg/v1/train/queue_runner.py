@@ -7,11 +7,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from thalweg.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+)
 from thalweg.graph import GraphKeys, get_default_graph
 from thalweg.graph.nodes import session_for
 from thalweg.locks import Lock, on_fork
 from thalweg.v1.train.coordinator import Coordinator
+from thalweg.v1.train.queues import QueueBase
 
 
 class QueueRunner:
@@ -20,11 +26,12 @@ class QueueRunner:
     Args:
         queue: What the operations fill; its name names the threads.
         enqueue_ops: One operation for each thread.
-        close_op: Optional. Is run when the last thread has ended because the queue was closed.
-        cancel_op: Optional. Is run when the coordinator stops or a thread fails; it should end
-            the waits of the other operations.
-        queue_closed_exception_types: Exceptions that say that the queue was closed, by default
-            CancelledError. They end a thread without being an error.
+        close_op: Is run when the last thread has ended because there is nothing more, or the queue
+            was closed. By default it closes a `FIFOQueue` or `RandomShuffleQueue`.
+        cancel_op: Is run when the coordinator stops or a thread fails; it should end the waits of
+            the other operations. By default it closes such a queue.
+        queue_closed_exception_types: Exceptions that end a thread without being an error; by
+            default CancelledError and OutOfRangeError.
 
     Attributes:
         queue, enqueue_ops, close_op, cancel_op, queue_closed_exception_types: As given.
@@ -45,9 +52,13 @@ class QueueRunner:
             raise InvalidArgumentError("Must provide queue and enqueue_ops.")
         self.queue = queue
         self.enqueue_ops = list(enqueue_ops)
-        self.close_op = close_op
-        self.cancel_op = cancel_op
-        self.queue_closed_exception_types = queue_closed_exception_types or (CancelledError,)
+        is_queue = isinstance(queue, QueueBase)
+        self.close_op = queue.close() if is_queue and close_op is None else close_op
+        self.cancel_op = queue.close(True) if is_queue and cancel_op is None else cancel_op
+        self.queue_closed_exception_types = queue_closed_exception_types or (
+            CancelledError,
+            OutOfRangeError,
+        )
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
         self._running: dict[Any, int] = {}  # how many threads each session has

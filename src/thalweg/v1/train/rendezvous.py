@@ -67,7 +67,7 @@ class Rendezvous:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._lock = Lock()
+        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
         self._changed = threading.Condition(self._lock)
         self._era = _Era(make)
         self._closed = False
@@ -92,7 +92,7 @@ class Rendezvous:
             The value of the token.
         """
         wait = _Wait()
-        with self._changed:
+        with self._lock:
             era = self._era
             era.check()
             if local_step < self.step:
@@ -124,7 +124,7 @@ class Rendezvous:
         If the chief comes late there may be more, which are taken as well.
         """
         wait = _Wait(required)
-        with self._changed:
+        with self._lock:
             era = self._era
             era.check()
             era.chiefs.append(wait)
@@ -158,18 +158,18 @@ class Rendezvous:
 
         After a stop nobody waits for them; a chief that is done with a step may end it properly.
         """
-        with self._changed:
+        with self._lock:
             self._era.tokens.extend([value] * count)
             self._serve(self._era)
 
     def check(self) -> None:
         """Raise the error of those who wait, if there has been a stop."""
-        with self._changed:
+        with self._lock:
             self._era.check()
 
     def begin(self, step: Any) -> None:
         """Set the step; after a stop also open again, with no gradients and no tokens."""
-        with self._changed:
+        with self._lock:
             if self._era.ending is not None and not self._closed:
                 self._era = _Era(self._make)
             self.step = step
@@ -180,12 +180,12 @@ class Rendezvous:
         Args:
             error: The failure that is the reason; None if a stop was asked for.
         """
-        with self._changed:
+        with self._lock:
             self._end("a stop was requested" if error is None else _described(error), error)
 
     def close(self) -> None:
         """End all waits for good."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._end("the session was closed", None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,11 +15,12 @@ from thalweg.core.hyperparameters import as_hyper, check_scalar, is_function
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.formula import Rule
-from thalweg.graph import is_symbolic
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.graph import by_reference, is_symbolic, operation
+from thalweg.graph.either import IndexedSlices
 from thalweg.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
@@ -30,6 +31,7 @@ _UPDATES = (
     "_resource_apply_sparse",
     "_apply_sparse_duplicate_indices",
     "_resource_apply_sparse_duplicate_indices",
+    "_apply_sparse_shared",
 )
 
 
@@ -124,11 +126,14 @@ class RuleOptimizer(Optimizer):
         return any(map(self._overrides, _UPDATES))
 
     def _overrides(self, hook: str) -> bool:
-        return getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
+        """Whether a subclass, or this very optimizer, has a hook of its own."""
+        own = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
+        return own or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
         """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
-        return self._overrides(hook) and self._rule().duplicates != "successive"
+        is_own = self._overrides(hook) or self._overrides("_apply_sparse_shared")
+        return is_own and self._rule().duplicates != "successive"
 
     @classmethod
     @cache
@@ -141,38 +146,61 @@ class RuleOptimizer(Optimizer):
             is_function(getattr(self, each)) for each in self.HYPERS.values()
         )
 
-    def _update(self, grad: Any, var: Tensor) -> None:
-        """Update one variable, in the course of a step."""
-        values = None if self._under_way is None else self._under_way.values
-        kept = self._plans.now().alone(var)
-        errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
+    def _update(self, grad: Any, var: Any) -> Any:
+        """Update one variable, in the course of a step; for one of a graph, make an operation."""
+        if is_symbolic(var):
+            parts = [grad, by_reference(var), self._read()]
+            return operation(self._update_with, parts, f"update_{base_name(var)}")
+        return self._update_with(
+            grad, var, None if self._under_way is None else self._under_way.values
+        )
+
+    def _update_with(self, grad: Any, var: Tensor, values: dict[str, Any] | None) -> None:
+        with self._turn(), self._locked():
+            kept = self._plans.now().alone(var)
+            errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
         raise_within(errors)
 
     def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Any:
-        self._update(grad, handle)
+        return self._update(grad, handle)
 
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
-        self._update(grad, var)
+        return self._update(grad, var)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
-        self._update(IndexedSlices(grad, indices), handle)
+        return self._apply_sparse_shared(grad, handle, indices, self._resource_scatter_add)
 
-    def _apply_sparse(self, grad: IndexedSlices, var: Any) -> Any:
-        self._update(grad, var)
+    def _apply_sparse(self, grad: Any, var: Any) -> Any:
+        return self._apply_sparse_shared(grad.values, var, grad.indices, self._resource_scatter_add)
+
+    def _apply_sparse_shared(
+        self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
+    ) -> Any:
+        """Hook: what both kinds of sparse gradients come by, as in TensorFlow's Adam.
+
+        Args:
+            grad: The rows.
+            var: The variable.
+            indices: Which rows they are, each named once.
+            scatter_add: Adds rows to a variable: `scatter_add(variable, indices, rows)`.
+        """
+        return self._update(IndexedSlices(grad, indices), var)
+
+    def _resource_scatter_add(self, x: Any, i: Tensor, v: Tensor) -> Any:
+        """Add the rows `v` to the rows `i` of `x`; its value then."""
+        return x.scatter_add(IndexedSlices(v, i))
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
         if self._calls_sparse("_resource_apply_sparse"):
-            super()._resource_apply_sparse_duplicate_indices(grad, handle, indices)
-        else:
-            self._update(IndexedSlices(grad, indices), handle)
+            return super()._resource_apply_sparse_duplicate_indices(grad, handle, indices)
+        return self._update(IndexedSlices(grad, indices), handle)
 
-    def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
+    def _apply_sparse_duplicate_indices(self, grad: Any, var: Any) -> Any:
         if self._calls_sparse("_apply_sparse"):
-            super()._apply_sparse_duplicate_indices(grad, var)
-        else:
-            self._update(grad, var)
+            return super()._apply_sparse_duplicate_indices(grad, var)
+        return self._update(grad, var)
 
 
 def checked(name: str, value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from thalweg import distribute
@@ -16,24 +17,13 @@ from thalweg.graph import (
     current_session,
     executing_eagerly,
     get_default_graph,
-    get_variable_scope,
     handle_of,
     is_symbolic,
     make_variable,
     resolve,
 )
-from thalweg.variable import Variable, as_dtype, name_of, over, to_tensor
-
-
-def base_name(var: Any) -> str:
-    """The name of a variable without ":0"."""
-    return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
-
-
-def scoped(var: Any, title: str) -> str:
-    """The name of a slot of a graph's variable: below the variable scope it is made in."""
-    scope = get_variable_scope().name if var.graph is get_default_graph() else ""
-    return f"{scope}/{title}" if scope else title
+from thalweg.v1.train.slot_creator import base_name, scoped
+from thalweg.variable import Variable, as_dtype, over, to_tensor
 
 
 class State(TrackableSlots):
@@ -90,13 +80,13 @@ class State(TrackableSlots):
     def _var_key(self, var: Any) -> int:
         return id(handle_of(var))
 
-    def _slot_dict(self, slot_name: str) -> dict[int, Any]:
-        """The slots of a name by `_var_key` of their variable; a copy."""
+    def _slot_dict(self, slot_name: str) -> Mapping[int, Any]:
+        """The slots of a name by `_var_key` of their variable; not to be written to."""
         found = {
             id(var): resolve(slot) for var, name, slot in self._slots.items() if name == slot_name
         }
         self._slots.handed_out(found.values())
-        return found
+        return MappingProxyType(found)
 
     def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""
@@ -201,6 +191,11 @@ class State(TrackableSlots):
         if graph is None and session is not None:
             graph = session.graph
         return resolve(self._non_slots.get((name, graph)))
+
+    @property
+    def _non_slot_dict(self) -> Mapping[tuple[str, Any], Any]:
+        """The variables of no variable, by name and graph; not to be written to."""
+        return MappingProxyType(self._non_slots)
 
     def _non_slot_variables(self) -> list[Any]:
         """All variables of no variable, of every graph."""

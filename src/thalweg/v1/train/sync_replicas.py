@@ -40,7 +40,7 @@ from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
 from thalweg.v1.train.rendezvous import Rendezvous
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 
 

@@ -14,6 +14,7 @@ class AdaMaxOptimizer(AdamOptimizer):
 
         m <- m + (g - m)(1 - beta1);  v <- max(beta2 v, |g|)
         var <- var - learning_rate / (1 - beta1_power) m / (v + epsilon)
+        beta1_power <- beta1_power beta1
 
     A sparse gradient touches the rows it names, unlike that of `AdamOptimizer`.
 
@@ -26,6 +27,8 @@ class AdaMaxOptimizer(AdamOptimizer):
     Reference: tf.contrib.opt.AdaMaxOptimizer; https://arxiv.org/abs/1412.6980, section 7.1
     """
 
+    POWERS = {"beta1_power": "beta1"}
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -36,6 +39,10 @@ class AdaMaxOptimizer(AdamOptimizer):
         name: str = "AdaMax",
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+    def _get_beta_accumulators(self) -> Any:
+        """beta1_power, the only one there is."""
+        return super()._get_beta_accumulators()[0]
 
     def _rule(self) -> Rule:
         return ADAMAX_V1

@@ -23,7 +23,7 @@ from thalweg.graph import (
 )
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tracing import untraced
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of
 

@@ -75,6 +75,7 @@ class CheckpointSaverHook(SessionRunHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._steps_per_run = 1
         self._saver = saver
         self._scaffold = scaffold
         self._folder = os.fspath(checkpoint_dir)
@@ -95,13 +96,17 @@ class CheckpointSaverHook(SessionRunHook):
         self._save(session, step)
         self._timer.update_last_triggered_step(step)
 
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Say by how much one run raises the step, if not by 1."""
+        self._steps_per_run = steps_per_run
+
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the step before the run."""
         return SessionRunArgs(self._step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is time."""
-        if not self._timer.should_trigger_for_step(int(run_values.results) + 1):
+        if not self._timer.should_trigger_for_step(int(run_values.results) + self._steps_per_run):
             return
         step = int(run_context.session.run(self._step))
         if self._timer.should_trigger_for_step(step):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from thalweg.graph import GraphKeys, Session, get_default_graph
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
@@ -122,6 +122,8 @@ class MonitoredSession:
 
         Raises:
             RuntimeError: The session is closed, a stop has been requested, or two feed the same.
+            BaseException: The error with which one of the session's threads has failed, where the
+                run fails, too.
         """
         session = self._opened()
         if self._stop_requested:
@@ -129,7 +131,11 @@ class MonitoredSession:
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
         wanted: dict[Any, Any] = {_CALLER: fetches}
         feeds = self._asked(context, wanted, feed_dict)
-        results = session.run(wanted, feeds, options, run_metadata)
+        try:
+            results = session.run(wanted, feeds, options, run_metadata)
+        except Exception:
+            self._coordinator.raise_requested_exception()  # a thread's error may be the cause
+            raise
         for hook in self._hooks:
             values = SessionRunValues(results.get(hook), options, run_metadata)
             hook.after_run(context, values)
@@ -201,7 +207,7 @@ class MonitoredSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        is_good = kind is None or issubclass(kind, StopIteration)
+        is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
         self._end(tells=is_good)
         return is_good
 

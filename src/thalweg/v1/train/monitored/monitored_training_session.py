@@ -13,9 +13,11 @@ from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
+from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
 
 _DEFAULT: Any = object()  # an interval of which nothing is said
 _SECONDS = 600  # between two checkpoints
+_STEPS = 100  # between two summaries
 
 Path = str | os.PathLike[str]
 
@@ -50,12 +52,14 @@ def MonitoredTrainingSession(
         chief_only_hooks: Optional. Hooks, called before the usual ones.
         save_checkpoint_secs: The seconds between two checkpoints; by default 600, unless steps are
             given. 0 or None for no checkpoints.
-        save_summaries_steps: Ignored, as is `save_summaries_secs`: there are no summary operations.
+        save_summaries_steps: Where there is a folder, the steps between two summaries; by default
+            100, unless seconds are given. 0 or None for none.
+        save_summaries_secs: The seconds between two summaries, in place of the steps.
         stop_grace_period_secs: As in `MonitoredSession`.
         log_step_count_steps: Where there is a folder, after how many steps the rate is logged.
         max_wait_secs: Ignored.
         save_checkpoint_steps: The steps between two checkpoints, in place of the seconds.
-        summary_dir: Ignored but for `log_step_count_steps`.
+        summary_dir: Optional. The folder of summaries; by default `checkpoint_dir`.
         save_graph_def: Ignored.
 
     Raises:
@@ -94,10 +98,18 @@ def MonitoredTrainingSession(
         save_checkpoint_secs = _SECONDS if save_checkpoint_steps is _DEFAULT else None
     if save_checkpoint_steps is _DEFAULT:
         save_checkpoint_steps = None
+    if save_summaries_steps is _DEFAULT:
+        save_summaries_steps = _STEPS if save_summaries_secs is _DEFAULT else None
+    if save_summaries_secs is _DEFAULT:
+        save_summaries_secs = None
     scaffold = scaffold or Scaffold()
     every = list(chief_only_hooks or ())
-    if (summary_dir or checkpoint_dir) and log_step_count_steps and log_step_count_steps > 0:
-        every.append(StepCounterHook(log_step_count_steps))
+    folder = summary_dir or checkpoint_dir
+    if folder and log_step_count_steps and log_step_count_steps > 0:
+        every.append(StepCounterHook(log_step_count_steps, output_dir=folder))
+    if folder and ((save_summaries_steps or 0) > 0 or (save_summaries_secs or 0) > 0):
+        steps, seconds = save_summaries_steps, save_summaries_secs
+        every.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
     wants_checkpoints = (save_checkpoint_secs or 0) > 0 or (save_checkpoint_steps or 0) > 0
     if checkpoint_dir and wants_checkpoints:
         every.append(

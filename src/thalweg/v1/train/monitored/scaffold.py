@@ -15,6 +15,7 @@ from thalweg.graph import (
     local_variables_initializer,
     report_uninitialized_variables,
 )
+from thalweg.v1.summary import merge_all
 from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
 from thalweg.v1.train.saving.saver import Saver
 
@@ -33,14 +34,15 @@ class Scaffold:
             variables.
         local_init_op: Optional. Initializes what checkpoints do not have; by default all local
             variables.
-        summary_op: Ignored: there are no summary operations.
+        summary_op: Optional. Gives the summaries; by default those of the collection SUMMARIES.
         saver: Optional. By default that of the collection SAVERS, or one of all variables.
         copy_from_scaffold: Optional. A scaffold that has what is not given here.
         local_init_feed_dict: Optional. What `local_init_op` is fed.
 
     Attributes:
-        init_op, init_feed_dict, ready_op, ready_for_local_init_op, local_init_op, saver,
-            local_init_feed_dict: As given or made.
+        init_op, init_feed_dict, ready_op, ready_for_local_init_op, local_init_op, summary_op,
+            saver, local_init_feed_dict: As given or made; `summary_op` is None if there are no
+            summaries.
         init_fn: The function given, of the session alone, or None.
 
     Reference: tf.train.Scaffold
@@ -68,6 +70,7 @@ class Scaffold:
         self.ready_op = ready_op
         self.ready_for_local_init_op = ready_for_local_init_op
         self.local_init_op = local_init_op
+        self.summary_op = summary_op
         self.saver = saver
         self.local_init_feed_dict = local_init_feed_dict
         for name, value in list(vars(self).items()):
@@ -88,6 +91,7 @@ class Scaffold:
                 lambda: report_uninitialized_variables(global_variables()),
             ),
             "local_init_op": (GraphKeys.LOCAL_INIT_OP, Scaffold.default_local_init_op),
+            "summary_op": (GraphKeys.SUMMARY_OP, merge_all),
         }
         for name, (key, make) in made.items():
             if getattr(self, name) is None:

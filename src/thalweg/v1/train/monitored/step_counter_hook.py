@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.v1.summary.protos import is_installed
+from thalweg.v1.summary.writer import FileWriterCache, add_scalar
 from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
@@ -26,9 +28,10 @@ class StepCounterHook(SessionRunHook):
     Args:
         every_n_steps: After how many steps; or
         every_n_secs: after how many seconds.
-        output_dir: Ignored: no events are written unless there is a `summary_writer`.
-        summary_writer: Optional. Has a method `add_scalar(tag, value, step)`, as that of
-            `torch.utils.tensorboard` has, and is given "global_step/sec".
+        output_dir: Optional. A folder to which "global_step/sec" is written, if TensorBoard is
+            installed.
+        summary_writer: Optional. A `tf.summary.FileWriter`, or one of `torch.utils.tensorboard`, to
+            which it is written in place of the folder.
 
     Raises:
         ValueError: Both intervals are given, or none.
@@ -48,14 +51,22 @@ class StepCounterHook(SessionRunHook):
                 "exactly one of every_n_steps and every_n_secs should be provided."
             )
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
+        self._output_dir = output_dir
         self._summary_writer = summary_writer
         self._step: Any = None
         self._before: int | None = None
+        self._steps_per_run = 1
         self._same = 0  # runs that have not raised the step
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
         self._step = global_step_for(self)
+        if self._summary_writer is None and self._output_dir is not None and is_installed():
+            self._summary_writer = FileWriterCache.get(self._output_dir)
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Say by how much one run raises the step, if not by 1."""
+        self._steps_per_run = steps_per_run
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the step before the run."""
@@ -64,7 +75,7 @@ class StepCounterHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the rate if it is time."""
         before = int(run_values.results)
-        if self._timer.should_trigger_for_step(before + 1):
+        if self._timer.should_trigger_for_step(before + self._steps_per_run):
             step = int(run_context.session.run(self._step))
             if self._timer.should_trigger_for_step(step):
                 seconds, steps = self._timer.update_last_triggered_step(step)
@@ -75,7 +86,7 @@ class StepCounterHook(SessionRunHook):
     def _tell(self, rate: float, step: int) -> None:
         tag = f"{self._step.op.name}/sec"
         if self._summary_writer is not None:
-            self._summary_writer.add_scalar(tag, rate, step)
+            add_scalar(self._summary_writer, tag, rate, step)
         _LOG.info("%s: %g", tag, rate)
 
     def _watch(self, step: int) -> None:

@@ -42,7 +42,7 @@ class SecondOrStepTimer:
             return False
         if self._every_steps is not None:
             return step >= last_step + self._every_steps
-        return time.time() > last_time + (self._every_secs or 0)
+        return time.time() >= last_time + (self._every_secs or 0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
         """Note that it triggers now.

@@ -1,0 +1,24 @@
+"""TensorBoard's files: `FileWriter`, and operations of a graph that give summaries for it."""
+
+from thalweg.v1.summary.operations import (
+    histogram,
+    image,
+    merge,
+    merge_all,
+    scalar,
+    text,
+)
+from thalweg.v1.summary.protos import message
+from thalweg.v1.summary.writer import FileWriter, FileWriterCache
+
+__all__ = [
+    "FileWriter",
+    "FileWriterCache",
+    "histogram",
+    "image",
+    "merge",
+    "merge_all",
+    "message",
+    "scalar",
+    "text",
+]

@@ -1,0 +1,149 @@
+"""Operations that give summaries, as the bytes of a `Summary`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from thalweg import graph
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.graph import GraphKeys
+from thalweg.v1.summary import values
+from thalweg.v1.summary.protos import message
+
+
+def scalar(name: str, tensor: Any, collections: Any = None, family: str | None = None) -> Any:
+    """A summary of one number.
+
+    Args:
+        name: Its tag, below the name scope and made unique.
+        tensor: The number.
+        collections: Where the operation goes; by default to SUMMARIES.
+        family: Optional. What the tag begins with.
+
+    Raises:
+        RuntimeError: In eager mode.
+        ModuleNotFoundError: TensorBoard is not installed.
+    """
+    return _summary(name, tensor, collections, family, lambda *given: [values.scalar(*given)])
+
+
+def histogram(name: str, values: Any, collections: Any = None, family: str | None = None) -> Any:
+    """A summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
+    return _summary(name, values, collections, family, lambda *given: [_values.histogram(*given)])
+
+
+def image(
+    name: str,
+    tensor: Any,
+    max_outputs: int = 3,
+    collections: Any = None,
+    family: str | None = None,
+) -> Any:
+    """A summary of the first images of a batch (batch, height, width, channels), of uint8 or
+    floats, which are scaled; otherwise as `scalar`.
+    """
+
+    def describe(batch: Any, tag: str) -> Sequence[Any]:
+        return values.images(batch, tag, max_outputs)
+
+    return _summary(name, tensor, collections, family, describe)
+
+
+def text(name: str, tensor: Any, collections: Any = None) -> Any:
+    """A summary of strings, in a list, an array or alone; otherwise as `scalar`."""
+    return _summary(name, tensor, collections, None, lambda *given: [values.text(*given)], str)
+
+
+def merge(inputs: Sequence[Any], collections: Any = None, name: str | None = None) -> Any:
+    """One summary of several.
+
+    Raises:
+        InvalidArgumentError: In a run, if two have one tag.
+        RuntimeError: In eager mode.
+    """
+    _check_mode()
+
+    def join(*parts: bytes) -> bytes:
+        whole = message("Summary")()
+        for part in parts:
+            whole.MergeFromString(part)
+        tags = [value.tag for value in whole.value]
+        twice = next((tag for tag in tags if tags.count(tag) > 1), None)
+        if twice is not None:
+            raise InvalidArgumentError(f"Duplicate tag {twice} found in summary inputs.")
+        return whole.SerializeToString()
+
+    inputs = list(inputs)
+    for each in inputs:
+        if not isinstance(each, graph.SymbolicTensor):
+            raise InvalidTypeError(f"merge takes summaries of the graph, not {each!r}.")
+    return _added(join, inputs, name or "Merge/MergeSummary", collections or ())
+
+
+def merge_all(
+    key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
+) -> Any:
+    """One summary of all in a collection, of those in a name scope if one is given; None if there
+    are none.
+    """
+    _check_mode()
+    found = graph.get_collection(key, scope)
+    return merge(found, name=name) if found else None
+
+
+def _summary(
+    name: str,
+    given: Any,
+    collections: Any,
+    family: str | None,
+    describe: Callable[[Any, str], Sequence[Any]],
+    kind: type | None = None,
+) -> Any:
+    """An operation that gives what `describe` says of a tensor."""
+    _check_mode()
+    message("Summary")  # is it installed?
+    given = given if kind is str else graph.convert_to_tensor(given)
+
+    def summarize(value: Any) -> bytes:
+        return message("Summary")(value=describe(value, tag)).SerializeToString()
+
+    keys = [GraphKeys.SUMMARIES] if collections is None else collections
+    with _scope(name, family) as (tag, title):
+        return _added(summarize, [given], title, keys)
+
+
+def _added(
+    function: Callable[..., bytes], inputs: Sequence[Any], name: str, collections: Any
+) -> Any:
+    known = graph.Output(None, (), ())
+    found = graph.operation(function, inputs, name, kind="pure", outputs=known)
+    found.graph.add_to_collections(collections, found)
+    return found
+
+
+@contextlib.contextmanager
+def _scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
+    """The tag, and the name of the operation, which is the scope's own."""
+    label, group = _cleaned(name), None if family is None else _cleaned(family)
+    with graph.name_scope(label if group is None else f"{group}/{label}") as scope:
+        whole = scope.rstrip("/")
+        tag = whole if group is None else f"{group}/{whole}"
+        yield tag, label.rpartition("/")[2]
+
+
+def _cleaned(name: str) -> str:
+    return re.sub(r"[^-/\w.]", "_", name).lstrip("/")
+
+
+def _check_mode() -> None:
+    if graph.executing_eagerly():
+        raise FailedPreconditionError(
+            "Operations of tf.summary belong to a graph: build one, or use"
+            " torch.utils.tensorboard.SummaryWriter."
+        )
+
+
+_values = values  # an argument of `histogram` has this name

@@ -1,0 +1,123 @@
+"""What a summary says of a tensor, as TensorFlow's kernels do."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.v1.summary.protos import message, tensorboard
+
+
+def scalar(value: torch.Tensor, tag: str) -> Any:
+    """The one number of a tensor."""
+    if value.numel() != 1:
+        raise InvalidArgumentError(
+            f"The summary of {tag!r} is of a scalar, not of shape {tuple(value.shape)}."
+        )
+    return message("Summary").Value(tag=tag, simple_value=value.item())
+
+
+@functools.cache
+def _limits() -> np.ndarray:
+    """The upper ends of buckets, each a tenth larger than the one before."""
+    found, limit = [], 1e-12
+    while limit < 1e20:
+        found.append(limit)
+        limit *= 1.1
+    found.append(sys.float_info.max)
+    return np.array([-each for each in reversed(found)] + [0.0] + found)
+
+
+def histogram(values: torch.Tensor, tag: str) -> Any:
+    """How many elements are in which bucket.
+
+    Raises:
+        InvalidArgumentError: An element is not finite.
+    """
+    given = values.detach().cpu().double().reshape(-1).numpy()
+    if not np.isfinite(given).all():
+        raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
+    limits = _limits()
+    counts = np.bincount(np.searchsorted(limits, given, "right"), minlength=len(limits))
+    # A run of empty buckets is one of them.
+    kept = (counts > 0) | np.append(counts[1:] > 0, True)
+    extent = (given.min(), given.max()) if given.size else (sys.float_info.max, -sys.float_info.max)
+    proto = message("HistogramProto")(
+        min=extent[0],
+        max=extent[1],
+        num=given.size,
+        sum=given.sum(),
+        sum_squares=given @ given,
+        bucket_limit=limits[kept].tolist(),
+        bucket=counts[kept].astype("f8").tolist(),
+    )
+    return message("Summary").Value(tag=tag, histo=proto)
+
+
+def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
+    """The first images of a batch (batch, height, width, channels of 1, 3 or 4), as PNG.
+
+    Those of floats are scaled to [0, 255], so that 0 stays, or is 128 where there are negative
+    ones.
+    """
+    if batch.dim() != 4 or batch.shape[-1] not in (1, 3, 4):
+        raise InvalidArgumentError(
+            f"The summary of {tag!r} is of images (batch, height, width, 1, 3 or 4), not of shape"
+            f" {tuple(batch.shape)}."
+        )
+    summary = message("Summary")
+    found = []
+    for index, image in enumerate(batch[:count].detach().cpu()):
+        height, width, depth = image.shape
+        shown = summary.Image(
+            height=height, width=width, colorspace=depth, encoded_image_string=_png(image)
+        )
+        title = f"{tag}/image" if count == 1 else f"{tag}/image/{index}"
+        found.append(summary.Value(tag=title, image=shown))
+    return found
+
+
+def _png(image: torch.Tensor) -> bytes:
+    from PIL import Image
+
+    pixels = image if image.dtype == torch.uint8 else _scaled(image.float())
+    array = pixels.numpy()
+    out = io.BytesIO()
+    Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(out, "PNG")
+    return out.getvalue()
+
+
+def _scaled(image: torch.Tensor) -> torch.Tensor:
+    known = image.isfinite()
+    inside = image[known]
+    low, high = (inside.min(), inside.max()) if inside.numel() else (torch.tensor(0.0),) * 2
+    largest, span, offset = (high, 255.0, 0.0) if low >= 0 else (
+        torch.maximum(low.abs(), high.abs()), 127.0, 128.0
+    )  # fmt: skip
+    scale = 0.0 if largest < 1e-6 else span / largest
+    pixels = torch.where(known, image, 0) * scale + offset
+    bad = torch.tensor([255.0, 0.0, 0.0, 255.0])[: image.shape[-1]]
+    return torch.where(known.all(-1, keepdim=True), pixels, bad).to(torch.uint8)
+
+
+def text(value: Any, tag: str) -> Any:
+    """Strings, which TensorBoard shows as Markdown."""
+    found = np.asarray(value, dtype=object)
+    proto = message("TensorProto")(dtype="DT_STRING")
+    proto.tensor_shape.CopyFrom(
+        tensorboard("compat.proto.tensor_shape_pb2").TensorShapeProto(
+            dim=[{"size": size} for size in found.shape]
+        )
+    )
+    proto.string_val.extend(
+        each if isinstance(each, bytes) else str(each).encode() for each in found.reshape(-1)
+    )
+    metadata = message("SummaryMetadata")()
+    metadata.plugin_data.plugin_name = "text"
+    return message("Summary").Value(tag=tag, tensor=proto, metadata=metadata)

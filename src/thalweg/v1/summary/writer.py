@@ -1,0 +1,150 @@
+"""`FileWriter`: summaries in a file that TensorBoard reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from thalweg import graph as graphs
+from thalweg.errors import InvalidTypeError
+from thalweg.v1.summary.protos import message, tensorboard
+
+
+class FileWriter:
+    """Writes summaries and the graph to a new file of events in a folder.
+
+    Args:
+        logdir: The folder, made if it is not there.
+        graph: Optional. A graph that is written at once.
+        max_queue: How many events wait for the thread that writes.
+        flush_secs: How often they are written out.
+        graph_def: Optional. A `GraphDef` in place of `graph`.
+        filename_suffix: What the file's name ends with.
+        session: Ignored.
+
+    Raises:
+        ModuleNotFoundError: TensorBoard is not installed.
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        graph: Any = None,
+        max_queue: int = 10,
+        flush_secs: float = 120,
+        graph_def: Any = None,
+        filename_suffix: str | None = None,
+        session: Any = None,
+    ) -> None:
+        self._logdir = os.fspath(logdir)
+        self._how = (max_queue, flush_secs, filename_suffix or "")
+        self._events: Any = None
+        self.reopen()
+        if graph is not None or graph_def is not None:
+            self.add_graph(graph, graph_def=graph_def)
+
+    def get_logdir(self) -> str:
+        """The folder."""
+        return self._logdir
+
+    def add_summary(self, summary: Any, global_step: Any = None) -> None:
+        """Write a `Summary`, or the bytes that a run of a summary operation gave.
+
+        Raises:
+            TypeError: It is neither.
+        """
+        kind = message("Summary")
+        if isinstance(summary, bytes):
+            summary = kind.FromString(summary)
+        if not isinstance(summary, kind):
+            raise InvalidTypeError(
+                f"add_summary takes a tf.Summary or its bytes, not {type(summary).__name__}."
+            )
+        self.add_event(message("Event")(summary=summary), global_step)
+
+    def add_graph(self, graph: Any, global_step: Any = None, graph_def: Any = None) -> None:
+        """Write the operations of a graph, with the tensors between them."""
+        if isinstance(graph, graphs.Graph):
+            graph = described(graph)
+        found = graph_def if graph is None else graph
+        if not isinstance(found, message("GraphDef")):
+            raise InvalidTypeError(f"add_graph takes a graph, not {type(found).__name__}.")
+        self.add_event(message("Event")(graph_def=found.SerializeToString()), global_step)
+
+    def add_session_log(self, session_log: Any, global_step: Any = None) -> None:
+        """Write a `SessionLog`."""
+        self.add_event(message("Event")(session_log=session_log), global_step)
+
+    def add_event(self, event: Any, global_step: Any = None) -> None:
+        """Write an `Event`; the time is now, unless it has one. Nothing if the file is closed."""
+        if self._events is None:
+            return
+        event.wall_time = event.wall_time or time.time()
+        if global_step is not None:
+            event.step = int(global_step)
+        self._events.add_event(event)
+
+    def flush(self) -> None:
+        """Write out what waits."""
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        """Write out what waits, and close the file."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def reopen(self) -> None:
+        """Go on in a new file, if this one is closed."""
+        if self._events is None:
+            module = tensorboard("summary.writer.event_file_writer")
+            self._events = module.EventFileWriter(self._logdir, *self._how)
+
+    def __enter__(self) -> FileWriter:
+        self.reopen()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class FileWriterCache:
+    """One `FileWriter` for each folder."""
+
+    _writers: dict[str, FileWriter] = {}
+
+    @staticmethod
+    def get(logdir: str | os.PathLike[str]) -> FileWriter:
+        """The writer of a folder, made when first asked."""
+        known = FileWriterCache._writers
+        return known.get(os.fspath(logdir)) or known.setdefault(
+            os.fspath(logdir), FileWriter(logdir)
+        )
+
+    @staticmethod
+    def clear() -> None:
+        """Close all."""
+        for writer in FileWriterCache._writers.values():
+            writer.close()
+        FileWriterCache._writers.clear()
+
+
+def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
+    """Write one number with a `FileWriter`, or with one of `torch.utils.tensorboard`."""
+    if not hasattr(writer, "add_summary"):
+        writer.add_scalar(tag, value, step)
+        return
+    summary = message("Summary")
+    writer.add_summary(summary(value=[summary.Value(tag=tag, simple_value=value)]), step)
+
+
+def described(graph: graphs.Graph) -> Any:
+    """The `GraphDef` of a graph: names, kinds and inputs of its operations; not what they do."""
+    found = message("GraphDef")()
+    for op in graph.get_operations():
+        inputs = [f"{x.op.name}:{x.value_index}" if x.value_index else x.op.name for x in op.inputs]
+        controls = [f"^{other.name}" for other in op.control_inputs]
+        found.node.add(name=op.name, op=op.type.rpartition("/")[2], input=[*inputs, *controls])
+    return found

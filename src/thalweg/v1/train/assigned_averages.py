@@ -1,0 +1,158 @@
+"""Moving averages that a program keeps in variables of its own, as batch normalisation does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core import section
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import (
+    GraphKeys,
+    GraphVariable,
+    by_reference,
+    executing_eagerly,
+    get_variable,
+    get_variable_scope,
+    global_variables,
+    graph_variable_of,
+    operation,
+    variable_scope,
+    zeros_initializer,
+)
+from thalweg.running import Symbolic
+from thalweg.scalars import as_scalar, power, scalar_type
+from thalweg.v1.train.gradients import title_of
+from thalweg.variable import dtype_name, to_tensor
+
+
+def assign_moving_average(
+    variable: Any, value: Any, decay: Any, zero_debias: bool = True, name: str | None = None
+) -> Any:
+    """Move a variable toward a value.
+
+        variable <- variable - (variable - value)(1 - decay)
+
+    Args:
+        variable: The variable.
+        value: A tensor of its shape, or what `to_tensor` takes.
+        decay: Share of the variable that is kept.
+        zero_debias: Whether the variable, which is taken to begin at 0, is divided by the weight
+            that it has gathered. A graph keeps the sum and the number of steps in two variables
+            beside it, `biased` and `local_step`; each call makes its own. In eager mode nothing
+            is kept, so that each call is a first step.
+        name: Optional.
+
+    Returns:
+        The variable; in a graph a tensor that updates it and is its new value.
+
+    Raises:
+        InvalidTypeError: The value is a tensor of another dtype.
+        InvalidArgumentError: It has another shape; in graph mode when it runs.
+
+    Reference: tensorflow.python.training.moving_averages.assign_moving_average
+    """
+    if executing_eagerly():
+        given = _given(value, variable)
+        with torch.no_grad():
+            _move(variable, given, decay, torch.zeros_like(variable) if zero_debias else None, None)
+        return variable
+    variable = graph_variable_of(variable)
+    given = _given(value, variable)
+    biased, step = _beside(variable) if zero_debias else (None, None)
+    own = [None if each is None else by_reference(each) for each in (biased, step)]
+    title = name or "AssignMovingAvg"
+    parts = [by_reference(variable), given, decay, *own]
+    return operation(_move, parts, title, outputs=variable)
+
+
+def _given(value: Any, variable: Any) -> Any:
+    """The value as a tensor of the variable's dtype; refused if it is one of another."""
+    if not isinstance(value, Tensor | Symbolic):
+        return to_tensor(value, variable.dtype)
+    if getattr(value, "dtype", None) not in (None, variable.dtype):
+        kinds = f"{dtype_name(value.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore
+        raise InvalidTypeError(f"The value for '{title_of(variable)}' is {kinds}. Cast it.")
+    return value
+
+
+def _move(variable: Tensor, value: Any, decay: Any, biased: Any, step: Any) -> Tensor:
+    kind = scalar_type(variable)
+    share = as_scalar(1.0 - decay, kind)
+    own = variable.detach()
+    before = own if biased is None else biased.detach()
+    moved = found = before - (before - value.detach()) * torch.tensor(share, dtype=own.dtype)
+    if moved.shape != own.shape:
+        raise InvalidArgumentError(
+            f"The value for '{title_of(variable)}' has shape {tuple(value.shape)}, and the variable"
+            f" has shape {tuple(own.shape)}."
+        )
+    writes: list[Any] = [partial(before.copy_, moved)]
+    if biased is not None:
+        count = 1 if step is None else int((step.detach() + 1).item())
+        weight = kind(1) - power(kind(1) - share, kind(count))
+        found = moved / torch.tensor(weight, dtype=own.dtype)
+        writes.append(partial(own.copy_, found))
+    if step is not None:
+        writes.append(partial(step.detach().add_, 1))
+    section.run(writes)
+    return found
+
+
+def _beside(variable: GraphVariable) -> tuple[Any, Any]:
+    """The sum of which a variable is the debiased form, and the number of its steps."""
+    shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
+    with variable_scope(variable.op.name):
+        biased, step = (
+            get_variable(_unused(name), shape, variable.dtype, zeros_initializer(), trainable=False)
+            for name, shape in shapes.items()
+        )
+        return biased, step
+
+
+def _unused(name: str) -> str:
+    """The name, with a number where the scope has a variable of it and does not reuse."""
+    scope, number, found = get_variable_scope(), 0, name
+    taken = {variable.op.name for variable in global_variables()}
+    while not scope.reuse and f"{scope.name}/{found}" in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def weighted_moving_average(
+    value: Any,
+    decay: Any,
+    weight: Any,
+    truediv: bool = True,
+    collections: Iterable[str] | None = None,
+    name: str | None = None,
+) -> Any:
+    """The average of what `value` is from run to run, each with its weight.
+
+    Args:
+        value: A tensor of a graph.
+        decay: Share of what was gathered that is kept.
+        weight: A tensor that fits it.
+        truediv: Ignored: values are floating-point.
+        collections: Optional. Of the variables that are made; by default GLOBAL_VARIABLES.
+        name: Optional.
+
+    Returns:
+        A tensor that updates the average and is its new value.
+
+    Reference: tensorflow.python.training.moving_averages.weighted_moving_average
+    """
+    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
+    with variable_scope(name, "WeightedMovingAvg", [value, weight]):
+        sums = []
+        for title, each in (("value_x_weight", value * weight), ("weight", weight)):
+            own = get_variable(
+                title, each.shape, each.dtype, zeros_initializer(), None, False, collections=keys
+            )
+            sums.append(assign_moving_average(own, each, decay, zero_debias=False))
+        return sums[0] / sums[1]

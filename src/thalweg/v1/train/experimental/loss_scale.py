@@ -1,0 +1,215 @@
+"""By what a loss is multiplied, so that gradients of 16 bits do not vanish."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from thalweg.core.trackable import Trackable
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import (
+    GraphVariable,
+    Output,
+    Variable,
+    by_reference,
+    convert_to_tensor,
+    executing_eagerly,
+    operation,
+    resolve,
+)
+from thalweg.graph.nest import leaves_of
+from thalweg.indexed_slices import values_of
+from thalweg.variable import to_tensor
+
+
+class LossScale(Trackable, ABC):
+    """Base class: derive from it and define `__call__`, `update` and `get_config`.
+
+    Reference: tf.train.experimental.LossScale
+    """
+
+    def __init__(self) -> None:
+        self._maybe_initialize_trackable()
+        self._weights: dict[str, Any] = {}
+
+    @abstractmethod
+    def __call__(self) -> Any:
+        """The scale, as a float32 tensor of shape ()."""
+
+    @abstractmethod
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        """Look at the gradients of a step, and change the scale by what they are.
+
+        Args:
+            grads: Gradients, in nested lists; None counts as finite.
+
+        Returns:
+            An operation that changes the scale, or None in eager mode; and whether the gradients
+            should be applied: a bool, or a tensor of one.
+        """
+
+    @abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """A loss scale with what `get_config` gave."""
+        return cls(**config)
+
+    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
+        """A variable of its own, that is not trained; checkpoints have it under this name."""
+        made = Variable(initial_value, trainable=False, name=name, dtype=dtype)
+        self._weights[name] = made
+        return self._track_trackable(made, name)
+
+
+class FixedLossScale(LossScale):
+    """A scale that stays what it is.
+
+    Args:
+        loss_scale_value: 1 or more.
+
+    Raises:
+        ValueError: It is below 1.
+
+    Reference: tf.train.experimental.FixedLossScale
+    """
+
+    def __init__(self, loss_scale_value: Any) -> None:
+        super().__init__()
+        if not isinstance(loss_scale_value, int | float):
+            raise InvalidArgumentError("loss_scale_value must be a Python int or float.")
+        if loss_scale_value < 1:
+            raise InvalidArgumentError("loss_scale_value must be at least 1.")
+        self._loss_scale_value = float(loss_scale_value)
+
+    def __call__(self) -> Any:
+        return convert_to_tensor(self._loss_scale_value)
+
+    def update(self, grads: Any) -> tuple[Any, bool]:
+        return None if executing_eagerly() else _nothing(), True
+
+    def get_config(self) -> dict[str, Any]:
+        return {"loss_scale_value": self._loss_scale_value}
+
+    def __repr__(self) -> str:
+        return f"FixedLossScale({self._loss_scale_value})"
+
+
+class DynamicLossScale(LossScale):
+    """A scale that shrinks where gradients are not finite, and grows where they have been for long.
+
+        not finite:                  scale <- max(scale / multiplier, 1)
+        increment_period times so:   scale <- scale multiplier, unless that is infinite
+
+    Args:
+        initial_loss_scale: What it begins with.
+        increment_period: How many finite steps in a row raise it.
+        multiplier: By what.
+
+    Reference: tf.train.experimental.DynamicLossScale
+    """
+
+    def __init__(
+        self,
+        initial_loss_scale: float = 2**15,
+        increment_period: int = 2000,
+        multiplier: float = 2.0,
+    ) -> None:
+        super().__init__()
+        self._initial_loss_scale = float(initial_loss_scale)
+        self._increment_period = int(increment_period)
+        self._multiplier = float(multiplier)
+        self._current_loss_scale = self._add_weight(
+            "current_loss_scale", self._initial_loss_scale, torch.float32
+        )
+        self._num_good_steps = self._add_weight("good_steps", 0, torch.int64)
+
+    @property
+    def initial_loss_scale(self) -> float:
+        """What it began with."""
+        return self._initial_loss_scale
+
+    @property
+    def increment_period(self) -> int:
+        """How many finite steps in a row raise it."""
+        return self._increment_period
+
+    @property
+    def multiplier(self) -> float:
+        """By what it is raised."""
+        return self._multiplier
+
+    def __call__(self) -> Any:
+        return convert_to_tensor(resolve(self._current_loss_scale).read_value())
+
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        own = self._current_loss_scale, self._num_good_steps
+        found = [grad for grad in leaves_of(grads) if grad is not None]
+        if executing_eagerly():
+            finite = _are_finite(found)
+            self._move(finite, *map(resolve, own))
+            return None, finite
+        known = Output(torch.bool, (), ())
+        finite = operation(_are_finite, [found], "is_finite", kind="pure", outputs=known)
+        parts, scale = [finite, *map(by_reference, own)], Output(torch.float32, (), ())
+        return operation(self._move, parts, "update_loss_scale", outputs=scale), finite
+
+    def _move(self, finite: torch.Tensor, scale: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """What a step with finite gradients, or without, makes of the scale."""
+        value, count = float(scale.item()), int(steps.item()) + 1
+        if not finite:
+            value, count = max(value / self._multiplier, 1.0), 0
+        elif count >= self._increment_period:
+            higher = float(scale.new_tensor(value) * self._multiplier)
+            value, count = higher if math.isfinite(higher) else value, 0
+        with torch.no_grad():
+            scale.fill_(value)
+            steps.fill_(count)
+        return scale.detach().clone()
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "initial_loss_scale": self.initial_loss_scale,
+            "increment_period": self.increment_period,
+            "multiplier": self.multiplier,
+        }
+
+    def __repr__(self) -> str:
+        now = ""
+        if not isinstance(self._current_loss_scale, GraphVariable):
+            scale, steps = self._current_loss_scale.item(), self._num_good_steps.item()
+            now = f"current_loss_scale={scale}, num_good_steps={steps}, "
+        listed = ", ".join(f"{name}={value}" for name, value in self.get_config().items())
+        return f"DynamicLossScale({now}{listed})"
+
+
+def get(identifier: Any) -> Any:
+    """The loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
+
+    Raises:
+        ValueError: It stands for none.
+    """
+    if isinstance(identifier, int | float):
+        return FixedLossScale(identifier)
+    if identifier == "dynamic":
+        return DynamicLossScale()
+    if identifier is None or isinstance(identifier, LossScale):
+        return identifier
+    raise InvalidArgumentError(f"Could not interpret loss scale identifier: {identifier!r}")
+
+
+def _nothing() -> Any:
+    return operation(lambda: None, [], "update_loss_scale", kind="pure")
+
+
+def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
+    """Whether all elements of all gradients are finite."""
+    given = [to_tensor(values_of(grad)) for grad in grads if grad is not None]
+    found = [torch.isfinite(values).all() for values in given]
+    return torch.stack(found).all() if found else torch.tensor(True)

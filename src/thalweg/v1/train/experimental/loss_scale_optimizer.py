@@ -1,0 +1,129 @@
+"""`MixedPrecisionLossScaleOptimizer`: an optimizer that scales the loss around another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.core.outcome import putting_back, says_taken
+from thalweg.core.section import calls, consume
+from thalweg.core.state import Entry
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import cast, executing_eagerly, resolve
+from thalweg.tracing import untraced
+from thalweg.v1.train.experimental import loss_scale as scales
+from thalweg.v1.train.wrapping import WrappingOptimizer
+
+
+class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
+    """Multiplies the loss by a scale and the gradients by its reciprocal.
+
+    A step whose gradients are not finite is left out, if the loss scale says so, as a
+    `DynamicLossScale` does; `global_step` stays as it is then.
+
+    Args:
+        opt: The optimizer that updates the variables.
+        loss_scale: A number, "dynamic", or a `LossScale`.
+
+    Raises:
+        ValueError: `opt` is no optimizer, or `loss_scale` is none.
+
+    Example:
+        >>> from thalweg import Variable
+        >>> from thalweg.v1.train import GradientDescentOptimizer
+        >>> w = Variable(5.0, name="w")
+        >>> opt = MixedPrecisionLossScaleOptimizer(GradientDescentOptimizer(2.0), "dynamic")
+        >>> opt.minimize(lambda: w * 1.0, var_list=[w])
+        >>> w.numpy()
+        np.float32(3.0)
+
+    Reference: tf.train.experimental.MixedPrecisionLossScaleOptimizer
+    """
+
+    def __init__(self, opt: Any, loss_scale: Any) -> None:
+        super().__init__(opt, opt._use_locking if hasattr(opt, "_use_locking") else False, None)
+        found = scales.get(loss_scale)
+        if found is None:
+            raise InvalidArgumentError("loss_scale cannot be None.")
+        self._optimizer = self._track_trackable(opt, "base_optimizer")
+        self._loss_scale = self._track_trackable(found, "loss_scale")
+
+    @untraced
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        gate_gradients: int = WrappingOptimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> list[tuple[Any, Any]]:
+        """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
+
+        def scaled(value: Any) -> Any:
+            return value * cast(self._loss_scale(), value.dtype)
+
+        pairs = self._opt.compute_gradients(
+            (lambda: scaled(loss())) if callable(loss) else scaled(loss),
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        factor = 1.0 / self._loss_scale()
+        return [
+            (None if grad is None else grad * cast(factor, grad.dtype), var) for grad, var in pairs
+        ]
+
+    def _apply(
+        self,
+        given: list[tuple[Any, Any]],
+        global_step: Any,
+        name: str,
+        captured: list[Any] | None = None,
+        sharing: Any = None,
+    ) -> None:
+        """Apply gradients now, unless the loss scale says not to.
+
+        A step that fails leaves the loss scale as it was, too.
+        """
+        with self._turn(), self._locked():
+            undo = calls(putting_back([resolve(var) for var in self._loss_scale._weights.values()]))
+            try:
+                _, should_apply = self._loss_scale.update([grad for grad, _ in given])
+                if should_apply:
+                    self._opt._apply(given, global_step, name, captured, sharing)
+            except BaseException as error:
+                if not says_taken(error):
+                    consume(undo)
+                raise
+
+    def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+        if not self._opt.takes_processing():
+            raise NotImplementedError(
+                f"{type(self._opt).__name__} has an apply_gradients of its own, which a graph"
+                " cannot leave out: scale the loss around the optimizer inside it."
+            )
+        return super()._apply_in_graph(given, global_step, name)
+
+    def _captured(self) -> list[Any]:
+        return self._opt._captured()
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return dict(self._tracked)
+
+    def _lookup_dependency(self, name: str) -> Any:
+        return self._tracked.get(name)
+
+    def _checkpointed(self) -> Any:
+        return self
+
+    def _own_entries(self) -> list[Entry]:
+        own = self._loss_scale._weights.items()
+        return [*super()._own_entries(), *(Entry(f"loss_scale/{name}", var) for name, var in own)]
+
+    def variables(self) -> list[Any]:
+        """The variables of the optimizer inside, and of the loss scale."""
+        in_graph = not executing_eagerly()
+        own = self._loss_scale._weights.values()
+        return [*self._opt.variables(), *(x for x in own if hasattr(x, "initializer") == in_graph)]

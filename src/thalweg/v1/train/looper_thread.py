@@ -1,0 +1,78 @@
+"""`LooperThread`: a thread that calls a function again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from thalweg.errors import InvalidTypeError
+from thalweg.v1.train.coordinator import Coordinator
+
+
+class LooperThread(threading.Thread):
+    """Calls a function until its coordinator is asked to stop; an error asks for that.
+
+    Args:
+        coord: The coordinator.
+        timer_interval_secs: Seconds between two calls; None or 0 for none.
+        target: The function; without it, a subclass overrides `run_loop`.
+        args, kwargs: Its arguments.
+
+    Raises:
+        TypeError: `coord` is no coordinator.
+
+    Reference: tf.train.LooperThread
+    """
+
+    def __init__(
+        self,
+        coord: Any,
+        timer_interval_secs: float | None,
+        target: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(coord, Coordinator):
+            raise InvalidTypeError(f"coord must be a Coordinator, not {coord!r}.")
+        super().__init__(daemon=True)
+        self._coord = coord
+        self._interval = timer_interval_secs
+        self._call, self._given = target, (tuple(args or ()), dict(kwargs or {}))
+
+    @staticmethod
+    def loop(
+        coord: Any,
+        timer_interval_secs: float | None,
+        target: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> LooperThread:
+        """A thread that has been started."""
+        looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)
+        looper.start()
+        return looper
+
+    def run(self) -> None:
+        """Call until it is asked to stop."""
+        with self._coord.stop_on_exception():
+            self.start_loop()
+            due = time.monotonic()
+            while not self._coord.should_stop():
+                self.run_loop()
+                due += self._interval or 0
+                if self._interval and self._coord.wait_for_stop(max(0.0, due - time.monotonic())):
+                    break
+            self.stop_loop()
+
+    def start_loop(self) -> None:
+        """Called when the thread starts."""
+
+    def stop_loop(self) -> None:
+        """Called when the thread stops."""
+
+    def run_loop(self) -> None:
+        """Called again and again."""
+        if self._call is not None:
+            self._call(*self._given[0], **self._given[1])

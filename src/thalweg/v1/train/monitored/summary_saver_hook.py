@@ -1,0 +1,99 @@
+"""`SummarySaverHook`: summaries in the course of a training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.v1.summary import FileWriterCache, message
+from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
+from thalweg.v1.train.monitored.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
+
+
+class SummarySaverHook(SessionRunHook):
+    """Writes summaries in the first run, and then every so many steps or seconds.
+
+    Args:
+        save_steps: The steps; or
+        save_secs: the seconds.
+        output_dir: Optional. The folder to write to.
+        summary_writer: Optional. A `tf.summary.FileWriter` in place of a folder. Without either
+            nothing is written.
+        scaffold: A scaffold, whose `summary_op` is written; or
+        summary_op: what is written: a summary operation, or a list of them.
+
+    Raises:
+        ValueError: A scaffold and an operation are given, or none; or both intervals, or none.
+
+    Reference: tf.train.SummarySaverHook
+    """
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: Any = None,
+        scaffold: Any = None,
+        summary_op: Any = None,
+    ) -> None:
+        if (scaffold is None) == (summary_op is None):
+            raise InvalidArgumentError("Exactly one of scaffold or summary_op must be provided.")
+        self._timer = SecondOrStepTimer(save_secs, save_steps)
+        self._output_dir = output_dir
+        self._writer = summary_writer
+        self._scaffold = scaffold
+        self._summary_op = summary_op
+        self._step: Any = None
+        self._next: int | None = None  # the step that the next run is expected to end with
+        self._is_due = False
+
+    def begin(self) -> None:
+        """Find the global step; RuntimeError if there is none."""
+        self._next = None
+        self._step = global_step_for(self)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Ask for the summaries if it is time."""
+        self._is_due = self._next is None or self._timer.should_trigger_for_step(self._next)
+        return SessionRunArgs((self._step, self._operations() if self._is_due else []))
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Write them."""
+        before, summaries = run_values.results
+        step = int(run_context.session.run(self._step)) if self._is_due else int(before) + 1
+        if self._is_due:
+            self._timer.update_last_triggered_step(step)
+        if summaries:
+            self._write(summaries, step)
+        self._next = step + 1
+
+    def end(self, session: Any) -> None:
+        """Write out what waits."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _operations(self) -> Sequence[Any]:
+        found = self._scaffold.summary_op if self._summary_op is None else self._summary_op
+        if found is None:
+            return []
+        return found if isinstance(found, list | tuple) else [found]
+
+    def _write(self, summaries: Sequence[bytes], step: int) -> None:
+        if self._writer is None and self._output_dir is not None:
+            self._writer = FileWriterCache.get(self._output_dir)
+        if self._writer is None:
+            return
+        if self._next is None:
+            log = message("SessionLog")
+            self._writer.add_session_log(log(status=log.START), step)
+        for summary in summaries:
+            self._writer.add_summary(summary, step)

@@ -1,0 +1,139 @@
+"""What TensorFlow's `Optimizer.apply_gradients` asks of each kind of variable: the hook to call.
+
+Optimizers that replace `apply_gradients` with their own call these, as that of TensorFlow does:
+`_get_processor(var).update_op(optimizer, grad)` between `_prepare` and `_finish`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from thalweg.core.checks import sparse_and_constrained
+from thalweg.graph import (
+    GraphVariable,
+    Output,
+    SymbolicSlices,
+    control_dependencies,
+    executing_eagerly,
+    operation,
+)
+from thalweg.graph.either import IndexedSlices
+from thalweg.running import handle_of, is_symbolic
+from thalweg.variable import is_variable, name_of, variable_constraint
+
+
+def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+    """The sums of rows that are named more than once, and the indices, each once.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    slices = IndexedSlices(values, indices)
+    if not isinstance(slices, SymbolicSlices):
+        return _summed(slices)
+    rows = None if values.shape is None else (None, *values.shape[1:])
+    known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
+    return tuple(operation(_summed, [slices], "deduplicate", kind="pure", outputs=known))
+
+
+def _summed(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    found = slices.deduplicated()
+    return found.values, found.indices
+
+
+def var_key(var: Any) -> int:
+    """The key of a variable's slot in what `Optimizer._slot_dict` returns."""
+    return id(handle_of(var))
+
+
+class OptimizableVariable(ABC):
+    """A variable as `apply_gradients` sees it."""
+
+    def __init__(self, v: Any) -> None:
+        self._v = v
+
+    def target(self) -> Any:
+        """By what the loss is differentiated."""
+        return self._v
+
+    @abstractmethod
+    def update_op(self, optimizer: Any, g: Any) -> Any:
+        """Have a hook of the optimizer update the variable by the gradient `g`.
+
+        Returns:
+            What the hook returns: in graph mode an operation, or what comes from one.
+        """
+
+    def __str__(self) -> str:
+        return f"<_{type(self).__name__}({self._v})>"
+
+    def _constrained(self, update: Any) -> Any:
+        """The variable's constraint applied, after an update."""
+        constraint = variable_constraint(self._v)
+        if constraint is None:
+            return update
+        if executing_eagerly():
+            return self._v.assign(constraint(self._v))
+        with control_dependencies([] if update is None else [update]):
+            return self._v.assign(constraint(self._v.read_value()))
+
+    def _check_sparse(self) -> None:
+        if variable_constraint(self._v) is not None:
+            raise sparse_and_constrained(name_of(self._v))
+
+
+class DenseResourceVariableProcessor(OptimizableVariable):
+    """Calls the hooks of resource variables."""
+
+    def update_op(self, optimizer: Any, g: Any) -> Any:
+        if isinstance(g, IndexedSlices):
+            self._check_sparse()
+            return optimizer._resource_apply_sparse_duplicate_indices(g.values, self._v, g.indices)
+        return self._constrained(optimizer._resource_apply_dense(g, self._v))
+
+
+class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
+    """For what was read from a resource variable; here that is the variable."""
+
+
+class RefVariableProcessor(OptimizableVariable):
+    """Calls the hooks of plain variables."""
+
+    def update_op(self, optimizer: Any, g: Any) -> Any:
+        if isinstance(g, IndexedSlices):
+            self._check_sparse()
+            return optimizer._apply_sparse_duplicate_indices(g, self._v)
+        return self._constrained(optimizer._apply_dense(g, self._v))
+
+
+class StreamingModelPortProcessor(OptimizableVariable):
+    """For ports, whose gradient is all that is asked for."""
+
+    def update_op(self, optimizer: Any, g: Any) -> Any:
+        return g
+
+
+class TensorProcessor(OptimizableVariable):
+    """For tensors, which have gradients and cannot be updated."""
+
+    def update_op(self, optimizer: Any, g: Any) -> Any:
+        raise NotImplementedError(f"Trying to update a Tensor {self._v}")
+
+
+def processor_of(v: Any) -> OptimizableVariable:
+    """The processor for a variable or tensor.
+
+    Raises:
+        NotImplementedError: It is neither.
+    """
+    if isinstance(v, GraphVariable) or is_variable(v):
+        return DenseResourceVariableProcessor(v)
+    if getattr(getattr(v, "op", None), "type", None) == "SubmodelPort":
+        return StreamingModelPortProcessor(v)
+    if is_symbolic(v) or isinstance(v, torch.Tensor):
+        return TensorProcessor(v)
+    raise NotImplementedError(f"Trying to optimize unsupported type {v}")

@@ -1,0 +1,347 @@
+"""`FIFOQueue` and `RandomShuffleQueue`: tensors handed from one thread's runs to another's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import CancelledError, InvalidArgumentError, OutOfRangeError
+from thalweg.graph import Output, current_session, executing_eagerly, operation
+from thalweg.graph.nest import leaves_of
+from thalweg.locks import Lock
+from thalweg.static_shape import Shape
+from thalweg.variable import as_dtype, to_tensor
+
+Element = tuple[torch.Tensor, ...]
+
+
+class _Store:
+    """What a queue holds in one session.
+
+    Attributes:
+        elements: The elements, in the order in which they came.
+        closed: Whether it takes no more; those that wait for room then get in yet.
+        cancelled: Whether nobody waits any more.
+    """
+
+    def __init__(self, capacity: int, least: int, pick: Callable[[int], int]) -> None:
+        self.elements: list[Element] = []
+        self.closed = self.cancelled = False
+        self._refuses = False  # also those that wait for room
+        self._putting = 0  # how many threads add elements
+        self._capacity = capacity if capacity >= 0 else sys.maxsize
+        self._least, self._pick = least, pick
+        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
+        self._changed = threading.Condition(self._lock)
+
+    def put(self, elements: Sequence[Element], name: str) -> None:
+        """Add elements, one after the other, each when there is room.
+
+        Raises:
+            CancelledError: The queue is closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise CancelledError(f"Queue '{name}' is closed.")
+            self._putting += 1
+            try:
+                for element in elements:
+                    self._changed.wait_for(self._may_put)
+                    if self._refuses or self.cancelled:
+                        raise CancelledError(f"Queue '{name}' is closed.")
+                    self.elements.append(element)
+                    self._changed.notify_all()
+            finally:
+                self._putting -= 1
+                self._changed.notify_all()
+
+    def _may_put(self) -> bool:
+        return self._refuses or self.cancelled or len(self.elements) < self._capacity
+
+    def take(self, count: int, name: str, fewer: bool = False) -> list[Element]:
+        """Remove elements, when there are enough; `fewer` takes what is left in a closed queue.
+
+        Raises:
+            OutOfRangeError: The queue is closed, and has not as many.
+            CancelledError: The session is closed.
+        """
+        with self._lock:
+            self._changed.wait_for(lambda: self._may_take(count))
+            if self.cancelled and not self.closed:
+                raise CancelledError(f"Queue '{name}': the session was closed.")
+            found = min(count, len(self.elements)) if fewer else count
+            if len(self.elements) < found or (count and not found):
+                raise OutOfRangeError(
+                    f"Queue '{name}' is closed and has insufficient elements (requested {count},"
+                    f" current size {len(self.elements)})."
+                )
+            rest = self.elements.copy()  # an interruption takes all or none
+            taken = [rest.pop(self._pick(len(rest))) for _ in range(found)]
+            self.elements = rest
+            self._changed.notify_all()
+            return taken
+
+    def _may_take(self, count: int) -> bool:
+        least = 0 if self.closed else self._least
+        is_last = self.closed and not self._putting
+        return self.cancelled or is_last or len(self.elements) >= count + least
+
+    def end(self, refuses: bool) -> None:
+        """Take no more elements, of those that wait for room neither if it `refuses`."""
+        with self._lock:
+            self.closed, self._refuses = True, self._refuses or refuses
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all waits: the session is closed."""
+        with self._lock:
+            self.cancelled = True
+            self._changed.notify_all()
+
+
+class QueueBase:
+    """A queue of tensors, or tuples of tensors. Each session has its own elements of it.
+
+    In graph mode its methods return operations and tensors; in eager mode they act at once.
+
+    Args:
+        capacity: How many elements it holds at most; any number if it is negative.
+        dtypes: A dtype, or a list: that of each component of an element.
+        shapes: Optional. The shape of each component, which `enqueue_many` and `dequeue_many` need.
+        names: Optional. A name for each component; elements are then dicts.
+        shared_name: Ignored.
+        name: Optional.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any = None,
+        names: Any = None,
+        shared_name: str | None = None,
+        name: str = "queue",
+    ) -> None:
+        several = isinstance(dtypes, list | tuple)
+        self._kinds = [as_dtype(kind) for kind in (dtypes if several else [dtypes])]
+        self._shapes: list[Any] = [None] * len(self._kinds)
+        if shapes is not None:
+            is_one = not several and all(isinstance(size, int | None) for size in shapes)
+            self._shapes = [Shape(shape) for shape in ([shapes] if is_one else shapes)]
+        self._titles = [names] if isinstance(names, str) else names
+        if len(self._shapes) != len(self._kinds):
+            raise InvalidArgumentError("There must be as many shapes as dtypes.")
+        self.name, self._capacity = name, int(capacity)
+        self._eager = self._make()
+
+    _least = 0  # how many elements stay in it until it is closed
+
+    def _pick(self, count: int) -> int:
+        """Which of `count` elements comes next."""
+        return 0
+
+    def _make(self) -> _Store:
+        return _Store(self._capacity, self._least, self._pick)
+
+    def _store(self) -> _Store:
+        session = current_session()
+        return self._eager if session is None else session.resource(self, self._make)
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes of the components."""
+        return list(self._kinds)
+
+    @property
+    def shapes(self) -> list[Any]:
+        """The static shapes of the components."""
+        return list(self._shapes)
+
+    @property
+    def names(self) -> Any:
+        """The names of the components, or None."""
+        return self._titles
+
+    def _components(self, vals: Any) -> list[Any]:
+        if isinstance(vals, dict):
+            titles = self._titles or ()
+            if set(vals) != set(titles):
+                raise InvalidArgumentError(
+                    f"Queue '{self.name}' has components named {list(titles)}, not {list(vals)}."
+                )
+            vals = [vals[title] for title in titles]
+        vals = list(vals) if isinstance(vals, list | tuple) else [vals]
+        if len(vals) != len(self._kinds):
+            raise InvalidArgumentError(
+                f"Queue '{self.name}' has {len(self._kinds)} components, not {len(vals)}."
+            )
+        return vals
+
+    def _checked(self, values: Sequence[Any]) -> Element:
+        made = []
+        for value, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
+            tensor = to_tensor(value, None if isinstance(value, torch.Tensor) else kind).detach()
+            if tensor.dtype != kind or (shape is not None and not shape.accepts(tensor.shape)):
+                raise InvalidArgumentError(
+                    f"Queue '{self.name}' takes {kind} of shape {shape}, not {tensor.dtype} of"
+                    f" shape {tuple(tensor.shape)}."
+                )
+            made.append(tensor.clone())
+        return tuple(made)
+
+    def _run(
+        self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
+    ) -> Any:
+        if executing_eagerly() and not any(hasattr(leaf, "op") for leaf in leaves_of(inputs)):
+            return function(*inputs)
+        title = f"{self.name}_{title}"
+        return operation(function, inputs, title, kind="blocking", outputs=outputs)
+
+    def enqueue(self, vals: Any, name: str | None = None) -> Any:
+        """Add one element; waits while there is no room."""
+
+        def run(values: Any) -> None:
+            self._store().put([self._checked(values)], self.name)
+
+        return self._run(run, [self._components(vals)], name or "enqueue")
+
+    def enqueue_many(self, vals: Any, name: str | None = None) -> Any:
+        """Add an element for each row of the components.
+
+        Raises:
+            InvalidArgumentError: When it runs: they have not as many rows.
+        """
+
+        def run(values: Any) -> None:
+            columns = [
+                to_tensor(value, None if isinstance(value, torch.Tensor) else kind)
+                for value, kind in zip(values, self._kinds, strict=True)
+            ]
+            if len({column.shape[:1] for column in columns} | {torch.Size()}) != 2:
+                shapes = [tuple(column.shape) for column in columns]
+                raise InvalidArgumentError(
+                    f"Queue '{self.name}' takes as many rows of each component, not {shapes}."
+                )
+            rows = [self._checked(row) for row in zip(*columns, strict=True)]
+            self._store().put(rows, self.name)
+
+        return self._run(run, [self._components(vals)], name or "EnqueueMany")
+
+    def dequeue(self, name: str | None = None) -> Any:
+        """Remove one element; waits while there is none.
+
+        Raises:
+            OutOfRangeError: When it runs: the queue is closed and empty.
+        """
+
+        def run() -> Any:
+            return list(self._store().take(1, self.name)[0])
+
+        return self._taken(run, name or "Dequeue", self._shapes)
+
+    def dequeue_many(self, n: Any, name: str | None = None) -> Any:
+        """Remove `n` elements, stacked; waits while there are fewer."""
+        return self._several(n, name or "DequeueMany", False)
+
+    def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
+        """`dequeue_many`, or of a closed queue all that is left."""
+        return self._several(n, name or "DequeueUpTo", True)
+
+    def _several(self, n: Any, title: str, fewer: bool) -> Any:
+        if None in self._shapes:
+            raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
+
+        def run(n: Any) -> Any:
+            taken = self._store().take(int(n), self.name, fewer)
+            columns = zip(*taken, strict=True) if taken else ([] for _ in self._kinds)
+            parts = zip(columns, self._kinds, self._shapes, strict=True)
+            return [torch.stack(column) if column else torch.zeros((0, *shape), dtype=kind)
+                    for column, kind, shape in parts]  # fmt: skip
+
+        count = n if isinstance(n, int) and not fewer else None
+        shapes = [(count, *shape) for shape in self._shapes if shape is not None]
+        return self._taken(run, title, shapes, n)
+
+    def _taken(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
+        outputs = [Output(kind, shape, ()) for kind, shape in zip(self._kinds, shapes, strict=True)]
+        found = self._run(run, inputs, title, outputs)
+        if self._titles:
+            return dict(zip(self._titles, found, strict=True))
+        return found[0] if len(found) == 1 else found
+
+    def size(self, name: str | None = None) -> Any:
+        """How many elements it has."""
+
+        def run() -> torch.Tensor:
+            return torch.tensor(len(self._store().elements), dtype=torch.int32)
+
+        return self._run(run, [], name or "Size", Output(torch.int32, (), ()))
+
+    def is_closed(self, name: str | None = None) -> Any:
+        """Whether `close` has run."""
+
+        def run() -> torch.Tensor:
+            return torch.tensor(self._store().closed)
+
+        return self._run(run, [], name or "is_closed", Output(torch.bool, (), ()))
+
+    def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Any:
+        """Take no more elements; what is there can still be removed.
+
+        Args:
+            cancel_pending_enqueues: Whether those that wait for room end with CancelledError.
+                Otherwise their elements get in when there is room.
+            name: Optional.
+        """
+        refuses = bool(cancel_pending_enqueues)
+        return self._run(lambda: self._store().end(refuses), [], name or "Close")
+
+
+class FIFOQueue(QueueBase):
+    """A queue whose first element is removed first; see `QueueBase`."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtypes: Any,
+        shapes: Any = None,
+        names: Any = None,
+        shared_name: str | None = None,
+        name: str = "fifo_queue",
+    ) -> None:
+        super().__init__(capacity, dtypes, shapes, names, shared_name, name)
+
+
+class RandomShuffleQueue(QueueBase):
+    """A queue that elements leave in random order; see `QueueBase`.
+
+    Args:
+        min_after_dequeue: How many elements stay in it until it is closed.
+        seed: Optional. Repeats the order.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        min_after_dequeue: int,
+        dtypes: Any,
+        shapes: Any = None,
+        names: Any = None,
+        seed: int | None = None,
+        shared_name: str | None = None,
+        name: str = "random_shuffle_queue",
+    ) -> None:
+        self._least = int(min_after_dequeue)
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+        super().__init__(capacity, dtypes, shapes, names, shared_name, name)
+
+    def _pick(self, count: int) -> int:
+        return int(torch.randint(count, (), generator=self._generator))

@@ -1,0 +1,114 @@
+"""Variables beside a variable or tensor: `tensorflow.python.training.slot_creator`.
+
+The name of a slot begins with that of what it lies beside: "w/Momentum". In a graph it is made
+unique, and is below the variable scope it is made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.graph import get_default_graph, get_variable_scope, make_variable
+from thalweg.running import executing_eagerly, handle_of, is_symbolic, resolve
+from thalweg.variable import Variable, as_dtype, name_of, to_tensor
+
+
+def base_name(var: Any) -> str:
+    """The name of a variable without ":0"."""
+    return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
+
+
+def scoped(var: Any, title: str) -> str:
+    """The name of a slot of a graph's variable: below the variable scope it is made in."""
+    scope = get_variable_scope().name if var.graph is get_default_graph() else ""
+    return f"{scope}/{title}" if scope else title
+
+
+def create_slot(
+    primary: Any,
+    val: Any,
+    name: str,
+    colocate_with_primary: bool = True,
+    *,
+    copy_xla_sharding: bool = False,
+) -> Any:
+    """A variable that begins with a value, and is not trained.
+
+    Args:
+        primary: The variable or tensor that it lies beside.
+        val: What it begins with: a tensor, or what `to_tensor` takes.
+        name: The last part of its name.
+        colocate_with_primary: Ignored, as is `copy_xla_sharding`.
+    """
+    return _made(primary, val, name, None)
+
+
+def create_slot_with_initializer(
+    primary: Any,
+    initializer: Any,
+    shape: Sequence[int] | None,
+    dtype: Any,
+    name: str,
+    colocate_with_primary: bool = True,
+    *,
+    copy_xla_sharding: bool = False,
+) -> Any:
+    """A variable that begins with `initializer(shape, dtype=dtype)`, or with `initializer` itself
+    if that is a tensor; as `create_slot` otherwise.
+    """
+    kind = as_dtype(dtype)
+    if not callable(initializer):
+        return _made(primary, initializer, name, kind)
+    size = None if shape is None else tuple(shape)
+    if size is not None and None not in size:
+        return _made(primary, initializer(size, dtype=kind), name, kind)
+
+    def begin() -> Any:
+        return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)
+
+    return _deferred(primary, begin, name, kind)
+
+
+def create_zeros_slot(
+    primary: Any,
+    name: str,
+    dtype: Any = None,
+    colocate_with_primary: bool = True,
+    *,
+    copy_xla_sharding: bool = False,
+) -> Any:
+    """A variable of zeros, of the shape of `primary`, also where only a run knows that.
+
+    `dtype` is that of `primary` by default; the rest as in `create_slot`.
+    """
+    kind = primary.dtype if dtype is None else as_dtype(dtype)
+    if not is_symbolic(primary):
+        return _made(primary, torch.zeros_like(primary, dtype=kind), name, kind)
+
+    def begin() -> torch.Tensor:
+        return torch.zeros_like(resolve(primary), dtype=kind, requires_grad=False)
+
+    return _deferred(primary, begin, name, kind)
+
+
+def _made(primary: Any, value: Any, name: str, dtype: torch.dtype | None) -> Any:
+    primary = handle_of(primary)
+    title = f"{base_name(primary)}/{name}"
+    if is_symbolic(primary):
+        with primary.graph.as_default():
+            return make_variable(value, scoped(primary, title), dtype=dtype)
+    if not executing_eagerly():
+        return make_variable(value, title, dtype=dtype)
+    return Variable(value, title, trainable=False, dtype=dtype)
+
+
+def _deferred(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
+    """A slot of which only a run knows the shape."""
+    primary = handle_of(primary)
+    title = f"{base_name(primary)}/{name}"
+    if not is_symbolic(primary):
+        return Variable(begin(), title, trainable=False)
+    return make_variable(begin, scoped(primary, title), like=primary, dtype=dtype)

@@ -1,0 +1,152 @@
+"""`tf.train.experimental`: loss scales, and the optimizer that uses them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf as tf
+from many import many
+from thalweg import Variable
+from thalweg.running import eagerly
+from thalweg.v1 import train
+from thalweg.v1.train.experimental import loss_scale as scales
+
+v1, experimental = tf.compat.v1, train.experimental
+LARGEST = float(np.finfo(np.float32).max)
+
+# initial scale, period, multiplier; whether gradients are finite; the scale after each step
+STEPS = {
+    "grows": ((1, 2, 2), [True] * 6, [1, 2, 2, 4, 4, 8]),
+    "shrinks to 1": ((8, 2, 2), [False] * 4, [4, 2, 1, 1]),
+    "begins anew": (
+        (4, 3, 3),
+        [True, True, False, True, True, True],
+        [4, 4, 4 / 3, 4 / 3, 4 / 3, 4],
+    ),
+    "stays finite": ((LARGEST / 2, 1, 2), [True] * 3, [LARGEST] * 3),
+}
+
+
+@many("in_graph", [False, True])
+@many("case", list(STEPS))
+def test_the_scale_follows_the_gradients(case: str, in_graph: bool) -> None:
+    arguments, finite, expected = STEPS[case]
+    values = [1.0 if each else math.nan for each in finite]
+    if in_graph:
+        with tf.Graph().as_default(), v1.Session() as session:
+            scale, grad = experimental.DynamicLossScale(*arguments), v1.placeholder(tf.float32, [])
+            update, should_apply = scale.update([grad, None])
+            session.run(v1.global_variables_initializer())
+            told = [session.run([should_apply, update], {grad: each})[0] for each in values]
+            assert told == finite
+            assert session.run(scale()).dtype == np.float32
+            return
+    scale, found = experimental.DynamicLossScale(*arguments), []
+    for value, is_finite in zip(values, finite, strict=True):
+        _, should_apply = scale.update([torch.tensor(value), None])
+        assert bool(should_apply) is is_finite
+        found.append(scale().item())
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_loss_scales_are_named_copied_and_printed() -> None:
+    fixed, moving = scales.get(123), scales.get("dynamic")
+    assert repr(fixed) == "FixedLossScale(123.0)"
+    assert type(fixed).from_config(fixed.get_config())().item() == 123.0
+    own = experimental.DynamicLossScale(1, 2, 3)
+    again = experimental.DynamicLossScale.from_config(own.get_config())
+    assert (
+        repr(again)
+        == repr(own)
+        == (
+            "DynamicLossScale(current_loss_scale=1.0, num_good_steps=0, initial_loss_scale=1.0,"
+            " increment_period=2, multiplier=3.0)"
+        )
+    )
+    assert moving.initial_loss_scale == 2.0**15
+    assert scales.get(None) is None
+    assert scales.get(own) is own
+    for bad in ("no", object()):
+        with pytest.raises(ValueError, match="Could not interpret loss scale"):
+            scales.get(bad)
+    with pytest.raises(ValueError, match="at least 1"):
+        experimental.FixedLossScale(0.5)
+    with pytest.raises(ValueError, match="cannot be None"):
+        experimental.MixedPrecisionLossScaleOptimizer(train.GradientDescentOptimizer(1.0), None)
+
+
+def scaled(kind: Any = None) -> Any:
+    scale = experimental.DynamicLossScale(2, 1, 4) if kind is None else kind
+    return experimental.MixedPrecisionLossScaleOptimizer(train.MomentumOptimizer(1.0, 1.0), scale)
+
+
+def test_steps_that_are_not_finite_are_left_out() -> None:
+    w, step, opt = Variable([1.0, 2.0], name="w"), Variable(0), scaled()
+    for factor, value, scale in (
+        (1.0, [0.0, 1.0], 8),
+        (math.nan, [0.0, 1.0], 2),
+        (1.0, [-2.0, -1.0], 8),
+    ):
+        opt.minimize(lambda factor=factor: (w * factor).sum(), step, var_list=[w])
+        assert w.tolist() == value
+        assert opt._loss_scale().item() == scale
+    assert step.item() == 2
+    assert opt.get_slot_names() == ["momentum"]
+
+
+def test_steps_of_a_graph_that_are_not_finite_are_left_out() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        w, factor = v1.Variable([1.0, 2.0], name="w"), v1.placeholder(tf.float32, [])
+        step = v1.train.get_or_create_global_step()
+        opt = scaled()
+        train_op = opt.minimize(v1.reduce_sum(w * factor), step)
+        session.run(v1.global_variables_initializer())
+        for given, value in ((1.0, [0.0, 1.0]), (math.nan, [0.0, 1.0]), (1.0, [-2.0, -1.0])):
+            session.run(train_op, {factor: given})
+            assert session.run(w).tolist() == value
+        assert session.run([step, opt._loss_scale()]) == [2, 8.0]
+
+
+@many("in_graph", [False, True])
+def test_a_step_that_fails_leaves_the_scale_as_it_was(in_graph: bool) -> None:
+    with tf.Graph().as_default() if in_graph else eagerly(), v1.Session() as session:
+        w, opt = v1.Variable([1.0, 2.0], name="w"), scaled()
+        given = v1.placeholder(tf.float32, None) if in_graph else torch.ones(3)
+        if in_graph:
+            train_op = opt.apply_gradients([(given, w)])
+            session.run(v1.global_variables_initializer())
+        with pytest.raises(ValueError, match=r"'w:0' has shape \(3,\)"):
+            session.run(train_op, {given: [1.0] * 3}) if in_graph else opt.apply_gradients(
+                [(given, w)]
+            )
+        scale = opt._loss_scale()
+        assert (session.run(scale) if in_graph else scale.item()) == 2
+
+
+def test_the_gradient_that_a_loss_sees_is_scaled_and_what_is_applied_is_not() -> None:
+    seen: list[float] = []
+    w, opt = Variable(5.0, name="w"), scaled(8.0)
+
+    def loss() -> Any:
+        value = w * 1.0
+        value.register_hook(lambda grad: seen.append(grad.item()))
+        return value
+
+    ((grad, _),) = opt.compute_gradients(loss, [w])
+    assert (seen, grad.item()) == ([8.0], 1.0)
+
+
+def test_a_checkpoint_has_the_optimizer_inside_and_the_scale(tmp_path: Any) -> None:
+    w, opt = Variable([1.0], name="w"), scaled()
+    opt.minimize(lambda: w.sum(), var_list=[w])
+    saved = train.Checkpoint(optimizer=opt, w=w)
+    path = saved.save(str(tmp_path / "ckpt"))
+    opt.minimize(lambda: w.sum(), var_list=[w])
+    saved.restore(path).assert_consumed()
+    assert (w.item(), opt._loss_scale().item()) == (0.0, 8.0)
+    assert opt.get_slot(w, "momentum").item() == 1.0

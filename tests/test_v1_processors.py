@@ -1,0 +1,148 @@
+"""What optimizers with an `apply_gradients` of their own call, as TensorFlow's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.v1 as tf
+from many import many
+from thalweg import Variable
+from thalweg.v1 import train
+from thalweg.v1.train import optimizer as base
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "GradientDescent": lambda: train.GradientDescentOptimizer(0.5),
+    "Momentum": lambda: train.MomentumOptimizer(0.5, 0.9),
+    "Nesterov": lambda: train.MomentumOptimizer(0.5, 0.9, use_nesterov=True),
+    "Adagrad": lambda: train.AdagradOptimizer(0.5),
+    "Adadelta": lambda: train.AdadeltaOptimizer(0.5),
+    "Adam": lambda: train.AdamOptimizer(0.1),
+    "AdaMax": lambda: tf.contrib.opt.AdaMaxOptimizer(0.1),
+    "RMSProp": lambda: train.RMSPropOptimizer(0.1, momentum=0.9),
+    "Ftrl": lambda: train.FtrlOptimizer(0.5, l1_regularization_strength=0.01),
+}
+
+
+def applied(opt: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    """What an `apply_gradients` does that calls the hooks itself."""
+    opt._create_slots([var for _, var in pairs])
+    opt._prepare()
+    updates = [base._get_processor(var).update_op(opt, grad) for grad, var in pairs]
+    return opt._finish(updates, "train/")
+
+
+def gradients() -> tuple[torch.Tensor, Any]:
+    rows = tf.IndexedSlices(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([2, 0, 2]))
+    return torch.tensor([0.5, -1.0]), rows
+
+
+def eagerly(opt: Any, step: Callable[..., Any]) -> list[Any]:
+    w, table = Variable([1.0, 2.0], name="w"), Variable(np.ones((3, 1), np.float32), name="t")
+    for _ in range(3):
+        step(opt, list(zip(gradients(), (w, table), strict=True)))
+    return [w.numpy(), table.numpy()]
+
+
+def in_graph(opt: Any, step: Callable[..., Any]) -> list[Any]:
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.Variable([1.0, 2.0], name="w")
+        table = tf.Variable(np.ones((3, 1), np.float32), name="t")
+        dense, rows = gradients()
+        symbols = (
+            tf.constant(dense),
+            tf.IndexedSlices(tf.constant(rows.values), tf.constant(rows.indices)),
+        )
+        train_op = step(opt, list(zip(symbols, (w, table), strict=True)))
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            session.run(train_op)
+        return session.run([w, table])
+
+
+def usual(opt: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    return opt.apply_gradients(pairs)
+
+
+@many("run", [eagerly, in_graph])
+@many("name", list(MAKERS))
+def test_hooks_called_one_by_one_give_the_numbers_of_a_step(
+    name: str, run: Callable[..., Any]
+) -> None:
+    expected = run(MAKERS[name](), usual)
+    found = run(MAKERS[name](), applied)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_no_variable_has_a_processor_that_refuses() -> None:
+    opt = train.GradientDescentOptimizer(1.0)
+    with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+        base._get_processor(torch.ones(2)).update_op(opt, torch.ones(2))
+    with pytest.raises(NotImplementedError, match="Trying to optimize unsupported type"):
+        base._get_processor("w")
+    with tf.Graph().as_default():
+        assert isinstance(base._get_processor(tf.Variable(1.0)), base._OptimizableVariable)
+        assert isinstance(base._get_processor(tf.constant(1.0)), base._TensorProcessor)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    processor = base._get_processor(parameter)
+    assert isinstance(processor, base._DenseResourceVariableProcessor)
+    assert processor.target() is parameter
+    assert base._StreamingModelPortProcessor(parameter).update_op(opt, 3) == 3
+
+
+@many("make", [Variable, tf.Variable])
+@many("kind", ["_DenseResourceVariableProcessor", "_RefVariableProcessor"])
+def test_constraints_follow_an_update(kind: str, make: Any) -> None:
+    w = Variable([1.0, 5.0], constraint=lambda x: torch.clamp(x, max=2.0))
+    opt, processor = train.GradientDescentOptimizer(1.0), getattr(base, kind)(w)
+    processor.update_op(opt, torch.tensor([1.0, 1.0]))
+    assert w.tolist() == [0.0, 2.0]
+    rows = tf.IndexedSlices(torch.tensor([1.0]), torch.tensor([0]))
+    with pytest.raises(RuntimeError, match="constraint function on a sparse variable"):
+        processor.update_op(opt, rows)
+
+
+def test_rows_named_twice_are_summed_in_both_modes() -> None:
+    rows, places = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([5, 0, 5])
+    values, unique = base._deduplicate_indexed_slices(rows, places)
+    assert (values.flatten().tolist(), unique.tolist()) == ([5.0, 2.0], [5, 0])
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder("float32", [None, 1])
+        found = base._deduplicate_indexed_slices(x, tf.constant(places))
+        values, unique = session.run(found, {x: rows.numpy()})
+    assert (values.ravel().tolist(), unique.tolist()) == ([5.0, 2.0], [5, 0])
+
+
+def test_slots_are_found_by_the_key_of_their_variable() -> None:
+    w, opt = Variable([1.0]), train.MomentumOptimizer(0.1, 0.9)
+    opt.apply_gradients([([1.0], w)])
+    found = opt._slot_dict("momentum")
+    assert found[base._var_key(w)] is opt.get_slot(w, "momentum")
+    with pytest.raises(TypeError):
+        found[base._var_key(w)] = w  # pyright: ignore[reportIndexIssue]
+
+
+def test_tensors_have_gradients_and_cannot_be_updated() -> None:
+    opt, x = train.GradientDescentOptimizer(1.0), torch.tensor(3.0)
+    ((grad, source),) = opt.compute_gradients(lambda: x * x, [x])
+    assert (grad.item(), source is x, x.requires_grad) == (6.0, True, False)
+    with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+        opt.apply_gradients([(grad, source)])
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.constant(3.0)
+        ((grad, source),) = opt.compute_gradients(x * x, [x])
+        assert (session.run(grad), source) == (6.0, x)
+        with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+            opt.apply_gradients([(grad, source)])
+
+
+def test_the_shape_that_slices_give_of_the_whole_is_not_read() -> None:
+    w = Variable([1.0, 2.0])
+    rows = tf.IndexedSlices(torch.tensor([1.0]), torch.tensor([1]), dense_shape=(1,))
+    train.GradientDescentOptimizer(0.5).apply_gradients([(rows, w)])
+    assert w.tolist() == [1.0, 1.5]

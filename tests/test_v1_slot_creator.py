@@ -1,0 +1,77 @@
+"""Variables beside variables: `slot_creator`, and what is asked of variables of unknown shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import thalweg.v1 as tf
+from many import many
+from thalweg import Variable
+from thalweg.v1.train import slot_creator
+
+MADE = {
+    "value": (lambda w: slot_creator.create_slot(w, [7.0, 8.0], "slot"), [7.0, 8.0], "float32"),
+    "zeros": (lambda w: slot_creator.create_zeros_slot(w, "slot"), [0.0, 0.0], "float32"),
+    "zeros64": (
+        lambda w: slot_creator.create_zeros_slot(w, "slot", "float64"),
+        [0.0, 0.0],
+        "float64",
+    ),
+    "initial tensor": (
+        lambda w: slot_creator.create_slot_with_initializer(
+            w, torch.tensor([3.0, 4.0]), (2,), "float32", "slot"
+        ),
+        [3.0, 4.0],
+        "float32",
+    ),
+    "initializer": (
+        lambda w: slot_creator.create_slot_with_initializer(
+            w, tf.ones_initializer(), (2,), "float32", "slot"
+        ),
+        [1.0, 1.0],
+        "float32",
+    ),
+}
+
+
+@many("kind", list(MADE))
+def test_slots_beside_an_eager_variable(kind: str) -> None:
+    make, expected, dtype = MADE[kind]
+    slot = make(Variable([1.0, 2.5], name="w"))
+    assert (slot.name, slot.tolist(), slot.trainable) == ("w/slot:0", expected, False)
+    assert slot.dtype == getattr(torch, dtype)
+
+
+@many("beside", ["variable", "tensor"])
+@many("kind", list(MADE))
+def test_slots_of_a_graph(kind: str, beside: str) -> None:
+    make, expected, dtype = MADE[kind]
+    with tf.Graph().as_default(), tf.Session() as session:
+        is_variable = beside == "variable"
+        w: Any = tf.Variable([1.0, 2.5], name="w") if is_variable else tf.constant([1.0, 2.5])
+        slot, again = make(w), make(w)
+        session.run(tf.global_variables_initializer())
+        assert slot.op.name == f"{w.op.name}/slot"
+        assert again.op.name == f"{w.op.name}/slot_1"
+        assert slot not in tf.trainable_variables()
+        value = session.run(slot)
+        assert (value.tolist(), value.dtype) == (expected, np.dtype(dtype))
+
+
+def test_a_slot_of_zeros_has_the_shape_that_a_run_finds() -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        size = tf.placeholder("float32", [None], name="size")
+        w = tf.Variable(size, validate_shape=False, name="w")
+        slot = slot_creator.create_zeros_slot(w, "slot")
+        session.run(w.initializer, {size: [1.0, 2.0, 3.0]})
+        session.run(slot.initializer)
+        assert session.run(slot).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_name_of_a_slot_begins_with_the_scope_it_is_made_in() -> None:
+    with tf.Graph().as_default(), tf.variable_scope("scope"):
+        w = tf.get_variable("w", initializer=[1.0])
+        assert slot_creator.create_slot(w, [1.0], "slot").op.name == "scope/scope/w/slot"
