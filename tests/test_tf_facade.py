@@ -485,18 +485,19 @@ def test_shuffle_keeps_the_rows() -> None:
 
 
 MISSING = {
-    "data": "use torch.utils.data",
+    "data.TFRecordDataset": "use Dataset.from_generator",
+    "data.nothing": "for the rest call torch",
     "distribute.ParameterServerStrategy": "use tf.distribute.MirroredStrategy, under torchrun",
-    "io": "use Python's open",
-    "while_loop": "nothing is traced",
+    "TensorArray": "use a Python list",
+    "io.read_file": "use Python's open",
     "nothing": "for the rest call torch",
-    "nn.conv2d": r"use tf\.keras\.layers\.Conv2D",
+    "nn.dynamic_rnn": r"call torch\.nn\.LSTM",
     "math.nothing": "for the rest call torch",
     "random.stateless_normal": "for the rest call torch",
-    "linalg.svd": "for the rest call torch",
-    "compat.v2": "for the rest call torch",
-    "compat.v1.data": "use torch.utils.data",
-    "compat.v1.layers": r"call a torch\.nn layer",
+    "linalg.qr": "for the rest call torch",
+    "compat.v3": "for the rest call torch",
+    "compat.v1.losses.mean_pairwise_squared_error": r"write it with tf\.square",
+    "compat.v1.contrib.slim": r"use tf\.contrib\.layers",
     "compat.v1.nn.nothing": "for the rest call torch",
     "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",
     "reduce_meen": "Did you mean 'reduce_mean'",
@@ -507,10 +508,10 @@ MISSING = {
     "train.Supervisor": "use MonitoredTrainingSession",
     "train.MonitoredTrainingSesion": "Did you mean 'MonitoredTrainingSession'",
     "keras.optimizers.RMSProp": "Did you mean 'RMSprop'",
-    "contrib": "thalweg.v1.contrib has opt and layers",
-    "layers": r"call a torch\.nn layer",
+    "compat.v1.losses.mean_square_error": "Did you mean 'mean_squared_error'",
+    "test.create_local_cluster": "use torch.distributed",
     "estimator": "use tf.keras.Model",
-    "summary": "SummaryWriter",
+    "compat.v1.summary.audio": "SummaryWriter",
 }
 
 
@@ -522,6 +523,12 @@ def test_missing_name_says_what_to_use(path: str) -> None:
         owner = getattr(owner, module)
     with pytest.raises(AttributeError, match=f"thalweg.tf has no '{path}'; .*{MISSING[path]}"):
         getattr(owner, name)
+
+
+def test_nothing_is_a_sparse_tensor() -> None:
+    assert not isinstance(tf.constant(1.0), tf.SparseTensor)
+    with pytest.raises(NotImplementedError, match=r"use tf\.IndexedSlices"):
+        tf.compat.v1.SparseTensor([[0]], [1.0], [1])
 
 
 def test_special_names_are_missing_as_in_any_module() -> None:
@@ -671,3 +678,17 @@ def test_parts_are_equal_and_limits_may_be_zero() -> None:
     (clipped,), _ = facade.clip_by_global_norm([torch.ones(2)], 0.0)
     assert clipped.tolist() == [0.0, 0.0]
     assert facade.clip_by_norm(torch.zeros(2), 0.0).tolist() == [0.0, 0.0]
+
+
+def test_modules_of_keras_are_imported_by_name() -> None:
+    from thalweg.tf.keras.layers import Dense
+    from thalweg.tf.keras.losses import mse
+
+    from thalweg.tf.keras import layers
+    from thalweg.tf.keras.models import Sequential
+
+    assert layers.Dense is Dense is tf.keras.layers.Dense
+    assert mse is tf.keras.losses.mse
+    assert Sequential is tf.keras.Sequential
+    with pytest.raises(ImportError, match="'nothing'"):
+        from thalweg.tf.keras.layers import nothing  # noqa: F401

@@ -15,7 +15,7 @@ Example:
     array([0.8, 1.6], dtype=float32)
 """
 
-from thalweg.autodiff import GradientTape, UnconnectedGradients
+from thalweg.autodiff import UnconnectedGradients
 from thalweg.graph import (
     Graph,
     Operation,
@@ -26,15 +26,41 @@ from thalweg.graph import (
     zeros_initializer,
 )
 from thalweg.graph import Shape as TensorShape
-from thalweg.tf import compat, distribute, keras, linalg, math, nn, random, train
+from thalweg.graph.tape import GradientTape
+from thalweg.tf import (
+    compat,
+    data,
+    debugging,
+    distribute,
+    errors,
+    io,
+    keras,
+    linalg,
+    math,
+    nest,
+    nn,
+    random,
+    raw_ops,
+    test,
+    train,
+    version,
+)
 from thalweg.tf.arrays import *
+from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
 from thalweg.tf.control import *
+from thalweg.tf.convert import is_tensor
+from thalweg.tf.data.spec import TensorSpec
 from thalweg.tf.dtypes import *
 from thalweg.tf.elementwise import *
 from thalweg.tf.fallback import anything_else as __getattr__
+from thalweg.tf.parts import *
+from thalweg.tf.python_functions import *
 from thalweg.tf.reductions import *
+from thalweg.tf.segments import *
 from thalweg.tf.variables import *
+from thalweg.tf.version import VERSION
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
+__version__ = VERSION
 newaxis = None

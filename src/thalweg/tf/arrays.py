@@ -1,32 +1,38 @@
-"""Making tensors, and their shapes, parts and products."""
+"""Making tensors, and their shapes and parts."""
 
 from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
 
 from thalweg import graph
-from thalweg.errors import InvalidArgumentError
-from thalweg.tf.convert import call, named_in_graphs, pair, sizes, stacked, tensor
-from thalweg.variable import as_dtype, to_tensor
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import known_size, known_sizes, sizes_of
+from thalweg.graph.ops import created
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.tf import joining, products
+from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
+from thalweg.tf.joining import *
+from thalweg.tf.joining import place_of
+from thalweg.tf.products import *
+from thalweg.variable import Variable, as_dtype, dtype_name, to_tensor
 
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *joining.__all__,
+    *products.__all__,
     "broadcast_to",
-    "concat",
     "constant",
     "convert_to_tensor",
-    "einsum",
     "expand_dims",
     "eye",
     "fill",
     "gather",
     "identity",
     "linspace",
-    "matmul",
     "one_hot",
     "ones",
     "ones_like",
@@ -35,13 +41,9 @@ __all__ = [
     "reshape",
     "shape",
     "size",
-    "split",
     "squeeze",
-    "stack",
-    "tensordot",
     "tile",
     "transpose",
-    "unstack",
     "zeros",
     "zeros_like",
 ]
@@ -56,8 +58,17 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
 def convert_to_tensor(
     value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
 ) -> Any:
-    """A tensor from anything that one can be made of; a tensor is returned as it is."""
-    return tensor(value, dtype_hint if dtype is None else dtype)
+    """A tensor from anything that one can be made of; a tensor is returned as it is, and of a
+    variable the present value.
+
+    Raises:
+        InvalidTypeError: It is a tensor of another dtype.
+    """
+    found = tensor(value, dtype_hint if dtype is None else dtype)
+    if dtype is not None and found.dtype not in (None, as_dtype(dtype)):
+        kinds = f"{dtype_name(found.dtype)}, not {dtype_name(as_dtype(dtype))}"
+        raise InvalidTypeError(f"The tensor that is to be converted is {kinds}. Cast it.")
+    return found.read_value() if isinstance(found, Variable) else found
 
 
 def identity(input: Any, name: str | None = None) -> Any:
@@ -67,17 +78,19 @@ def identity(input: Any, name: str | None = None) -> Any:
 
 def zeros(shape: Any, dtype: Any = torch.float32, name: str = "zeros") -> Any:
     """A tensor of zeros."""
-    return graph.zeros(sizes(shape), dtype, name)
+    return graph.zeros(shape, dtype, name)
 
 
 def ones(shape: Any, dtype: Any = torch.float32, name: str = "ones") -> Any:
     """A tensor of ones."""
-    return graph.ones(sizes(shape), dtype, name)
+    return graph.ones(shape, dtype, name)
 
 
 def fill(dims: Any, value: Any, name: str | None = None) -> Any:
     """A tensor of one number."""
-    return graph.constant(value, None, sizes(dims), name or "Fill")
+    filling = tensor(value)
+    filled = call(lambda one, size: one.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
+    return told(filled, filling.dtype, lambda: known_sizes(dims))
 
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
@@ -91,56 +104,119 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
 
 
 def _like(function: Any, input: Any, dtype: Any, name: str) -> Any:
-    kind = None if dtype is None else as_dtype(dtype)
-    return call(lambda given: function(given.detach(), dtype=kind), tensor(input), name=name)
+    given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
+    sizes = given.shape
+    if isinstance(given, graph.SymbolicTensor) and sizes is not None and None not in sizes:
+        kind = kind or given.dtype
+        if kind is not None:  # the value need not be known
+            empty = torch.empty((), dtype=kind).expand(tuple(sizes))
+            return graph.constant(function(empty), name=name)
+    return call(lambda given: function(given.detach(), dtype=kind), given, name=name)
 
 
 def eye(
-    num_rows: int, num_columns: int | None = None, dtype: Any = torch.float32, name: str = "eye"
+    num_rows: Any,
+    num_columns: Any = None,
+    batch_shape: Any = (),
+    dtype: Any = torch.float32,
+    name: str = "eye",
 ) -> Any:
-    """Ones on the diagonal, zeros elsewhere."""
+    """Ones on the diagonal, zeros elsewhere; a matrix for each place of `batch_shape`."""
     columns = num_rows if num_columns is None else num_columns
-    return graph.constant(torch.eye(num_rows, columns, dtype=as_dtype(dtype)), name=name)
+
+    def make(size: Any, kind: torch.dtype) -> Any:
+        return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
+
+    return created(make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name)
 
 
 def range(
     start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
 ) -> Any:
-    """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default."""
+    """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default.
+
+    Raises:
+        InvalidArgumentError: `delta` is 0, or does not lead to the limit.
+    """
     start, limit = (0, start) if limit is None else (start, limit)
-    numbers = [to_tensor(number) for number in (start, limit, delta)]
+    numbers = [tensor(number) for number in (start, limit, delta)]
     own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
     kind = own if dtype is None else as_dtype(dtype)
-    start, limit, delta = (number.item() for number in numbers)
-    return graph.constant(torch.arange(start, limit, delta, dtype=kind), name=name)
+
+    def count(*given: Any) -> Any:
+        first, end, step = (number.to(kind) for number in given)
+        if step.item() == 0 or (end.item() - first.item()) * step.item() < 0:
+            start, limit, delta = (number.item() for number in given)
+            raise InvalidArgumentError(f"delta={delta} does not lead from {start} to {limit}.")
+        if not kind.is_floating_point:
+            return torch.arange(first.item(), end.item(), step.item(), dtype=kind)
+        many = math.ceil(((end - first) / step).item())  # rounded as in TensorFlow, in the dtype
+        return (torch.arange(many, dtype=torch.float64) * step.item() + first.item()).to(kind)
+
+    def known() -> list[int | None]:
+        found = known_sizes(numbers) or [None]
+        is_open = None in found or not found[-1]
+        return [None if is_open else len(builtins.range(*found))]  # pyright: ignore
+
+    return told(call(count, *numbers, name=name), kind, known)
 
 
-def linspace(start: float, stop: float, num: int, name: str | None = None) -> Any:
-    """`num` numbers at equal distances, both ends included."""
-    return graph.constant(torch.linspace(start, stop, num), name=name or "linspace")
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
+    """`num` numbers at equal distances, both ends included; float32 between integers."""
+    first, last = pair(start, stop)
+    kind = first.dtype if first.dtype.is_floating_point else torch.float32
+
+    def spread(first: Any, last: Any, many: Any) -> Any:
+        return torch.linspace(first.item(), last.item(), int(many), dtype=kind)
+
+    made = call(spread, first, last, num, name=name or "linspace")
+    return told(made, kind, lambda: [known_size(num)])
 
 
 def one_hot(
     indices: Any,
-    depth: int,
-    on_value: Any = 1.0,
-    off_value: Any = 0.0,
-    axis: int = -1,
-    dtype: Any = torch.float32,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: int | None = None,
+    dtype: Any = None,
     name: str | None = None,
 ) -> Any:
-    """`on_value` at each index along a new axis, `off_value` elsewhere, also for an index that is
-    out of range.
+    """`on_value`, or 1, at each index along a new axis, by default the last; elsewhere
+    `off_value`, or 0, also for an index that is out of range.
+
+    The dtype is by default that of these values, or float32.
     """
-    kind = as_dtype(dtype)
+    values = [None if each is None else tensor_or_value(each) for each in (on_value, off_value)]
+    own = [each.dtype for each in values if each is not None]
+    kind = as_dtype(dtype) if dtype is not None else own[0] if own else torch.float32
+    on, off = (
+        tensor_or_value(default if given is None else given, kind)
+        for given, default in ((on_value, 1), (off_value, 0))
+    )
+    place = -1 if axis is None else axis
 
-    def encode(given: Any) -> Any:
-        places = torch.arange(depth, device=given.device)
+    def encode(given: Any, depth: Any, on: Any, off: Any) -> Any:
+        places = torch.arange(int(depth), device=given.device)
         found = given.unsqueeze(-1) == places
-        on, off = (torch.tensor(v, dtype=kind, device=given.device) for v in (on_value, off_value))
-        return torch.where(found, on, off).movedim(-1, axis)
+        return torch.where(found, on.to(given.device), off.to(given.device)).movedim(-1, place)
 
-    return call(encode, tensor(indices), name=name or "one_hot")
+    given = tensor(indices)
+
+    def known() -> Any:
+        if given.shape is None:
+            return None
+        sizes = list(given.shape)
+        sizes.insert(place if place >= 0 else len(sizes) + 1 + place, known_size(depth))  # pyright: ignore
+        return sizes
+
+    made = call(encode, given, depth, on, off, name=name or "one_hot")
+    return told(made, kind, known)
+
+
+def tensor_or_value(given: Any, dtype: Any = None) -> Any:
+    """A tensor, which is no node of a graph if it was none before."""
+    return tensor(given) if is_tensor(given) else to_tensor(given, dtype)
 
 
 @named_in_graphs(1, "name")
@@ -155,7 +231,9 @@ def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> A
         return measure(given)
     rank = None if given.shape is None else (len(given.shape),)
     known = graph.Output(kind, rank, ())
-    return graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
+    made = graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
+    made.op.type = "Shape"  # whose value is known where the sizes are
+    return made
 
 
 @named_in_graphs(1, "name")
@@ -166,13 +244,28 @@ def size(input: Any, out_type: Any = torch.int32, name: str | None = None) -> An
 
 def rank(input: Any, name: str | None = None) -> Any:
     """The number of dimensions as a tensor."""
-    return graph.constant(len(tensor(input).shape), name=name or "Rank")
+    given: Any = tensor(input)
+    if given.shape is None:
+        output = graph.Output(torch.int32, (), ())
+        arguments = ([given], name or "Rank")
+        return graph.operation(_rank, *arguments, kind="pure", outputs=output)
+    return graph.constant(len(given.shape), name=name or "Rank")
+
+
+def _rank(given: Any) -> Any:
+    return torch.tensor(given.dim(), dtype=torch.int32)
 
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """The same elements in another shape; one size may be -1."""
-    wanted = sizes(shape)
-    return call(lambda given: given.reshape(wanted), as_tensor(tensor), name=name or "Reshape")
+    given, wanted = as_tensor(tensor), sizes_of(shape)
+
+    def known() -> Any:
+        found = known_sizes(wanted)
+        return None if found is None else [None if size == -1 else size for size in found]
+
+    made = call(lambda x, size: x.reshape(sizes(size)), given, wanted, name=name or "Reshape")
+    return told(made, given.dtype, known)
 
 
 @named_in_graphs(2, "name")
@@ -186,97 +279,117 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
     return call(turn, tensor(a), name=name or "transpose")
 
 
-def expand_dims(input: Any, axis: int, name: str | None = None) -> Any:
-    """A new dimension of size 1."""
-    return call(torch.unsqueeze, tensor(input), int(axis), name=name or "ExpandDims")
+def expand_dims(
+    input: Any, axis: Any = None, name: str | None = None, dim: int | None = None
+) -> Any:
+    """A new dimension of size 1; `dim` is the old name of `axis`."""
+    place = place_of(dim if axis is None else axis)
+    return call(torch.unsqueeze, tensor(input), place, name=name or "ExpandDims")
 
 
-def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
-    """The tensor without its dimensions of size 1: all, or the named ones."""
-    axes = None if axis is None else sizes(axis)
-    function = torch.squeeze if axes is None else lambda given: given.squeeze(axes)
-    return call(function, tensor(input), name=name or "Squeeze")
+def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
+    """The tensor without its dimensions of size 1: all, or the named ones.
 
+    `squeeze_dims` is the old name of `axis`.
 
-def concat(values: Any, axis: int, name: str | None = None) -> Any:
-    """Tensors one after the other along an axis."""
-    parts = [tensor(value) for value in values] if isinstance(values, list | tuple) else [values]
-    return call(lambda *given: torch.cat(given, int(axis)), *parts, name=name or "concat")
+    Raises:
+        InvalidArgumentError: A dimension that is named has another size.
+    """
+    axis = squeeze_dims if axis is None else axis
+    axes = () if axis is None else sizes(axis)
+    given = tensor(input)
 
+    def left(shape: Any) -> list[Any]:
+        """The sizes that stay."""
+        rank = len(shape)
+        if any(not -rank <= each < rank or shape[each] not in (1, None) for each in axes):
+            raise InvalidArgumentError(
+                f"axis {list(axes)} must name dimensions of size 1; the shape is {tuple(shape)}."
+            )
+        gone = {each % rank for each in axes}
+        return [size for place, size in enumerate(shape) if place not in gone]
 
-def stack(values: Sequence[Any], axis: int = 0, name: str = "stack") -> Any:
-    """Tensors of one shape along a new axis."""
-    return stacked([tensor(value) for value in values], axis, name)
+    def drop(x: Any) -> Any:
+        return x.reshape(left(x.shape)) if axes else x.squeeze()
 
-
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
-    """The tensors along an axis, in a list."""
-    return list(call(lambda given: torch.unbind(given, axis), tensor(value), name=name))
-
-
-def split(value: Any, num_or_size_splits: Any, axis: int = 0, name: str = "split") -> list[Any]:
-    """A number of equal parts along an axis, or parts of the given sizes."""
-
-    def cut(given: Any) -> Any:
-        if isinstance(num_or_size_splits, int):
-            if given.shape[axis] % num_or_size_splits:
-                raise InvalidArgumentError(
-                    f"{given.shape[axis]} elements along axis {axis} cannot be split into"
-                    f" {num_or_size_splits} equal parts."
-                )
-            return torch.tensor_split(given, num_or_size_splits, axis)
-        return torch.split(given, list(num_or_size_splits), axis)
-
-    return list(call(cut, tensor(value), name=name))
+    if given.shape is not None:
+        left(given.shape)
+    made = call(drop, given, name=name or "Squeeze")
+    return told(made, given.dtype, lambda: left(given.shape) if axes and given.shape else None)
 
 
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     """The tensor repeated along each dimension, a number of times for each."""
-    times = sizes(multiples)
-    return call(lambda given: given.repeat(times), tensor(input), name=name or "Tile")
+    given, times = tensor(input), sizes_of(multiples)
+
+    def known() -> Any:
+        found = known_sizes(times)
+        if found is None or given.shape is None:
+            return None
+        pairs = zip(given.shape, found, strict=False)
+        return [None if None in (size, many) else size * many for size, many in pairs]
+
+    def repeat(x: Any, many: Any) -> Any:
+        if len(sizes(many)) != x.dim():
+            raise InvalidArgumentError(
+                f"multiples must be a number for each dimension of {tuple(x.shape)}, not"
+                f" {list(sizes(many))}."
+            )
+        return x.repeat(sizes(many))
+
+    made = call(repeat, given, times, name=name or "Tile")
+    return told(made, given.dtype, known)
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     """The tensor repeated along dimensions of size 1, up to a shape."""
-    wanted = sizes(shape)
-    return call(lambda given: given.expand(wanted), tensor(input), name=name or "BroadcastTo")
+    given, wanted = tensor(input), sizes_of(shape)
+    made = call(lambda x, size: x.expand(sizes(size)), given, wanted, name=name or "BroadcastTo")
+    return told(made, given.dtype, lambda: known_sizes(wanted))
 
 
 @named_in_graphs(3, "name")
 def gather(
-    params: Any, indices: Any, validate_indices: Any = None, axis: int = 0, name: str | None = None
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: int | None = None,
+    batch_dims: int = 0,
+    name: str | None = None,
 ) -> Any:
-    """What indices name along an axis; along the first axis the gradient is slices."""
-    if axis == 0:
+    """What indices name along an axis; along the first axis of a variable the gradient is slices.
+
+    Args:
+        params: A tensor.
+        indices: int32 or int64, of any shape, which stands in the result in place of the axis.
+        validate_indices: Ignored: they always are.
+        axis: By default `batch_dims`.
+        batch_dims: How many first dimensions the two have in common.
+        name: Optional.
+
+    Raises:
+        InvalidArgumentError: On the CPU, if an index is out of range.
+    """
+    along = batch_dims if axis is None else place_of(axis)
+    if along == 0 and not batch_dims:
         return graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
     def pick(given: Any, places: Any) -> Any:
-        found = given.index_select(axis, places.reshape(-1))
-        return found.unflatten(axis, places.shape) if places.dim() != 1 else found
+        if not batch_dims:
+            return _picked(given, places, along)
+        lead, inner = given.shape[:batch_dims], along % given.dim() - batch_dims
+        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (given, places)), strict=True)
+        return torch.stack([_picked(one, rows, inner) for one, rows in pairs]).unflatten(0, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def matmul(
-    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
-) -> Any:
-    """The matrix product, in batches if there are more dimensions."""
-
-    def product(left: Any, right: Any) -> Any:
-        return (left.mT if transpose_a else left) @ (right.mT if transpose_b else right)
-
-    return call(product, *pair(a, b), name=name or "MatMul")
-
-
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """The sum of products over pairs of axes."""
-    return call(lambda x, y: torch.tensordot(x, y, axes), *pair(a, b), name=name or "Tensordot")
-
-
-def einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
-    """Einstein's summation convention."""
-    parts = [tensor(item) for item in inputs]
-    return call(lambda *given: torch.einsum(equation, *given), *parts, name=name or "einsum")
+def _picked(given: Any, places: Any, axis: int) -> Any:
+    axis, rows = axis % given.dim(), places.reshape(-1)
+    if rows.device.type == "cpu":  # elsewhere the check would wait for the device
+        IndexedSlices(rows, rows).check_range(given.shape[axis])
+    found = given.index_select(axis, rows)
+    return found.reshape(*given.shape[:axis], *places.shape, *given.shape[axis + 1 :])
 
 
 as_tensor = tensor  # an argument of `reshape` has this name

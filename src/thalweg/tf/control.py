@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from thalweg import graph
+from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
+from thalweg.graph.names import cleaned
+from thalweg.tf.convert import call, tensor
 
 __all__ = [
+    "case",
+    "colocate_with",
+    "cond",
     "control_dependencies",
+    "custom_gradient",
+    "foldl",
+    "foldr",
     "function",
     "group",
     "init_scope",
+    "map_fn",
     "name_scope",
     "no_op",
+    "scan",
+    "while_loop",
 ]
 
 
@@ -42,16 +57,21 @@ def group(*inputs: Any, name: str | None = None) -> Any:
     return None if graph.executing_eagerly() else graph.group(*inputs, name=name)
 
 
-def no_op(name: str = "NoOp") -> Any:
+def no_op(name: str | None = None) -> Any:
     """An operation that does nothing; None in eager mode."""
-    return None if graph.executing_eagerly() else graph.no_op(name)
+    return None if graph.executing_eagerly() else graph.no_op(name or "NoOp")
 
 
-def name_scope(name: str) -> contextlib.AbstractContextManager[str]:
-    """A prefix for the names of nodes; no effect in eager mode."""
+def name_scope(
+    name: str | None, default_name: str | None = None, values: Any = None
+) -> contextlib.AbstractContextManager[str]:
+    """A prefix for the names of nodes, by default `default_name`; no effect in eager mode.
+
+    `values` is ignored.
+    """
     if graph.executing_eagerly():
-        return contextlib.nullcontext(name)
-    return graph.name_scope(name)
+        return contextlib.nullcontext(name or default_name or "")
+    return graph.name_scope(name, default_name)
 
 
 def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManager[None]:
@@ -61,6 +81,44 @@ def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManag
     return graph.control_dependencies(control_inputs)
 
 
-def init_scope() -> contextlib.AbstractContextManager[None]:
-    """No effect: there is no tracing to leave."""
+def colocate_with(
+    op: Any, ignore_existing: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """A block that changes nothing: operations run where their tensors are."""
     return contextlib.nullcontext()
+
+
+def init_scope() -> contextlib.AbstractContextManager[None]:
+    """Leads out of the functions of conditions and loops, and of control dependencies; no effect in
+    eager mode.
+    """
+    if graph.executing_eagerly():
+        return contextlib.nullcontext()
+    return graph.control_dependencies(None)
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function differentiated by another one, which it returns besides its result.
+
+    Args:
+        f: Takes tensors; returns a tensor, or a tuple of tensors, and a function that takes a
+            gradient for each of these and returns one for each argument. It is called with values,
+            in graph mode whenever it runs, and reads variables as constants.
+    """
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            found, ctx.backward_function = f(*args)
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            with torch.enable_grad():
+                return ctx.backward_function(*gradients)
+
+    @functools.wraps(f)
+    def apply(*args: Any) -> Any:
+        return call(Function.apply, *(tensor(each) for each in args), name=cleaned(f.__name__))
+
+    return apply

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from thalweg import graph
 from thalweg.errors import InvalidTypeError
+from thalweg.graph.default import has_symbol
+from thalweg.graph.nest import leaves_of
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import tensor_of, to_tensor
 
@@ -19,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
-    return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor)
+    return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor) or has_symbol(value)
 
 
 def tensor(value: Any, dtype: Any = None) -> Any:
@@ -29,8 +31,8 @@ def tensor(value: Any, dtype: Any = None) -> Any:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
         dtype: What a new tensor is converted to.
     """
-    value = tensor_of(value)
-    if isinstance(value, torch.nn.Parameter) and not graph.executing_eagerly():
+    value = graph.resolve(tensor_of(value))
+    if has_symbol(value) and not graph.executing_eagerly():
         return graph.graph_variable_of(value)
     if isinstance(value, torch.Tensor | graph.SymbolicTensor):
         return value
@@ -70,7 +72,7 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
 
 def call(function: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
     """`function(*args)`, or a node that will call it where an argument is symbolic."""
-    symbol = next((arg for arg in args if isinstance(arg, graph.SymbolicTensor)), None)
+    symbol = next((arg for arg in leaves_of(args) if isinstance(arg, graph.SymbolicTensor)), None)
     if symbol is None:
         return function(*args)
     return symbol.graph.call(function, args, name=name)
@@ -107,7 +109,16 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     return decorate
 
 
-def sizes(shape: Any) -> tuple[int, ...]:
-    """A shape given as a number, a list, or a tensor of sizes."""
-    shape = shape.tolist() if isinstance(shape, torch.Tensor) else shape
-    return tuple(int(size) for size in shape) if isinstance(shape, Iterable) else (int(shape),)
+sizes = graph.ints  # of what is no symbolic tensor
+
+
+def told(
+    result: Any, dtype: torch.dtype | None = None, shape: Callable[[], Any] = lambda: None
+) -> Any:
+    """A result, of which this much is known in graph mode besides what its node finds."""
+    if isinstance(result, graph.SymbolicTensor):
+        result.dtype = dtype if result.dtype is None else result.dtype
+        known = shape()
+        if known is not None:
+            result.set_shape(known)
+    return result

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from thalweg import graph
@@ -29,6 +31,7 @@ __all__ = [
     "clip_by_value",
     "cos",
     "cosh",
+    "cumprod",
     "cumsum",
     "digamma",
     "divide",
@@ -81,6 +84,21 @@ __all__ = [
     "where",
 ]
 
+
+def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
+    """The root, rounded to the nearest as in TensorFlow; torch.sqrt may be a unit off on the CPU.
+
+    Where autograd or a transformation of torch.func looks on, it is torch's.
+    """
+    plain = not (x.requires_grad and torch.is_grad_enabled())
+    if plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        with contextlib.suppress(RuntimeError), np.errstate(invalid="ignore"):
+            return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))
+    return torch.sqrt(x)
+
+
+_LINEAR = 40.0  # beyond that log(1 + exp(x)) is x in float64, too; torch's own limit is 20
+
 # What NumPy and torch call `mod` and `floor_divide` round alike in TensorFlow: downwards.
 abs = unary(torch.abs, "abs")
 acos = unary(torch.acos, "acos")
@@ -110,8 +128,8 @@ sigmoid = unary(torch.sigmoid, "sigmoid")
 sign = unary(torch.sign, "sign")
 sin = unary(torch.sin, "sin")
 sinh = unary(torch.sinh, "sinh")
-softplus = unary(torch.nn.functional.softplus, "softplus")
-sqrt = unary(torch.sqrt, "sqrt")
+softplus = unary(lambda x: torch.nn.functional.softplus(x, threshold=_LINEAR), "softplus")
+sqrt = unary(_rounded_sqrt, "sqrt")
 square = unary(torch.square, "square")
 tan = unary(torch.tan, "tan")
 tanh = unary(torch.tanh, "tanh")
@@ -168,9 +186,22 @@ subtract = binary(torch.sub, "subtract")
 
 
 def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:
-    """The sum of tensors of one shape."""
+    """The sum of tensors of one shape.
+
+    Raises:
+        InvalidArgumentError: There are none, or their shapes differ.
+    """
     parts = [tensor(item) for item in inputs]
-    return call(lambda *given: functools.reduce(operator.add, given), *parts, name=name or "add_n")
+    if not parts:
+        raise InvalidArgumentError("inputs of add_n must be a list of at least one tensor.")
+
+    def total(*given: Any) -> Any:
+        shapes = {tuple(each.shape) for each in given}
+        if len(shapes) > 1:
+            raise InvalidArgumentError(f"add_n adds tensors of one shape, not of {sorted(shapes)}.")
+        return functools.reduce(operator.add, given)
+
+    return call(total, *parts, name=name or "add_n")
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
@@ -193,11 +224,13 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     the elements that are true, a row for each.
 
     Raises:
-        InvalidArgumentError: In graph mode a vector of conditions meets a matrix, of which
-            TensorFlow 1 chooses rows, and TensorFlow 2 columns.
+        InvalidArgumentError: One of `x` and `y` is missing; or in graph mode a vector of conditions
+            meets a matrix, of which TensorFlow 1 chooses rows, and TensorFlow 2 columns.
     """
     condition = tensor(condition)
-    if x is None or y is None:
+    if (x is None) != (y is None):
+        raise InvalidArgumentError("where takes both x and y, or neither.")
+    if x is None:
         return call(torch.argwhere, condition, name=name or "Where")
     x, y = pair(x, y)
     ranks = [None if each.shape is None else len(each.shape) for each in (condition, x, y)]
@@ -215,15 +248,29 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 
-def cumsum(
-    x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
-) -> Any:
-    """Running sums along an axis; exclusive ones leave their own element out."""
+def _running(function: Callable[..., Any], first: int, title: str, what: str) -> Any:
+    def apply(
+        x: Any,
+        axis: int = 0,
+        exclusive: bool = False,
+        reverse: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        def run(given: Any) -> Any:
+            given = given.flip(axis) if reverse else given
+            if exclusive:  # taking the element away again would cost what it was rounded by
+                size = given.shape[axis]
+                start = torch.full_like(given.narrow(axis, 0, min(size, 1)), first)
+                given = torch.cat([start, given.narrow(axis, 0, max(size - 1, 0))], axis)
+            found = function(given, axis, dtype=given.dtype)
+            return found.flip(axis) if reverse else found
 
-    def sums(given: Any) -> Any:
-        given = given.flip(axis) if reverse else given
-        found = torch.cumsum(given, axis)
-        found = found - given if exclusive else found
-        return found.flip(axis) if reverse else found
+        return call(run, tensor(x), name=name or title)
 
-    return call(sums, tensor(x), name=name or "cumsum")
+    apply.__name__ = apply.__qualname__ = title
+    apply.__doc__ = f"Running {what} along an axis; exclusive ones leave their own element out."
+    return apply
+
+
+cumsum = _running(torch.cumsum, 0, "cumsum", "sums")
+cumprod = _running(torch.cumprod, 1, "cumprod", "products")

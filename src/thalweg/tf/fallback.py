@@ -1,13 +1,16 @@
-"""Names of `tf` that are found elsewhere: in Keras, or in TensorFlow 1."""
+"""Names of `tf` that are found elsewhere: in TensorFlow 1, or in Keras."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
+from thalweg.running import executing_eagerly
 from thalweg.tf.missing import not_provided
 
-_OF_KERAS = ("initializers", "losses", "metrics", "optimizers")
+MESSAGES = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # of TensorBoard
+
+_OF_BOTH = ("initializers", "losses", "metrics")  # in graph mode TensorFlow 1's
 
 
 def anything_else(name: str) -> Any:
@@ -16,10 +19,10 @@ def anything_else(name: str) -> Any:
     Raises:
         AttributeError: It is not provided; says what to use instead.
     """
-    if name in _OF_KERAS:
+    if name == "optimizers" or (name in _OF_BOTH and executing_eagerly()):
         return getattr(importlib.import_module("thalweg.tf.keras"), name)
     if not name.startswith("_"):
         old = importlib.import_module("thalweg.tf.compat.v1")  # imported late: it needs `tf`
-        if name in vars(old):
+        if name in vars(old) or name in MESSAGES:
             return getattr(old, name)  # code for TensorFlow 1 has no compat.v1
     raise not_provided("", name)

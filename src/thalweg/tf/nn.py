@@ -11,15 +11,25 @@ from torch.nn import functional
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import table_of
+from thalweg.tf import candidates, convolution, normalization, ranking
+from thalweg.tf.candidates import *
 from thalweg.tf.clipping import global_norm
-from thalweg.tf.convert import call, named_in_graphs, pair, sizes, tensor
+from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
+from thalweg.tf.convolution import *
 from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
+from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
+from thalweg.tf.ranking import *
 from thalweg.variable import dtype_name
 
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *candidates.__all__,
+    *convolution.__all__,
+    *normalization.__all__,
+    *ranking.__all__,
     "bias_add",
+    "crelu",
     "dropout",
     "elu",
     "embedding_lookup",
@@ -37,11 +47,15 @@ __all__ = [
     "silu",
     "softmax",
     "softmax_cross_entropy_with_logits",
+    "softmax_cross_entropy_with_logits_v2",
     "softplus",
     "softsign",
     "sparse_softmax_cross_entropy_with_logits",
     "swish",
     "tanh",
+    "weighted_cross_entropy_with_logits",
+    "xw_plus_b",
+    "zero_fraction",
 ]
 
 relu = unary(torch.relu, "relu")
@@ -55,6 +69,15 @@ softsign = unary(functional.softsign, "softsign")
 def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
     """The elements that are positive, `alpha` times the others."""
     return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
+
+
+def crelu(features: Any, axis: int = -1, name: str | None = None) -> Any:
+    """The positive part of the elements, and beside it along an axis that of their negatives."""
+
+    def both(given: Any) -> Any:
+        return torch.cat([torch.relu(given), torch.relu(-given)], axis)
+
+    return call(both, tensor(features), name=name or "CRelu")
 
 
 def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
@@ -94,13 +117,21 @@ def softmax_cross_entropy_with_logits(
     return cross_entropy(labels, logits, axis, name)
 
 
-def cross_entropy(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Any:
-    """That of TensorFlow 2, whose gradient flows into the labels, too."""
+def cross_entropy(
+    labels: Any, logits: Any, axis: int | None = -1, name: str | None = None, dim: int | None = None
+) -> Any:
+    """That of TensorFlow 2, whose gradient flows into the labels, too; `dim` is an older name of
+    `axis`.
+    """
+    along = dim if dim is not None else -1 if axis is None else axis
 
     def entropy(given: Any, wanted: Any) -> Any:
-        return -(wanted * torch.log_softmax(given, axis)).sum(axis)
+        return -(wanted * torch.log_softmax(given, along)).sum(along)
 
     return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
+
+
+softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
 def _trains(target: graph.SymbolicTensor) -> bool:
@@ -185,34 +216,107 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
 
 
 def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
-    """A bias added along the last dimension, or with "NC..." along the second."""
+    """A bias added along the last dimension, or with "NC..." along the second.
+
+    Raises:
+        InvalidArgumentError: The bias is no vector of as many elements.
+    """
+    first = data_format is not None and data_format.startswith("NC")
 
     def add(given: Any, one: Any) -> Any:
-        if data_format is not None and data_format.startswith("NC"):
+        if given.dim() < 2 or one.shape != given.shape[1 if first else -1 :][:1]:
+            raise InvalidArgumentError(
+                f"A bias of shape {tuple(one.shape)} does not fit the channels of a tensor of shape"
+                f" {tuple(given.shape)}."
+            )
+        if first:
             one = one.reshape(-1, *[1] * (given.dim() - 2))
         return given + one
 
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 
 
+def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+    """The product of two matrices, plus a bias."""
+    x, weights = pair(x, weights)
+    parts = (x, weights, pair(x, biases)[1])
+    return call(lambda given, by, shift: given @ by + shift, *parts, name=name or "xw_plus_b")
+
+
+def zero_fraction(value: Any, name: str | None = None) -> Any:
+    """The share of the elements that are 0, as float32."""
+    return call(lambda given: (given == 0).float().mean(), tensor(value), name=name or "fraction")
+
+
+def weighted_cross_entropy_with_logits(
+    labels: Any, logits: Any, pos_weight: Any, name: str | None = None
+) -> Any:
+    """`sigmoid_cross_entropy_with_logits` in which positive labels weigh `pos_weight`."""
+    logits, labels = pair(logits, labels)
+
+    def entropy(given: Any, wanted: Any, weight: Any) -> Any:
+        share = 1 + (weight - 1) * wanted
+        return (1 - wanted) * given + share * softplus(-given)
+
+    weight = pair(logits, pos_weight)[1]
+    return call(entropy, logits, labels, weight, name=name or "logistic_loss")
+
+
 @named_in_graphs(1, "keep_prob")
 def dropout(
-    x: Any, rate: float, noise_shape: Any = None, seed: Any = None, name: str | None = None
+    x: Any, rate: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
 ) -> Any:
     """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
 
+    Args:
+        x: A tensor.
+        rate: A number or tensor.
+        noise_shape: Optional. Sizes of 1 for dimensions along which elements fare alike, or -1
+            or None for those that the tensor has.
+        seed: Optional.
+        name: Optional.
+
     Raises:
-        InvalidArgumentError: `noise_shape` or `seed` is given, which torch's dropout does not have.
-        InvalidTypeError: In graph mode `rate` is given by position.
+        InvalidArgumentError: `rate` is a number that is not in [0, 1).
+        InvalidTypeError: `x` are integers; or in graph mode `rate` is given by position.
     """
-    if noise_shape is not None or seed is not None:
-        raise InvalidArgumentError("dropout takes neither noise_shape nor seed.")
-    return call(torch.dropout, tensor(x), rate, True, name=name or "dropout")
+    return dropped(tensor(x), rate, noise_shape, seed, name or "dropout")
+
+
+def dropped(
+    x: Any, rate: Any, noise_shape: Any, seed: int | None, name: str, training: Any = True
+) -> Any:
+    """`dropout`, if `training`, True or a tensor, is true."""
+    if isinstance(rate, int | float) and not 0 <= rate < 1:
+        raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
+    if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):
+        kind = dtype_name(x.dtype)
+        raise InvalidTypeError(f"x must be of a floating-point type to be scaled, not {kind}.")
+    generator = graph.numbers_of(seed)
+
+    def drop(given: Any, share: Any, active: Any, asked: Any) -> Any:
+        shape = given.shape
+        if asked is not None:
+            pairs = zip(asked, shape, strict=True)
+            shape = [own if n is None or int(n) == -1 else int(n) for n, own in pairs]
+        source = generator()
+        device = given.device if source is None else source.device
+        noise = torch.rand(shape, generator=source, device=device).to(given.device)
+        found = torch.where(noise >= share, given * (1 / (1 - share)), torch.zeros_like(given))
+        return found if active is True else torch.where(active.bool(), found, given)
+
+    asked = noise_shape if noise_shape is None or is_tensor(noise_shape) else list(noise_shape)
+    rate, training = (tensor(each) if is_tensor(each) else each for each in (rate, training))
+    if graph.executing_eagerly():
+        return drop(x, rate, training, asked)
+    # Its shape is known even where that of the rate is not.
+    known = graph.Output(x.dtype, x.shape, (x,) if isinstance(x, graph.SymbolicTensor) else ())
+    return graph.operation(drop, [x, rate, training, asked], name, kind="pure", outputs=known)
 
 
 @named_in_graphs(2, "partition_strategy")
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
-    """The rows that `ids` names; the gradient of `params` is slices.
+    """The rows that `ids` names; the gradient of a variable is slices.
 
     Raises:
         InvalidTypeError: `params` is a list of several tables.

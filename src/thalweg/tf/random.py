@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 from thalweg import graph
-from thalweg.tf.convert import call, sizes, tensor
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf.convert import is_tensor, tensor
+from thalweg.tf.elementwise import cast
 from thalweg.tf.missing import attribute_of
+from thalweg.variable import as_dtype
 
 __all__ = [
+    "categorical",
     "normal",
     "set_seed",
     "shuffle",
@@ -27,49 +31,112 @@ def set_seed(seed: int) -> None:
 
 def normal(
     shape: Any,
-    mean: float = 0.0,
-    stddev: float = 1.0,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str = "random_normal",
 ) -> Any:
-    """Numbers from a normal distribution."""
-    return graph.random_normal(sizes(shape), mean, stddev, dtype, seed, name)
+    """Numbers from a normal distribution.
+
+    `mean` and `stddev` may be tensors, through which gradients flow.
+    """
+    if is_tensor(mean) or is_tensor(stddev):
+        return graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
+    return graph.random_normal(shape, mean, stddev, dtype, seed, name)
 
 
 def truncated_normal(
     shape: Any,
-    mean: float = 0.0,
-    stddev: float = 1.0,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str = "truncated_normal",
 ) -> Any:
-    """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
-    return graph.truncated_normal(sizes(shape), mean, stddev, dtype, seed, name)
+    """Numbers from a normal distribution, none further than two `stddev` from `mean`.
+
+    These may be tensors, through which gradients flow.
+    """
+    if is_tensor(mean) or is_tensor(stddev):
+        return graph.truncated_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
+    return graph.truncated_normal(shape, mean, stddev, dtype, seed, name)
 
 
 def uniform(
     shape: Any,
-    minval: float = 0,
-    maxval: float | None = None,
+    minval: Any = 0,
+    maxval: Any = None,
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str = "random_uniform",
 ) -> Any:
-    """Numbers from [minval, maxval); `maxval` is 1 by default."""
-    return graph.random_uniform(sizes(shape), minval, maxval, dtype, seed, name)
+    """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
+
+    Both may be tensors, through which gradients flow.
+    """
+    if not (is_tensor(minval) or is_tensor(maxval)):
+        return graph.random_uniform(shape, minval, maxval, dtype, seed, name)
+    kind = as_dtype(dtype)
+    if kind.is_floating_point:
+        share = graph.random_uniform(shape, 0.0, 1.0, kind, seed, name)
+        return share * ((1 if maxval is None else maxval) - minval) + minval
+    share = graph.random_uniform(shape, 0.0, 1.0, torch.float64, seed, name)
+    return cast(torch.floor(share * (maxval - minval)), kind) + cast(minval, kind)
+
+
+def categorical(
+    logits: Any,
+    num_samples: Any,
+    dtype: Any = torch.int64,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """Classes, `num_samples` for each row of logits, of shape (batch, num_samples).
+
+    Args:
+        logits: Unscaled logarithms of probabilities, of shape (batch, classes).
+        num_samples: How many are drawn from each row, independently.
+        dtype: int64 or int32.
+        seed: Optional.
+        name: Optional.
+
+    Raises:
+        InvalidArgumentError: The logits are no matrix.
+    """
+    generator, given, kind = graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
+
+    def draw(given: Any, many: Any) -> Any:
+        if given.dim() != 2 or not given.shape[1]:
+            raise InvalidArgumentError(
+                f"logits must have the shape (batch, classes), not {tuple(given.shape)}."
+            )
+        source = generator()
+        shares = torch.softmax(given.detach().double(), -1).to("cpu" if source else given.device)
+        found = torch.multinomial(shares, int(many), replacement=True, generator=source)
+        return found.to(kind).to(given.device)
+
+    if not any(isinstance(each, graph.SymbolicTensor) for each in (given, num_samples)):
+        return draw(given, num_samples)
+    batch = given.shape[0] if given.shape else None
+    known = graph.Output(kind, (batch, graph.known_size(num_samples)), ())
+    arguments = ([given, num_samples], name or "Multinomial")
+    return graph.operation(draw, *arguments, kind="pure", outputs=known)
 
 
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Any:
-    """The rows in random order."""
+    """The rows in random order, another one in each run."""
+    generator = graph.numbers_of(seed)
 
     def mix(given: Any) -> Any:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        order = torch.randperm(given.shape[0], generator=generator)
+        order = torch.randperm(given.shape[0], generator=generator())
         return given[order.to(given.device)]
 
-    return call(mix, tensor(value), name=name or "RandomShuffle")
+    given = tensor(value)
+    if not isinstance(given, graph.SymbolicTensor):
+        return mix(given)
+    known = graph.Output(given.dtype, given.shape, (given,))
+    return graph.operation(mix, [given], name or "RandomShuffle", kind="pure", outputs=known)
 
 
 __getattr__ = attribute_of("random")

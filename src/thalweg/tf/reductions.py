@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -15,6 +16,7 @@ from thalweg.variable import as_dtype, dtype_name
 __all__ = [
     "argmax",
     "argmin",
+    "count_nonzero",
     "norm",
     "reduce_all",
     "reduce_any",
@@ -34,8 +36,15 @@ Axis = int | list[int] | tuple[int, ...] | None
 def _axes(given: Any, axis: Any) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(given.dim()))
-    axis = axis.tolist() if isinstance(axis, torch.Tensor) else axis
-    return tuple(axis) if isinstance(axis, list | tuple) else (int(axis),)
+    axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
+    axes = [int(each) for each in (axis if isinstance(axis, list | tuple) else [axis])]
+    rank = given.dim()
+    wrong = [each for each in axes if not -rank <= each < rank]
+    if wrong or len({each % rank for each in axes}) < len(axes):
+        raise InvalidArgumentError(
+            f"axis {axis} must name dimensions of a tensor of shape {tuple(given.shape)}."
+        )
+    return tuple(axes)
 
 
 def _reduction(
@@ -86,10 +95,34 @@ def _spread(given: Any) -> Any:
     return given - given  # NaN stays
 
 
+def _numbers(function: Any, title: str) -> Any:
+    """A reduction of numbers, which bools are not."""
+
+    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        if given.dtype == torch.bool:
+            raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
+        return function(given, axes, keepdims)
+
+    return _reduction(reduce, title)
+
+
+def _extreme(function: Any, title: str, largest: bool) -> Any:
+    """The largest or smallest element; of none the number that is beyond all."""
+
+    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        if all(given.shape[axis] for axis in axes):
+            return function(given, axes, keepdims)
+        if given.is_floating_point():
+            beyond: Any = -math.inf if largest else math.inf
+        else:
+            beyond = torch.iinfo(given.dtype).min if largest else torch.iinfo(given.dtype).max
+        return torch.full_like(given.sum(axes, keepdims, dtype=given.dtype), beyond)
+
+    return _numbers(reduce, title)
+
+
 def _mean(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     """Integers have a mean of their own dtype, rounded toward 0: TensorFlow's Mean kernel."""
-    if given.dtype == torch.bool:
-        raise InvalidTypeError("reduce_mean takes numbers, not bool. Cast the tensor.")
     if not _is_exact(given):
         return given.mean(axes, keepdims)
     count = math.prod(given.shape[axis] for axis in axes)
@@ -121,10 +154,10 @@ def _of_fractions(
     )
 
 
-reduce_sum = _reduction(lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum")
-reduce_mean = _reduction(_mean, "reduce_mean")
-reduce_max = _reduction(lambda x, axes, keep: x.amax(axes, keep), "reduce_max")
-reduce_min = _reduction(lambda x, axes, keep: x.amin(axes, keep), "reduce_min")
+reduce_sum = _numbers(lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum")
+reduce_mean = _numbers(_mean, "reduce_mean")
+reduce_max = _extreme(torch.amax, "reduce_max", True)
+reduce_min = _extreme(torch.amin, "reduce_min", False)
 reduce_logsumexp = _of_fractions(lambda x, axes, keep: x.logsumexp(axes, keep), "reduce_logsumexp")
 reduce_variance = _of_fractions(
     lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance", _spread
@@ -132,7 +165,7 @@ reduce_variance = _of_fractions(
 reduce_std = _of_fractions(
     lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std", _spread
 )
-reduce_prod = _reduction(
+reduce_prod = _numbers(
     _one_by_one(lambda x, axis, keep: x.prod(axis, keep, dtype=x.dtype)), "reduce_prod"
 )
 reduce_any = _reduction(_one_by_one(lambda x, axis, keep: x.any(axis, keep)), "reduce_any")
@@ -162,6 +195,21 @@ def _arg(function: Any, input: Any, axis: int | None, output_type: Any, name: st
     return call(find, tensor(input), name=name)
 
 
+def count_nonzero(
+    input: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dtype: Any = torch.int64,
+    name: str | None = None,
+) -> Any:
+    """How many elements are not 0, along an axis, several, or all."""
+
+    def count(given: Any) -> Any:
+        return reduce_sum((given != 0).to(as_dtype(dtype)), axis, keepdims)
+
+    return call(count, as_tensor(input), name=name or "count_nonzero")
+
+
 def norm(
     tensor: Any,
     ord: Any = "euclidean",
@@ -169,11 +217,31 @@ def norm(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The norm of vectors: "euclidean", 1, 2, another number, or infinity."""
-    power = 2 if ord in ("euclidean", "fro") else ord
+    """The norm of vectors along an axis, or of all elements, or, along two axes, of matrices.
+
+    Args:
+        tensor: Real or complex numbers.
+        ord: "euclidean", 1, 2, infinity or another number above 0; of matrices "euclidean" or
+            "fro", 1, 2 or infinity.
+        axis: One axis, or a list of two.
+        keepdims: Whether the axes are kept, with size 1.
+        name: Optional.
+
+    Raises:
+        InvalidArgumentError: `ord` is no such norm.
+    """
+    of_matrices = isinstance(axis, list | tuple) and len(axis) == 2
+    is_euclidean = ord == "euclidean" or (of_matrices and ord == "fro")
+    is_known = ord in (1, 2, math.inf) if of_matrices else not isinstance(ord, str) and ord > 0
+    if not (is_euclidean or is_known):
+        kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
+        raise InvalidArgumentError(f"ord must be {kinds}, not {ord!r}.")
 
     def measure(given: Any) -> Any:
-        return torch.linalg.vector_norm(given, power, _axes(given, axis), keepdims)
+        axes = _axes(given, axis)
+        if of_matrices and not is_euclidean:
+            return torch.linalg.matrix_norm(given, ord, axes, keepdims)
+        return torch.linalg.vector_norm(given, 2 if is_euclidean else ord, axes, keepdims)
 
     return call(measure, as_tensor(tensor), name=name or "norm")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,6 +14,7 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __all__ = [
     "IndexedSlices",
+    "SparseTensor",
     "Tensor",
     "Variable",
 ]
@@ -68,7 +69,29 @@ class Variable(metaclass=Either):
         )
 
 
-class Tensor(metaclass=Either):
-    """For `isinstance`: tensors of torch and of graphs. `tf.constant` makes one."""
+class _NoVariable(Either):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) and not isinstance(instance, Variable)
+
+
+class Tensor(metaclass=_NoVariable):
+    """For `isinstance`: tensors of torch and of graphs that are no variables. `tf.constant` makes
+    one.
+    """
 
     CLASSES = (torch.Tensor, graph.SymbolicTensor)
+
+
+class SparseTensor(metaclass=Either):
+    """For `isinstance`, which is False: there are none.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+
+    CLASSES = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            "There is no SparseTensor in thalweg: use tf.IndexedSlices, or torch.sparse."
+        )

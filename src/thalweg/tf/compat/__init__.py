@@ -1,4 +1,4 @@
-"""`tf.compat`: TensorFlow 1's API as `v1`."""
+"""`tf.compat`: TensorFlow 1's API as `v1`, `tf` itself as `v2`, and text and bytes."""
 
 import importlib
 from typing import Any
@@ -6,7 +6,27 @@ from typing import Any
 from thalweg.tf.missing import not_provided
 
 
+def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
+    """Text, decoded if it is bytes."""
+    return bytes_or_text if isinstance(bytes_or_text, str) else bytes_or_text.decode(encoding)
+
+
+def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
+    """Bytes, encoded if it is text."""
+    return bytes_or_text if isinstance(bytes_or_text, bytes) else bytes_or_text.encode(encoding)
+
+
+def as_str_any(value: Any, encoding: str = "utf-8") -> str:
+    """Text: decoded bytes, or the `str` of anything else."""
+    return as_text(value, encoding) if isinstance(value, bytes) else str(value)
+
+
+as_str = as_text
+
+
 def __getattr__(name: str) -> Any:
     if name == "v1":  # imported late: it needs all of `tf`
         return importlib.import_module("thalweg.tf.compat.v1")
+    if name == "v2":
+        return importlib.import_module("thalweg.tf")
     raise not_provided("compat", name)

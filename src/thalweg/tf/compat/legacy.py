@@ -9,17 +9,24 @@ from typing import Any
 import torch
 
 from thalweg import graph, v1
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph.either import Either
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
+from thalweg.tf.compat.behavior import begins_graphs
 from thalweg.tf.convert import call, pair, tensor
+from thalweg.variable import Variable as EagerVariable
+from thalweg.variable import as_dtype
 
 __all__ = [
     "Variable",
     "argmax",
     "argmin",
     "convert_to_tensor",
-    "dropout",
+    "convert_to_tensor_or_indexed_slices",
     "gather",
+    "norm",
+    "ones_like",
     "reduce_all",
     "reduce_any",
     "reduce_logsumexp",
@@ -29,40 +36,44 @@ __all__ = [
     "reduce_prod",
     "reduce_sum",
     "shape",
-    "sigmoid_cross_entropy_with_logits",
     "size",
-    "softmax_cross_entropy_with_logits",
-    "sparse_softmax_cross_entropy_with_logits",
     "transpose",
     "where",
+    "zeros_like",
 ]
 
 
-def Variable(
-    initial_value: Any = None,
-    trainable: bool | None = None,
-    collections: Sequence[str] | None = None,
-    validate_shape: bool = True,
-    caching_device: Any = None,
-    name: str | None = None,
-    variable_def: Any = None,
-    dtype: Any = None,
-    expected_shape: Any = None,
-    import_scope: Any = None,
-    constraint: Any = None,
-    use_resource: bool | None = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
-    shape: Any = None,
-) -> Any:
+class Variable(metaclass=Either):
     """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
     ignored.
     """
-    own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
-    modes = {"synchronization": synchronization, "aggregation": aggregation}
-    return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
+
+    CLASSES = (EagerVariable, graph.GraphVariable)
+
+    @begins_graphs
+    def __new__(
+        cls,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        collections: Sequence[str] | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        expected_shape: Any = None,
+        import_scope: Any = None,
+        constraint: Any = None,
+        use_resource: bool | None = None,
+        synchronization: Any = None,
+        aggregation: Any = None,
+        shape: Any = None,
+    ) -> Any:
+        own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
+        modes = {"synchronization": synchronization, "aggregation": aggregation}
+        return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
 
 
 def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +122,18 @@ def argmin(
 ) -> Any:
     """The index of the smallest element along an axis."""
     return reductions.argmin(input, _one(axis, dimension), output_type=output_type, name=name)
+
+
+def norm(
+    tensor: Any,
+    ord: Any = "euclidean",
+    axis: Any = None,
+    keepdims: bool | None = None,
+    name: str | None = None,
+    keep_dims: bool | None = None,
+) -> Any:
+    """As `tf.norm`; `keep_dims` is the old name of `keepdims`."""
+    return reductions.norm(tensor, ord, axis, bool(keepdims or keep_dims), name)
 
 
 def _one(axis: int | None, dimension: int | None) -> int:
@@ -163,10 +186,13 @@ def dropout(
     """Random elements set to 0; `keep_prob` is the probability that an element is kept.
 
     Raises:
-        ValueError: Neither, or both, of `keep_prob` and `rate`.
+        ValueError: Neither, or both, of `keep_prob` and `rate`, or a number that is no such
+            probability.
     """
     if (keep_prob is None) == (rate is None):
         raise ValueError("dropout needs keep_prob or rate.")
+    if isinstance(keep_prob, int | float) and not 0 < keep_prob <= 1:
+        raise InvalidArgumentError(f"keep_prob must be in (0, 1], not {keep_prob}.")
     share = 1 - keep_prob if keep_prob is not None else rate
     return nn.dropout(x, rate=share, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
 
@@ -196,9 +222,22 @@ def gather(
     validate_indices: Any = None,
     name: str | None = None,
     axis: int | None = None,
+    batch_dims: int = 0,
 ) -> Any:
     """As `tf.gather`."""
-    return arrays.gather(params, indices, axis=axis or 0, name=name)
+    return arrays.gather(params, indices, axis=axis, batch_dims=batch_dims, name=name)
+
+
+def zeros_like(
+    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
+) -> Any:
+    """As `tf.zeros_like`; `optimize` is ignored."""
+    return arrays.zeros_like(tensor, dtype, name)
+
+
+def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
+    """As `tf.ones_like`; `optimize` is ignored."""
+    return arrays.ones_like(tensor, dtype, name)
 
 
 def shape(input: Any, name: str | None = None, out_type: Any = torch.int32) -> Any:
@@ -216,6 +255,21 @@ def convert_to_tensor(
 ) -> Any:
     """As `tf.convert_to_tensor`."""
     return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
+
+
+def convert_to_tensor_or_indexed_slices(
+    value: Any, dtype: Any = None, name: str | None = None
+) -> Any:
+    """As `convert_to_tensor`, but slices stay as they are.
+
+    Raises:
+        InvalidTypeError: Slices are of another dtype.
+    """
+    if not isinstance(value, IndexedSlices | graph.SymbolicSlices):
+        return convert_to_tensor(value, dtype, name)
+    if dtype is not None and as_dtype(dtype) != value.dtype:
+        raise InvalidTypeError(f"The slices are {value.dtype}, not {as_dtype(dtype)}.")
+    return value
 
 
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:

@@ -5,19 +5,28 @@ of `tf.keras.optimizers`, or their names.
 """
 
 import importlib
+import sys
 from typing import Any
 
-from thalweg.tf.keras import optimizers
+from thalweg.tf.keras import backend, optimizers
+from thalweg.tf.keras.lookup import Later as _Later
+from thalweg.tf.keras.lookup import namespace as _namespace
+from thalweg.tf.views import View as _View
 
 _OWN = ("Model", "Sequential", "models")
+_MODULES = (
+    "activations applications callbacks constraints datasets initializers layers losses metrics"
+    " mixed_precision ops preprocessing random regularizers utils"
+)
+for _name in _MODULES.split():  # for `from thalweg.tf.keras.layers import Dense`
+    sys.modules[f"{__name__}.{_name}"] = _View(f"{__name__}.{_name}", _Later(_name))
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    namespace = _namespace()
     if name in _OWN:
         models = importlib.import_module("thalweg.tf.keras.models")
         return models if name == "models" else getattr(models, name)
-    from thalweg.tf.keras.lookup import namespace
-
-    return getattr(namespace(), name)
+    return getattr(namespace, name)

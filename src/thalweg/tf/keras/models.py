@@ -8,6 +8,7 @@ from thalweg.distribute import get_strategy
 from thalweg.integrations.keras3 import from_thalweg
 from thalweg.keras import optimizers
 from thalweg.tf.keras.lookup import namespace
+from thalweg.tf.keras.reading import readable
 
 import keras  # isort: skip
 
@@ -49,6 +50,23 @@ class Compiling(_Model):
         """
         super().compile(as_optimizer(optimizer), *args, **options)
         self._strategy = get_strategy()
+
+    def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
+        """As in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
+        if "validation_data" in options:
+            options["validation_data"] = readable(options["validation_data"])
+        loaded = readable(x)
+        if loaded is not x:
+            options["shuffle"] = False  # the dataset has its own order
+        return super().fit(loaded, *args, **options)
+
+    def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
+        """As in Keras; `x` may be a dataset of `tf.data`."""
+        return super().evaluate(readable(x), *args, **options)
+
+    def predict(self, x: Any, *args: Any, **options: Any) -> Any:
+        """As in Keras; `x` may be a dataset of `tf.data`."""
+        return super().predict(readable(x), *args, **options)
 
     def train_step(self, *args: Any, **options: Any) -> Any:
         """As in Keras, as a replica of the strategy that the model was compiled in."""

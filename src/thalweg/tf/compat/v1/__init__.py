@@ -1,8 +1,30 @@
-"""`tf.compat.v1`: graphs and sessions, and everything of `tf` that did not change."""
+"""`tf.compat.v1`: TensorFlow 1. `import thalweg.tf.compat.v1 as tf` stands for `import tensorflow
+as tf` in code for it: graphs and sessions, and everything of `tf` that did not change.
 
-from thalweg.autodiff import GradientTape
+A program is in graph mode from its first call of a function of this module on: its constants and
+variables are those of the default graph, as TensorFlow 1 had it. That is so unless
+
+* it asked for a mode: `disable_v2_behavior` and `disable_eager_execution` begin graph mode,
+  `enable_v2_behavior` and `enable_eager_execution` eager mode, at any time and in all threads;
+* anything was computed eagerly before, by another name of thalweg, or the call is given a torch
+  tensor: the program stays in eager mode, as TensorFlow 2 would, and `placeholder` is refused.
+
+Example:
+    >>> import thalweg.tf.compat.v1 as tf
+    >>> tf.disable_v2_behavior()  # in a program of its own there is no need to
+    >>> a = tf.constant(2)
+    >>> with tf.Session() as session:
+    ...     session.run(a + tf.constant(3))
+    np.int32(5)
+    >>> tf.enable_v2_behavior()
+"""
+
+from typing import Any as _Any
+
+from thalweg.autodiff import UnconnectedGradients
 from thalweg.graph import (
     AUTO_REUSE,
+    Dimension,
     Graph,
     GraphKeys,
     InteractiveSession,
@@ -30,6 +52,7 @@ from thalweg.graph import (
     is_variable_initialized,
     local_variables,
     local_variables_initializer,
+    moving_average_variables,
     ones_initializer,
     placeholder,
     placeholder_with_default,
@@ -37,34 +60,108 @@ from thalweg.graph import (
     random_uniform_initializer,
     report_uninitialized_variables,
     reset_default_graph,
+    scatter_add,
+    scatter_div,
+    scatter_max,
+    scatter_min,
+    scatter_mul,
+    scatter_sub,
+    scatter_update,
     trainable_variables,
     truncated_normal_initializer,
     variable_scope,
     variables_initializer,
     zeros_initializer,
 )
+from thalweg.graph import Shape as TensorShape
 from thalweg.graph import tuple_ as tuple
-from thalweg.tf import keras, linalg, math, random, train
+from thalweg.graph.tape import GradientTape
+from thalweg.tf import (
+    compat,
+    data,
+    debugging,
+    distribute,
+    dtypes,
+    errors,
+    io,
+    keras,
+    linalg,
+    math,
+    nest,
+    random,
+    raw_ops,
+)
 from thalweg.tf.arrays import *
+from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
+from thalweg.tf.compat import behavior as _behavior
+from thalweg.tf.compat import dropped as _dropped
 from thalweg.tf.compat import legacy as _legacy
+from thalweg.tf.compat.behavior import *
+from thalweg.tf.compat.dropped import *
 from thalweg.tf.compat.legacy import *
 from thalweg.tf.compat.legacy import Variable
-from thalweg.tf.compat.v1 import nn
+from thalweg.tf.compat.settings import *
+from thalweg.tf.compat.v1 import (
+    app,
+    contrib,
+    examples,
+    flags,
+    gfile,
+    initializers,
+    layers,
+    logging,
+    losses,
+    metrics,
+    nn,
+    summary,
+    test,
+    train,
+    version,
+)
+from thalweg.tf.compat.v1.initializers import (
+    glorot_normal,
+    he_normal,
+    he_uniform,
+    lecun_normal,
+    lecun_uniform,
+)
+from thalweg.tf.compat.v1.initializers import glorot_normal as glorot_normal_initializer
+from thalweg.tf.compat.v1.initializers import orthogonal as orthogonal_initializer
+from thalweg.tf.compat.v1.initializers import (
+    uniform_unit_scaling as uniform_unit_scaling_initializer,
+)
+from thalweg.tf.compat.v1.initializers import variance_scaling as variance_scaling_initializer
+from thalweg.tf.compat.v1.logging import get_logger
+from thalweg.tf.compat.v1.version import VERSION
 from thalweg.tf.control import *
 from thalweg.tf.control import no_op
+from thalweg.tf.convert import is_tensor
+from thalweg.tf.data.spec import TensorSpec
 from thalweg.tf.dtypes import *
 from thalweg.tf.elementwise import *
+from thalweg.tf.fallback import MESSAGES as _MESSAGES
 from thalweg.tf.missing import attribute_of as _attribute_of
+from thalweg.tf.parts import *
+from thalweg.tf.python_functions import numpy_function, print, py_function
 from thalweg.tf.random import normal as random_normal
 from thalweg.tf.random import set_seed as set_random_seed
 from thalweg.tf.random import shuffle as random_shuffle
 from thalweg.tf.random import truncated_normal
 from thalweg.tf.random import uniform as random_uniform
-from thalweg.tf.reductions import norm
-from thalweg.tf.variables import IndexedSlices, Tensor
+from thalweg.tf.segments import *
+from thalweg.tf.variables import IndexedSlices, SparseTensor, Tensor
+from thalweg.v1.train.queues import FIFOQueue, QueueBase, RandomShuffleQueue
 from thalweg.v1.variables import VariableAggregation, VariableSynchronization, get_variable
 
+pad = _dropped.pad  # not that of `parts`
 where = _legacy.where  # not that of `elementwise`
 
-__getattr__ = _attribute_of("compat.v1")
+newaxis = None
+__version__ = VERSION
+_behavior.have_all_begin_graphs(globals())  # those that stand above
+_missing = _attribute_of("compat.v1")
+
+
+def __getattr__(name: str) -> _Any:
+    return getattr(summary, name) if name in _MESSAGES else _missing(name)

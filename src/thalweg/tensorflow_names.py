@@ -1,0 +1,208 @@
+"""What TensorFlow's code asks of dtypes, shapes, tensors and variables, on torch's own classes.
+
+An optimizer written for TensorFlow says `grad.dtype.base_dtype`, `grad.get_shape().as_list()` and
+`var.assign_sub(...)` of whatever its hooks are given, and that are torch's tensors and a module's
+parameters. Dtypes and shapes of our own could not stand in: a gradient has torch's either way,
+`torch.dtype` has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's
+classes get the names that they lack, once, when a face of TensorFlow's is imported (`thalweg.tf`,
+`thalweg.v1`, `thalweg.keras`); `thalweg.optim` gives none. A name that torch has stays torch's,
+but for `Parameter.name`, which is None there for each.
+
+`torch.dtype` and `torch.Size` are classes of C, which take no attributes by assignment; CPython
+lets them into the dictionary behind the class, and forgets what it looked up before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import TensorReference, handle_of
+from thalweg.scattering import UPDATES, scatter
+from thalweg.static_shape import Shape
+from thalweg.variable import Variable, as_dtype, dtype_name, name_of, to_tensor
+
+
+def _numpy_type(dtype: torch.dtype) -> type[Any]:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype.type
+    except TypeError:
+        pass
+    try:  # where NumPy has none, TensorFlow's are those of ml_dtypes
+        return getattr(importlib.import_module("ml_dtypes"), dtype_name(dtype))
+    except (ImportError, AttributeError):
+        raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.") from None
+
+
+def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
+    if dtype == torch.bool:
+        return False, True
+    if dtype.is_floating_point:
+        found = torch.finfo(dtype)
+        return (found.min, found.max) if dtype == torch.bfloat16 else _of_numpy(dtype)
+    if dtype.is_complex:
+        raise InvalidTypeError(f"Cannot find the limits of {dtype_name(dtype)}.")
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def _of_numpy(dtype: torch.dtype) -> tuple[Any, Any]:
+    found = np.finfo(_numpy_type(dtype))
+    return found.min, found.max
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _is_compatible(dtype: torch.dtype, other: Any) -> bool:
+    try:
+        return dtype == as_dtype(other)
+    except InvalidTypeError:
+        return False
+
+
+_OF_DTYPES = {
+    "base_dtype": property(lambda dtype: dtype),
+    "name": property(dtype_name),
+    "real_dtype": property(lambda dtype: dtype.to_real()),
+    "as_numpy_dtype": property(_numpy_type),
+    "is_floating": property(lambda dtype: dtype.is_floating_point),
+    "is_integer": property(_is_integer),
+    "is_bool": property(lambda dtype: dtype == torch.bool),
+    "is_unsigned": property(lambda dtype: _is_integer(dtype) and not dtype.is_signed),
+    "is_quantized": property(lambda dtype: False),
+    "is_numpy_compatible": property(lambda dtype: dtype != torch.bfloat16),
+    "is_compatible_with": _is_compatible,
+    "size": property(lambda dtype: dtype.itemsize),
+    "min": property(lambda dtype: _limits(dtype)[0]),
+    "max": property(lambda dtype: _limits(dtype)[1]),
+    "limits": property(_limits),
+    "_is_ref_dtype": property(lambda dtype: False),
+}
+
+_OF_SHAPES = {
+    name: vars(Shape)[name]
+    for name in (
+        "ndims",
+        "rank",
+        "dims",
+        "as_list",
+        "is_fully_defined",
+        "num_elements",
+        "is_compatible_with",
+        "assert_is_compatible_with",
+        "assert_has_rank",
+        "assert_is_fully_defined",
+        "with_rank",
+        "merge_with",
+        "concatenate",
+    )
+}
+
+
+def _set_shape(tensor: torch.Tensor, shape: Any) -> None:
+    if shape is not None and not Shape.is_compatible_with(Shape(tensor.shape), shape):
+        sizes = tuple(tensor.shape)
+        raise InvalidArgumentError(f"A tensor of shape {sizes} cannot have shape {tuple(shape)}.")
+
+
+_OF_TENSORS = {
+    "get_shape": lambda tensor: Shape(tensor.shape),
+    "set_shape": _set_shape,
+    "ref": lambda tensor: TensorReference(tensor),
+    "experimental_ref": lambda tensor: TensorReference(tensor),
+}
+
+
+class VariableOp(NamedTuple):
+    """What a variable's `op` tells in eager mode."""
+
+    name: str
+    type: str
+    device: torch.device
+    graph: None = None
+
+
+def _op(var: torch.Tensor) -> Any:
+    handle = handle_of(var)
+    return VariableOp(_shared_name(var), "VarHandleOp", var.device) if handle is var else handle.op
+
+
+def _shared_name(var: torch.Tensor) -> str:
+    return name_of(var).partition(":")[0]
+
+
+def _unique_id(var: torch.Tensor) -> str:
+    return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
+
+
+def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> torch.Tensor:
+    """The rows that `indices` names."""
+    rows = to_tensor(indices).to(var.device)
+    return var[rows.long()]
+
+
+def _scatter(update: str) -> Callable[..., Any]:
+    def apply(
+        var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> torch.Tensor:
+        scatter(var, sparse_delta.indices, sparse_delta.values, update)
+        return var
+
+    apply.__doc__ = f'The rows of slices, by "{update}": see `scatter`.'
+    return apply
+
+
+def _scatter_add(var: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.Tensor.scatter_add`, or given slices TensorFlow's, which changes the variable."""
+    first = args[0] if args else kwargs.get("sparse_delta")
+    if not isinstance(first, IndexedSlices):
+        return torch.Tensor.scatter_add(var, *args, **kwargs)
+    return _scatter("add")(var, *args, **kwargs)
+
+
+# Kept by the class of variables, which parameters are, too, for a hook that gets them.
+_OF_PARAMETERS = {
+    "name": property(name_of),
+    **{
+        name: vars(Variable)[name]
+        for name in ("assign", "assign_add", "assign_sub", "read_value", "value", "_operand")
+    },
+    "handle": property(lambda var: var),
+    "op": property(_op),
+    "initializer": property(lambda var: None),
+    "initialized_value": Variable.read_value,
+    "load": lambda var, value, session=None: var.assign(value) and None,
+    "is_initialized": lambda var: True,
+    "sparse_read": _sparse_read,
+    "scatter_add": _scatter_add,
+    "_shared_name": property(_shared_name),
+    "_unique_id": property(_unique_id),
+    "_in_graph_mode": property(lambda var: False),
+    **{f"scatter_{update}": _scatter(update) for update in UPDATES if update != "add"},
+}
+
+
+def lend() -> None:
+    """Give torch's classes the names; again, it does nothing."""
+    for cls, names in ((torch.dtype, _OF_DTYPES), (torch.Size, _OF_SHAPES)):
+        _extend(cls, names)
+    for cls, names in ((torch.Tensor, _OF_TENSORS), (torch.nn.Parameter, _OF_PARAMETERS)):
+        for name, value in names.items():
+            if name in ("name", "scatter_add") or not hasattr(cls, name):
+                setattr(cls, name, value)
+
+
+def _extend(cls: type, names: dict[str, Any]) -> None:
+    """Give a class of C attributes that it lacks."""
+    (own,) = (each for each in gc.get_referents(vars(cls)) if type(each) is dict)
+    own.update({name: value for name, value in names.items() if not hasattr(cls, name)})
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))

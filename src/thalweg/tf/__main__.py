@@ -1,0 +1,44 @@
+"""`python -m thalweg.tf script.py`: run a script that imports tensorflow, as it is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+from thalweg.tf.installing import install_as_tensorflow
+
+_ABOUT = "Run a Python script that imports tensorflow with thalweg.tf in its place."
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script that the arguments name, as `python` would."""
+    parser = argparse.ArgumentParser("python -m thalweg.tf", description=_ABOUT)
+    parser.add_argument(
+        "--version",
+        type=int,
+        choices=(1, 2),
+        help="1 for a script of TensorFlow 1, with graphs and sessions; 2 for TensorFlow 2, and"
+        " scripts that import tensorflow.compat.v1; by default told by the names in the script",
+    )
+    parser.add_argument("script", help="its path")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    given = parser.parse_args(arguments)
+    install_as_tensorflow(given.version or _version_of(given.script))
+    sys.argv = [given.script, *given.arguments]
+    sys.path[0] = str(Path(given.script).resolve().parent)
+    runpy.run_path(given.script, run_name="__main__")
+
+
+def _version_of(script: str) -> int:
+    scanning = importlib.import_module("thalweg.scan.script")  # imported late: it needs all of `tf`
+    try:
+        return scanning.version_of(script)
+    except scanning.ScanError:
+        return 2  # and Python says what is wrong with it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

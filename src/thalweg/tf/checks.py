@@ -1,0 +1,281 @@
+"""Assertions: they raise at once, or in graph mode when the operation that they return runs.
+
+Arguments by position are those of TensorFlow 1, `data` before `message`; a text in the place of
+`data` is the message, as in TensorFlow 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import must_hold
+from thalweg.tf.control import control_dependencies, group
+from thalweg.tf.convert import call, pair, tensor
+from thalweg.variable import as_dtype, dtype_name
+
+__all__ = [
+    "Assert",
+    "add_check_numerics_ops",
+    "assert_equal",
+    "assert_greater",
+    "assert_greater_equal",
+    "assert_integer",
+    "assert_less",
+    "assert_less_equal",
+    "assert_near",
+    "assert_negative",
+    "assert_non_negative",
+    "assert_non_positive",
+    "assert_none_equal",
+    "assert_positive",
+    "assert_rank",
+    "assert_rank_at_least",
+    "assert_rank_in",
+    "assert_scalar",
+    "assert_type",
+    "check_numerics",
+    "ensure_shape",
+]
+
+
+def Assert(
+    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+) -> Any:
+    """Have InvalidArgumentError raised unless `condition` holds; it names the values of `data`."""
+    message = "assertion failed:"
+    given = tensor(condition)
+    return must_hold(lambda x: x.all(), [given], message, data, summarize, name or "Assert")
+
+
+def _told(data: Any, message: str | None) -> tuple[Sequence[Any], str]:
+    """The data and the message, in the order of TensorFlow 1 or 2."""
+    if isinstance(data, str):
+        return (), f"{data} "
+    return data or (), f"{message} " if message else ""
+
+
+def _of_two(holds: Callable[[Any, Any], Any], sign: str, title: str) -> Callable[..., Any]:
+    def check(
+        x: Any,
+        y: Any,
+        data: Any = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> Any:
+        seen, text = _told(data, message)
+        text += f"Condition x {sign} y did not hold element-wise:"
+        return must_hold(holds, pair(x, y), text, seen, summarize, name or title)
+
+    check.__name__ = check.__qualname__ = title
+    check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
+    return check
+
+
+def _of_one(holds: Callable[[Any], Any], sign: str, title: str) -> Callable[..., Any]:
+    def check(
+        x: Any,
+        data: Any = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> Any:
+        seen, text = _told(data, message)
+        text += f"Condition x {sign} 0 did not hold element-wise:"
+        return must_hold(holds, [tensor(x)], text, seen, summarize, name or title)
+
+    check.__name__ = check.__qualname__ = title
+    check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
+    return check
+
+
+assert_equal = _of_two(torch.eq, "==", "assert_equal")
+assert_none_equal = _of_two(torch.ne, "!=", "assert_none_equal")
+assert_greater = _of_two(torch.gt, ">", "assert_greater")
+assert_greater_equal = _of_two(torch.ge, ">=", "assert_greater_equal")
+assert_less = _of_two(torch.lt, "<", "assert_less")
+assert_less_equal = _of_two(torch.le, "<=", "assert_less_equal")
+assert_positive = _of_one(lambda x: x > 0, ">", "assert_positive")
+assert_negative = _of_one(lambda x: x < 0, "<", "assert_negative")
+assert_non_negative = _of_one(lambda x: x >= 0, ">=", "assert_non_negative")
+assert_non_positive = _of_one(lambda x: x <= 0, "<=", "assert_non_positive")
+
+
+def assert_near(
+    x: Any,
+    y: Any,
+    rtol: Any = None,
+    atol: Any = None,
+    data: Any = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Have InvalidArgumentError raised unless |x - y| <= atol + rtol |y| for all elements.
+
+    Both are 10 times the smallest number that makes a difference to 1, by default.
+    """
+    seen, text = _told(data, message)
+
+    def near(one: Any, other: Any) -> Any:
+        unit = 10 * torch.finfo(one.dtype).eps
+        far, share = (unit if given is None else given for given in (atol, rtol))
+        return (one - other).abs() <= far + share * other.abs()
+
+    text += "x and y not equal to tolerance:"
+    return must_hold(near, pair(x, y), text, seen, summarize, name or "assert_near")
+
+
+def _ranks(
+    x: Any, holds: Callable[[int], bool], wanted: str, data: Any, message: str | None, name: str
+) -> Any:
+    """A check of the number of dimensions: at once, if it is known."""
+    given = tensor(x)
+    seen, text = _told(data, message)
+    text += f"The tensor must have {wanted}"
+    if given.shape is None:
+        return must_hold(lambda value: holds(value.dim()), [given], f"{text}:", seen, name=name)
+    if not holds(len(given.shape)):
+        raise InvalidArgumentError(f"{text}, but has shape {tuple(given.shape)}.")
+    return None if graph.executing_eagerly() else group(name=name)
+
+
+def assert_rank(
+    x: Any,
+    rank: int,
+    data: Any = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Have InvalidArgumentError raised unless `x` has `rank` dimensions: at once, if they are known
+    when the graph is built. `summarize` is ignored.
+    """
+    count = int(rank)
+    return _ranks(x, lambda n: n == count, f"rank {count}", data, message, name or "assert_rank")
+
+
+def assert_rank_at_least(
+    x: Any,
+    rank: int,
+    data: Any = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """`assert_rank` of at least `rank` dimensions."""
+    count, title = int(rank), name or "assert_rank_at_least"
+    return _ranks(x, lambda n: n >= count, f"rank {count} or more", data, message, title)
+
+
+def assert_rank_in(
+    x: Any,
+    ranks: Iterable[int],
+    data: Any = None,
+    summarize: int | None = None,
+    message: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """`assert_rank` of one of several numbers of dimensions."""
+    counts = [int(rank) for rank in ranks]
+    wanted = f"a rank of {counts}"
+    return _ranks(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
+
+
+def assert_scalar(tensor: Any, name: str | None = None, message: str | None = None) -> Any:
+    """The tensor; InvalidArgumentError unless it has no dimensions."""
+    found = as_tensor(tensor)
+    checked = _ranks(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
+    return _after(checked, found)
+
+
+def assert_type(
+    tensor: Any, tf_type: Any, message: str | None = None, name: str | None = None
+) -> Any:
+    """Raise InvalidTypeError unless a tensor is of a dtype; an operation in graph mode."""
+    found, wanted = as_tensor(tensor).dtype, as_dtype(tf_type)
+    if found != wanted:
+        given = "not known" if found is None else dtype_name(found)
+        text = f"{message} " if message else ""
+        kinds = f"{dtype_name(wanted)}, not {given}"
+        raise InvalidTypeError(f"{text}The tensor must be of type {kinds}.")
+    return None if graph.executing_eagerly() else group(name=name or "assert_type")
+
+
+def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> Any:
+    """Raise InvalidTypeError unless the elements are integers; an operation in graph mode."""
+    kind = tensor(x).dtype
+    if kind is None or kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        text = f"{message} " if message else ""
+        raise InvalidTypeError(f"{text}The tensor must be of an integer type, not {kind}.")
+    return None if graph.executing_eagerly() else group(name=name or "assert_integer")
+
+
+def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor, which must have a shape; None in it stands for any size.
+
+    Raises:
+        InvalidArgumentError: It has another, at the latest when it runs.
+    """
+    wanted, given = graph.Shape(shape), tensor(x)
+
+    def check(value: Any) -> Any:
+        if not (value.device.type == "meta" or wanted.accepts(tuple(value.shape))):
+            refuse(value)
+        return value.clone()
+
+    def refuse(value: Any) -> None:
+        raise InvalidArgumentError(
+            f"Shape of tensor {tuple(value.shape)} is not compatible with expected shape"
+            f" {tuple(wanted)}."
+        )
+
+    if given.shape is not None and not wanted.accepts(tuple(given.shape)):
+        refuse(given)
+    made = call(check, given, name=name or "EnsureShape")
+    if isinstance(made, graph.SymbolicTensor):
+        made.set_shape(wanted)
+    return made
+
+
+def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
+    """The tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
+
+    def check(value: Any) -> Any:
+        if value.device.type == "meta":
+            return value.clone()
+        kinds = [("NaN", value.isnan().any()), ("Inf", value.isinf().any())]
+        found = " and ".join(kind for kind, is_there in reversed(kinds) if is_there)
+        if found:
+            raise InvalidArgumentError(f"{message} : Tensor had {found} values")
+        return value.clone()
+
+    return call(check, as_tensor(tensor), name=name or "CheckNumerics")
+
+
+def add_check_numerics_ops() -> Any:
+    """An operation that checks all floating-point tensors that the default graph has by now, but
+    for those in branches and loops; None in eager mode.
+    """
+    if graph.executing_eagerly():
+        return None
+    outputs = [x for op in graph.get_default_graph().get_operations() for x in op.outputs
+               if op.block is None and op.kind != "placeholder"]  # fmt: skip
+    floats = [x for x in outputs if x.dtype is not None and x.dtype.is_floating_point]
+    return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
+
+
+def _after(check: Any, value: Any) -> Any:
+    """A value that waits for a check, in graph mode."""
+    if check is None:
+        return value
+    with control_dependencies([check]):
+        return graph.identity(value)
+
+
+as_tensor = tensor  # an argument of `assert_type` has this name

@@ -1,0 +1,263 @@
+"""Functions of TensorFlow 1 that TensorFlow 2 dropped, or has under other names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import GraphKeys
+from thalweg.tf import arrays, parts, reductions
+from thalweg.tf.arrays import linspace as lin_space
+from thalweg.tf.checks import check_numerics
+from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.elementwise import add_n, cast
+from thalweg.tf.elementwise import divide_no_nan as div_no_nan
+from thalweg.tf.matrices import band_part as matrix_band_part
+from thalweg.tf.matrices import cholesky, matrix_transpose, svd, trace
+from thalweg.tf.matrices import det as matrix_determinant
+from thalweg.tf.matrices import diag as matrix_diag
+from thalweg.tf.matrices import diag_part as matrix_diag_part
+from thalweg.tf.matrices import eigh as self_adjoint_eig
+from thalweg.tf.matrices import inv as matrix_inverse
+from thalweg.tf.matrices import solve as matrix_solve
+from thalweg.tf.python_functions import numpy_function as py_func
+from thalweg.tf.python_functions import print_identity as Print
+from thalweg.tf.random import categorical
+
+__all__ = [
+    "Print",
+    "accumulate_n",
+    "arg_max",
+    "arg_min",
+    "cholesky",
+    "concat_v2",
+    "count_nonzero",
+    "diag",
+    "diag_part",
+    "div",
+    "div_no_nan",
+    "lin_space",
+    "make_template",
+    "matrix_band_part",
+    "matrix_determinant",
+    "matrix_diag",
+    "matrix_diag_part",
+    "matrix_inverse",
+    "matrix_solve",
+    "matrix_transpose",
+    "model_variables",
+    "multinomial",
+    "pad",
+    "py_func",
+    "self_adjoint_eig",
+    "sparse_to_dense",
+    "svd",
+    "to_bfloat16",
+    "to_double",
+    "to_float",
+    "to_int32",
+    "to_int64",
+    "trace",
+    "verify_tensor_all_finite",
+]
+
+
+def _casting(dtype: torch.dtype, title: str) -> Callable[..., Any]:
+    def convert(x: Any, name: str | None = None) -> Any:
+        return cast(x, dtype, name or title)
+
+    convert.__name__ = convert.__qualname__ = title
+    convert.__doc__ = f"The elements as {str(dtype).removeprefix('torch.')}."
+    return convert
+
+
+to_float = _casting(torch.float32, "to_float")
+to_double = _casting(torch.float64, "to_double")
+to_int32 = _casting(torch.int32, "to_int32")
+to_int64 = _casting(torch.int64, "to_int64")
+to_bfloat16 = _casting(torch.bfloat16, "to_bfloat16")
+
+
+def div(x: Any, y: Any, name: str | None = None) -> Any:
+    """The quotient; of integers the whole number below it."""
+
+    def quotient(one: Any, other: Any) -> Any:
+        kind = torch.promote_types(one.dtype, other.dtype)
+        is_exact = kind.is_floating_point or kind.is_complex
+        return one / other if is_exact else torch.floor_divide(one, other)
+
+    return call(quotient, *pair(x, y), name=name or "div")
+
+
+def accumulate_n(
+    inputs: Sequence[Any], shape: Any = None, tensor_dtype: Any = None, name: str | None = None
+) -> Any:
+    """The sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
+    return add_n(inputs, name or "AccumulateN")
+
+
+def arg_max(input: Any, dimension: int, output_type: Any = torch.int64, name: Any = None) -> Any:
+    """The index of the largest element along a dimension."""
+    return reductions.argmax(input, dimension, output_type=output_type, name=name)
+
+
+def arg_min(input: Any, dimension: int, output_type: Any = torch.int64, name: Any = None) -> Any:
+    """The index of the smallest element along a dimension."""
+    return reductions.argmin(input, dimension, output_type=output_type, name=name)
+
+
+def multinomial(
+    logits: Any,
+    num_samples: Any,
+    seed: int | None = None,
+    name: str | None = None,
+    output_dtype: Any = torch.int64,
+) -> Any:
+    """`tf.random.categorical`."""
+    return categorical(logits, num_samples, output_dtype, seed, name)
+
+
+def concat_v2(values: Any, axis: Any, name: str = "concat_v2") -> Any:
+    """`concat`."""
+    return arrays.concat(values, axis, name)
+
+
+def diag(diagonal: Any, name: str | None = None) -> Any:
+    """Zeros of the shape twice over, with the elements where both places are the same."""
+
+    def spread(x: Any) -> Any:
+        return torch.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)
+
+    return call(spread, tensor(diagonal), name=name or "Diag")
+
+
+def diag_part(input: Any, name: str | None = None) -> Any:
+    """The elements whose place in the first half of the dimensions is that in the second half."""
+
+    def pick(x: Any) -> Any:
+        half = x.dim() // 2
+        if x.dim() % 2 or not half or x.shape[:half] != x.shape[half:]:
+            raise InvalidArgumentError(
+                f"diag_part takes a tensor whose shape repeats itself, not {tuple(x.shape)}."
+            )
+        size = math.prod(x.shape[:half])
+        return x.reshape(size, size).diagonal().reshape(x.shape[:half])
+
+    return call(pick, tensor(input), name=name or "DiagPart")
+
+
+def count_nonzero(
+    input_tensor: Any = None,
+    axis: Any = None,
+    keepdims: bool | None = None,
+    dtype: Any = torch.int64,
+    name: str | None = None,
+    reduction_indices: Any = None,
+    keep_dims: bool | None = None,
+    input: Any = None,
+) -> Any:
+    """How many elements are not 0, along axes or of all."""
+    given = input if input_tensor is None else input_tensor
+    axis = reduction_indices if axis is None else axis
+    return reductions.count_nonzero(given, axis, bool(keepdims or keep_dims), dtype, name)
+
+
+def pad(
+    tensor: Any,
+    paddings: Any,
+    mode: str = "CONSTANT",
+    name: str | None = None,
+    constant_values: Any = 0,
+) -> Any:
+    """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
+    return parts.pad(tensor, paddings, mode, constant_values, name)
+
+
+def sparse_to_dense(
+    sparse_indices: Any,
+    output_shape: Any,
+    sparse_values: Any,
+    default_value: Any = 0,
+    validate_indices: bool = True,
+    name: str | None = None,
+) -> Any:
+    """A tensor that has values at some places, and a default elsewhere.
+
+    `validate_indices` is ignored: the order of the places does not matter, and a place out of range
+    is refused.
+    """
+    values = tensor(sparse_values)
+    start = arrays.fill(output_shape, tensor(default_value, values.dtype))
+
+    def put(whole: Any, places: Any, values: Any) -> Any:
+        places = places.long()
+        rows = places.reshape(-1, 1) if places.dim() < 2 else places
+        return whole.index_put(parts.indices_of(rows, whole.shape), values)
+
+    return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")
+
+
+def verify_tensor_all_finite(
+    t: Any = None,
+    msg: str | None = None,
+    name: str | None = None,
+    x: Any = None,
+    message: Any = None,
+) -> Any:
+    """`check_numerics`."""
+    return check_numerics(t if x is None else x, msg or message or "", name)
+
+
+def model_variables(scope: str | None = None) -> list[Any]:
+    """The variables of the default graph in MODEL_VARIABLES."""
+    return graph.get_collection(GraphKeys.MODEL_VARIABLES, scope)
+
+
+def make_template(
+    name_: str,
+    func_: Callable[..., Any],
+    create_scope_now_: bool = False,
+    unique_name_: str | None = None,
+    custom_getter_: Any = None,
+    **kwargs: Any,
+) -> Callable[..., Any]:
+    """A function that makes its variables when it is first called, and uses them ever after.
+
+    Args:
+        name_: The name of the variable scope, made unique.
+        func_: Makes variables with `get_variable`.
+        create_scope_now_: Whether the scope is named now, and not when it is first called.
+        unique_name_: Optional. The name as it is, in place of `name_`.
+        custom_getter_: Must be None.
+        kwargs: Further arguments of `func_`.
+
+    Raises:
+        InvalidArgumentError: There is a `custom_getter_`.
+    """
+    if custom_getter_ is not None:
+        raise InvalidArgumentError("make_template takes no custom_getter_.")
+    scope: Any = None
+
+    def enter() -> Any:
+        if scope is not None:
+            return graph.variable_scope(scope, reuse=True if used else None)
+        return graph.variable_scope(unique_name_, default_name=name_)
+
+    used = False
+
+    def template(*args: Any, **more: Any) -> Any:
+        nonlocal scope, used
+        with enter() as scope:
+            found = func_(*args, **{**kwargs, **more})
+        used = True
+        return found
+
+    if create_scope_now_:
+        with enter() as scope:
+            pass
+    return template

@@ -1,0 +1,7 @@
+"""`tf.contrib`: its optimizers, and the layers that scripts use most."""
+
+from thalweg.tf.compat.v1.contrib import layers
+from thalweg.tf.missing import attribute_of
+from thalweg.v1.contrib import opt
+
+__getattr__ = attribute_of("compat.v1.contrib")

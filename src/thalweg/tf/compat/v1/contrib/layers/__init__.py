@@ -1,0 +1,32 @@
+"""`tf.contrib.layers`: what scripts use most."""
+
+from thalweg.tf.compat.v1.contrib.layers.functions import (
+    avg_pool2d,
+    batch_norm,
+    conv2d,
+    conv2d_transpose,
+    dropout,
+    flatten,
+    fully_connected,
+    layer_norm,
+    linear,
+    max_pool2d,
+    relu,
+)
+from thalweg.tf.compat.v1.contrib.layers.initializers import (
+    variance_scaling_initializer,
+    xavier_initializer,
+)
+from thalweg.tf.compat.v1.contrib.layers.regularizers import (
+    apply_regularization,
+    l1_regularizer,
+    sum_regularizer,
+)
+from thalweg.tf.missing import attribute_of
+from thalweg.v1.contrib.layers import l2_regularizer
+
+convolution2d = conv2d
+convolution2d_transpose = conv2d_transpose
+xavier_initializer_conv2d = xavier_initializer
+
+__getattr__ = attribute_of("compat.v1.contrib.layers")

@@ -1,0 +1,333 @@
+"""Layers of `tf.contrib.layers`: those of `tf.layers`, with other names and defaults.
+
+Their variables are called weights and biases, are in the collection MODEL_VARIABLES, and in
+`variables_collections`, a list or a dict by name; outputs are in `outputs_collections`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import GraphKeys
+from thalweg.tf import arrays, nn
+from thalweg.tf.compat.v1 import layers
+from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
+from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
+from thalweg.tf.compat.v1.layers.base import bound
+from thalweg.tf.convert import tensor
+
+_NAMES = {"kernel": "weights", "bias": "biases"}
+_FORMATS = {
+    None: "channels_last",
+    "NHWC": "channels_last",
+    "NCHW": "channels_first",
+}
+
+
+class _Dense(layers.Dense):
+    NAMES = _NAMES
+
+
+class _Conv2D(layers.Conv2D):
+    NAMES = _NAMES
+
+
+class _Conv2DTranspose(layers.Conv2DTranspose):
+    NAMES = _NAMES
+
+
+def _format(data_format: str | None) -> str:
+    if data_format not in _FORMATS:
+        raise InvalidArgumentError(f"data_format must be NHWC or NCHW, not {data_format!r}.")
+    return _FORMATS[data_format]
+
+
+@contextlib.contextmanager
+def _scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any]]:
+    """The arguments of a layer in a variable scope."""
+    with graph.variable_scope(scope, default, reuse=reuse) as opened:
+        yield {"_scope": opened, "_reuse": reuse, "name": default}
+
+
+def _finished(outputs: Any, layer: Any, variables: Any, collections: Any) -> Any:
+    """The outputs, once they and the variables are in collections."""
+    for each in [] if layer is None else layer.variables:
+        graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
+        title = each.op.name.rpartition("/")[2]
+        keys = variables.get(title, ()) if isinstance(variables, dict) else variables or ()
+        graph.get_default_graph().add_to_collections(keys, each)
+    if collections:
+        graph.get_default_graph().add_to_collections(collections, outputs)
+    return outputs
+
+
+def _finishing(
+    activation_fn: Callable[[Any], Any] | None = nn.relu,
+    normalizer_fn: Callable[..., Any] | None = None,
+    normalizer_params: dict[str, Any] | None = None,
+    weights_initializer: Any = None,
+    weights_regularizer: Any = None,
+    biases_initializer: Any = zeros_initializer,
+    biases_regularizer: Any = None,
+    reuse: Any = None,
+    variables_collections: Any = None,
+    outputs_collections: Any = None,
+    trainable: bool = True,
+    scope: Any = None,
+) -> Callable[..., Any]:
+    """What makes a layer of the arguments that all layers with weights have, and calls it."""
+
+    def apply(layer: type[Any], inputs: Any, size: Sequence[Any], default: str) -> Any:
+        with _scope(scope, default, reuse) as own:
+            made = layer(
+                *size,
+                use_bias=normalizer_fn is None and biases_initializer is not None,
+                kernel_initializer=weights_initializer or xavier_initializer(),
+                bias_initializer=biases_initializer,
+                kernel_regularizer=weights_regularizer,
+                bias_regularizer=biases_regularizer,
+                trainable=trainable,
+                **own,
+            )
+            outputs = made(inputs)
+            if normalizer_fn is not None:
+                outputs = normalizer_fn(outputs, **(normalizer_params or {}))
+            if activation_fn is not None:
+                outputs = activation_fn(outputs)
+            return _finished(outputs, made, variables_collections, outputs_collections)
+
+    return apply
+
+
+def _with_weights(
+    layer: type[Any], default: str
+) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
+    """Makes a function of what takes inputs and returns the arguments of a layer; it has the
+    arguments of `_finishing`, too.
+    """
+
+    def decorate(size_of: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+        first, rest = inspect.signature(size_of), inspect.signature(_finishing)
+        both = [*first.parameters.values(), *rest.parameters.values()]
+        signature = inspect.Signature(both, return_annotation=Any)
+
+        @functools.wraps(size_of)
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            given = bound(signature, size_of.__name__, args, kwargs)
+            own = {name: given.pop(name) for name in first.parameters if name in given}
+            return _finishing(**given)(layer, own["inputs"], size_of(**own), default)
+
+        apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return apply
+
+    return decorate
+
+
+@_with_weights(_Dense, "fully_connected")
+def fully_connected(inputs: Any, num_outputs: int) -> Sequence[Any]:
+    """As `tf.layers.dense`, with `relu` and `xavier_initializer` by default.
+
+    `normalizer_fn`, called with `normalizer_params`, stands in for the biases.
+    """
+    return (num_outputs,)
+
+
+@_with_weights(_Conv2D, "Conv")
+def conv2d(
+    inputs: Any,
+    num_outputs: int,
+    kernel_size: Any,
+    stride: Any = 1,
+    padding: str = "SAME",
+    data_format: str | None = None,
+    rate: Any = 1,
+) -> Sequence[Any]:
+    """As `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
+    return num_outputs, kernel_size, stride, padding, _format(data_format), rate
+
+
+@_with_weights(_Conv2DTranspose, "Conv2d_transpose")
+def conv2d_transpose(
+    inputs: Any,
+    num_outputs: int,
+    kernel_size: Any,
+    stride: Any = 1,
+    padding: str = "SAME",
+    data_format: str | None = "NHWC",
+) -> Sequence[Any]:
+    """As `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
+    return num_outputs, kernel_size, stride, padding, _format(data_format)
+
+
+def batch_norm(
+    inputs: Any,
+    decay: float = 0.999,
+    center: bool = True,
+    scale: bool = False,
+    epsilon: float = 0.001,
+    activation_fn: Callable[[Any], Any] | None = None,
+    param_initializers: dict[str, Any] | None = None,
+    param_regularizers: dict[str, Any] | None = None,
+    updates_collections: Any = GraphKeys.UPDATE_OPS,
+    is_training: Any = True,
+    reuse: Any = None,
+    variables_collections: Any = None,
+    outputs_collections: Any = None,
+    trainable: bool = True,
+    batch_weights: Any = None,
+    fused: bool | None = None,
+    data_format: str = "NHWC",
+    zero_debias_moving_mean: bool = False,
+    scope: Any = None,
+    renorm: bool = False,
+    renorm_clipping: Any = None,
+    renorm_decay: float = 0.99,
+    adjustment: Any = None,
+) -> Any:
+    """As `tf.layers.batch_normalization`, without `gamma` by default.
+
+    With `updates_collections=None` the outputs wait for the moving averages. The variance that is
+    averaged has one example less in its divisor for inputs of two and of four dimensions, unless
+    `fused` is False. `renorm_clipping` and `renorm_decay` are ignored.
+
+    Raises:
+        NotImplementedError: `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
+    """
+    refused = {"batch_weights": batch_weights, "zero_debias_moving_mean": zero_debias_moving_mean}
+    for title, value in {**refused, "renorm": renorm, "adjustment": adjustment}.items():
+        if value is not None and value is not False:
+            raise NotImplementedError(f"batch_norm has no {title} here.")
+    inputs = tensor(inputs)
+    by_kernel = fused is not False and inputs.shape is not None and len(inputs.shape) in (2, 4)
+    begins = {f"{name}_initializer": each for name, each in (param_initializers or {}).items()}
+    begins |= {f"{name}_regularizer": each for name, each in (param_regularizers or {}).items()}
+    with _scope(scope, "BatchNorm", reuse) as own:
+        layer = layers.BatchNormalization(
+            1 if _format(data_format) == "channels_first" else -1,
+            decay, epsilon, center, scale, trainable=trainable, fused=by_kernel, **begins, **own,
+        )  # fmt: skip
+        layer.UPDATES = updates_collections or ()
+        outputs = layer(inputs, training=is_training)
+        if updates_collections is None:
+            with graph.control_dependencies(layer.updates):
+                outputs = arrays.identity(outputs)
+        if activation_fn is not None:
+            outputs = activation_fn(outputs)
+        return _finished(outputs, layer, variables_collections, outputs_collections)
+
+
+class _LayerNorm(layers.Layer):
+    """Each example normalized by its own moments, and scaled and shifted along the last axes."""
+
+    def __init__(self, center: bool, scale: bool, begins: tuple[int, int], **own: Any) -> None:
+        super().__init__(**own)
+        self._parts, self._begins = (center, scale), begins
+        self._beta: Any = None
+        self._gamma: Any = None
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        axes = range(len(input_shape))[self._begins[1] :]
+        shape = [self.channels(input_shape, axis) for axis in axes]
+        if self._parts[0]:
+            self._beta = self.add_weight("beta", shape, None, zeros_initializer)
+        if self._parts[1]:
+            self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
+
+    def call(self, inputs: Any) -> Any:
+        axes = list(range(len(inputs.shape))[self._begins[0] :])
+        mean, variance = nn.moments(inputs, axes, keepdims=True)
+        epsilon = 1e-3 if inputs.dtype == torch.float16 else 1e-12
+        parts = (mean, variance, self._beta, self._gamma, epsilon)
+        return nn.batch_normalization(inputs, *parts)
+
+
+def layer_norm(
+    inputs: Any,
+    center: bool = True,
+    scale: bool = True,
+    activation_fn: Callable[[Any], Any] | None = None,
+    reuse: Any = None,
+    variables_collections: Any = None,
+    outputs_collections: Any = None,
+    trainable: bool = True,
+    begin_norm_axis: int = 1,
+    begin_params_axis: int = -1,
+    scope: Any = None,
+) -> Any:
+    """Each example normalized by its own moments, along the axes from `begin_norm_axis` on.
+
+    `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
+    """
+    begins = (begin_norm_axis, begin_params_axis)
+    with _scope(scope, "LayerNorm", reuse) as own:
+        layer = _LayerNorm(center, scale, begins, trainable=trainable, **own)
+        outputs = layer(inputs)
+        if activation_fn is not None:
+            outputs = activation_fn(outputs)
+        return _finished(outputs, layer, variables_collections, outputs_collections)
+
+
+def flatten(inputs: Any, outputs_collections: Any = None, scope: str | None = None) -> Any:
+    """All dimensions but the first as one."""
+    outputs = layers.flatten(inputs, name=scope or "Flatten")
+    return _finished(outputs, None, None, outputs_collections)
+
+
+def dropout(
+    inputs: Any,
+    keep_prob: Any = 0.5,
+    noise_shape: Any = None,
+    is_training: Any = True,
+    outputs_collections: Any = None,
+    scope: str | None = None,
+    seed: int | None = None,
+) -> Any:
+    """As `tf.layers.dropout`, of which `keep_prob` is the share that is kept."""
+    own = (1 - keep_prob, noise_shape, seed, is_training)
+    return _finished(layers.dropout(inputs, *own), None, None, outputs_collections)
+
+
+def max_pool2d(
+    inputs: Any,
+    kernel_size: Any,
+    stride: Any = 2,
+    padding: str = "VALID",
+    data_format: str = "NHWC",
+    outputs_collections: Any = None,
+    scope: str | None = None,
+) -> Any:
+    """As `tf.layers.max_pooling2d`."""
+    outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format(data_format))
+    return _finished(outputs, None, None, outputs_collections)
+
+
+def avg_pool2d(
+    inputs: Any,
+    kernel_size: Any,
+    stride: Any = 2,
+    padding: str = "VALID",
+    data_format: str = "NHWC",
+    outputs_collections: Any = None,
+    scope: str | None = None,
+) -> Any:
+    """As `tf.layers.average_pooling2d`."""
+    outputs = layers.average_pooling2d(inputs, kernel_size, stride, padding, _format(data_format))
+    return _finished(outputs, None, None, outputs_collections)
+
+
+def relu(inputs: Any, num_outputs: int, **given: Any) -> Any:
+    """`fully_connected` with `tf.nn.relu`."""
+    return fully_connected(inputs, num_outputs, nn.relu, **given)
+
+
+def linear(inputs: Any, num_outputs: int, **given: Any) -> Any:
+    """`fully_connected` without an activation."""
+    return fully_connected(inputs, num_outputs, None, **given)

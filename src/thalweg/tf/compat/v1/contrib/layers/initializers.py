@@ -1,0 +1,56 @@
+"""Initial values of `tf.contrib.layers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf.compat.v1.initializers import fans
+
+
+def variance_scaling_initializer(
+    factor: float = 2.0,
+    mode: str = "FAN_IN",
+    uniform: bool = False,
+    seed: int | None = None,
+    dtype: Any = torch.float32,
+) -> Callable[..., Any]:
+    """An initializer of random numbers of which the variance is `factor` divided by the size of a
+    kernel.
+
+    Args:
+        factor: A number.
+        mode: "FAN_IN", the number of inputs, "FAN_OUT", of outputs, or "FAN_AVG", of both halved.
+        uniform: Whether they are uniform; otherwise they are normal, cut at two deviations.
+        seed: Optional.
+        dtype: What applies where none is asked for.
+
+    Raises:
+        ValueError: The mode is none of these.
+    """
+    if mode.upper() not in ("FAN_IN", "FAN_OUT", "FAN_AVG"):
+        raise InvalidArgumentError(f"mode must be FAN_IN, FAN_OUT or FAN_AVG, not {mode!r}.")
+
+    def initialize(shape: Sequence[int], dtype: Any = dtype, partition_info: Any = None) -> Any:
+        inputs, outputs = fans(tuple(shape))
+        sizes = {"FAN_IN": inputs, "FAN_OUT": outputs, "FAN_AVG": (inputs + outputs) / 2}
+        variance = factor / max(sizes[mode.upper()], 1.0)
+        if uniform:
+            limit = math.sqrt(3.0 * variance)
+            return graph.random_uniform(shape, -limit, limit, dtype, seed)
+        # A normal distribution that is cut at two deviations has 1 / 1.3 of the variance.
+        return graph.truncated_normal(shape, 0.0, math.sqrt(1.3 * variance), dtype, seed)
+
+    return initialize
+
+
+def xavier_initializer(
+    uniform: bool = True, seed: int | None = None, dtype: Any = torch.float32
+) -> Callable[..., Any]:
+    """An initializer by the mean of inputs and outputs (Glorot & Bengio 2010)."""
+    return variance_scaling_initializer(1.0, "FAN_AVG", uniform, seed, dtype)

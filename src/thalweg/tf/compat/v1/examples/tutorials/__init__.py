@@ -1,0 +1,3 @@
+"""`tf.examples.tutorials`."""
+
+from thalweg.tf.compat.v1.examples.tutorials import mnist

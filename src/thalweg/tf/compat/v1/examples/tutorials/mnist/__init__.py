@@ -1,0 +1,3 @@
+"""`tf.examples.tutorials.mnist`."""
+
+from thalweg.tf.compat.v1.examples.tutorials.mnist import input_data

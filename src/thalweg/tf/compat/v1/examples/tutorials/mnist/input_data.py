@@ -1,0 +1,153 @@
+"""`tf.examples.tutorials.mnist.input_data`: handwritten digits, read from the files of MNIST."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.variable import as_dtype, dtype_name
+
+_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_CLASSES = 10
+
+
+class DataSet:
+    """Images and their labels, given out in batches.
+
+    Attributes:
+        images: (n, 784), or (n, 28, 28, 1); float32 in [0, 1], or uint8.
+        labels: uint8 of shape (n,), or float64 of shape (n, 10) with a 1 at each label.
+        num_examples: n.
+        epochs_completed: How often all were given out.
+    """
+
+    def __init__(self, images: Any, labels: Any, seed: int | None = None) -> None:
+        self.images, self.labels = images, labels
+        self.num_examples, self.epochs_completed = len(images), 0
+        self._random = np.random.default_rng(seed)
+        self._order, self._next = np.arange(len(images)), 0
+
+    def next_batch(
+        self, batch_size: int, fake_data: bool = False, shuffle: bool = True
+    ) -> tuple[Any, Any]:
+        """The next examples; where an epoch ends, the batch goes on with those of the next.
+
+        Args:
+            batch_size: How many, at most `num_examples`.
+            fake_data: Refused if true: there are none.
+            shuffle: Whether each epoch has an order of its own.
+
+        Raises:
+            InvalidArgumentError: The batch is larger than an epoch.
+        """
+        _refuse_fake(fake_data)
+        if batch_size > self.num_examples:
+            raise InvalidArgumentError(
+                f"A batch of {batch_size} is larger than the {self.num_examples} examples."
+            )
+        if not self._next and not self.epochs_completed:
+            self._begin(shuffle)
+        chosen = self._order[self._next : self._next + batch_size]
+        self._next += batch_size
+        if self._next > self.num_examples:
+            self.epochs_completed += 1
+            self._begin(shuffle)
+            self._next = batch_size - len(chosen)
+            chosen = np.concatenate([chosen, self._order[: self._next]])
+        return self.images[chosen], self.labels[chosen]
+
+    def _begin(self, shuffle: bool) -> None:
+        self._order = np.arange(self.num_examples)
+        if shuffle:
+            self._random.shuffle(self._order)
+
+
+class Datasets(NamedTuple):
+    """The three parts of MNIST."""
+
+    train: DataSet
+    validation: DataSet
+    test: DataSet
+
+
+def read_data_sets(
+    train_dir: str,
+    fake_data: bool = False,
+    one_hot: bool = False,
+    dtype: Any = "float32",
+    reshape: bool = True,
+    validation_size: int = 5000,
+    seed: int | None = None,
+    source_url: str | None = None,
+) -> Datasets:
+    """Read MNIST from a folder; nothing is downloaded.
+
+    Args:
+        train_dir: Where its four files are, such as train-images-idx3-ubyte.gz, packed or not.
+        fake_data: Refused if true: there are none.
+        one_hot: Whether a label is ten numbers, of which one is 1.
+        dtype: float32 for pixels in [0, 1], uint8 for pixels up to 255.
+        reshape: Whether an image is 784 numbers; otherwise it is (28, 28, 1).
+        validation_size: How many of the 60,000 examples for training are for validation instead.
+        seed: Optional. The order of batches depends on it.
+        source_url: Ignored.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        InvalidArgumentError: A file holds something else, or an argument is out of range.
+    """
+    _refuse_fake(fake_data)
+    kind = dtype_name(as_dtype(dtype))
+    if kind not in ("float32", "uint8"):
+        raise InvalidArgumentError(f"dtype must be float32 or uint8, not {kind}.")
+    parts = {
+        name: [_read(Path(train_dir), file) for file in files] for name, files in _FILES.items()
+    }
+    for images, labels in parts.values():
+        if images.ndim != 3 or len(images) != len(labels):
+            raise InvalidArgumentError(f"The files in {train_dir} do not belong together.")
+    count = len(parts["train"][0])
+    if not 0 <= validation_size <= count:
+        raise InvalidArgumentError(f"validation_size must be in [0, {count}]: {validation_size}.")
+
+    def of(part: str, places: slice) -> DataSet:
+        images, labels = (each[places] for each in parts[part])
+        count, *sizes = images.shape
+        images = images.reshape(count, math.prod(sizes)) if reshape else images[..., None]
+        images = images if kind == "uint8" else images.astype(np.float32) * np.float32(1 / 255)
+        return DataSet(images, np.eye(_CLASSES)[labels] if one_hot else labels, seed)
+
+    first, rest = slice(0, validation_size), slice(validation_size, None)
+    return Datasets(of("train", rest), of("train", first), of("test", slice(None)))
+
+
+def _refuse_fake(fake_data: bool) -> None:
+    if fake_data:
+        raise InvalidArgumentError("There is no fake data: leave fake_data out.")
+
+
+def _read(folder: Path, name: str) -> Any:
+    """An array of bytes in the format IDX: magic number, sizes, elements."""
+    packed, plain = folder / f"{name}.gz", folder / name
+    if packed.exists():
+        content = gzip.decompress(packed.read_bytes())
+    elif plain.exists():
+        content = plain.read_bytes()
+    else:
+        raise FileNotFoundError(
+            f"There is no {name}.gz in '{folder}'. Put the four files of MNIST there: nothing is"
+            " downloaded."
+        )
+    rank = content[3] if content[:3] == b"\0\0\x08" else 0
+    sizes = [int.from_bytes(content[4 * k : 4 * k + 4]) for k in range(1, rank + 1)]
+    if not rank or len(content) != 4 + 4 * rank + math.prod(sizes):
+        raise InvalidArgumentError(f"'{name}' in '{folder}' is no array of bytes in format IDX.")
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(sizes)

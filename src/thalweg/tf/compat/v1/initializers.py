@@ -1,0 +1,193 @@
+"""`tf.initializers`: initial values. The random numbers are torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.graph import (
+    Initializer,
+    constant_initializer,
+    global_variables_initializer,
+    glorot_uniform_initializer,
+    local_variables_initializer,
+    ones_initializer,
+    random_normal_initializer,
+    random_uniform_initializer,
+    truncated_normal_initializer,
+    variables_initializer,
+    zeros_initializer,
+)
+from thalweg.tf.convert import call
+from thalweg.tf.missing import attribute_of
+from thalweg.variable import as_dtype
+
+_CUT = 0.87962566103423978  # the standard deviation of a normal distribution cut at two
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """How many inputs and outputs a kernel of this shape connects."""
+    if len(shape) < 2:
+        return (shape[0], shape[0]) if shape else (1, 1)
+    field = math.prod(shape[:-2])
+    return shape[-2] * field, shape[-1] * field
+
+
+class VarianceScaling(Initializer):
+    """Random numbers of which the variance is `scale` divided by the size of a kernel.
+
+    Args:
+        scale: A number above 0.
+        mode: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", of both halved.
+        distribution: "truncated_normal" or "normal", "untruncated_normal", or "uniform".
+        seed: Optional.
+        dtype: What applies where none is asked for.
+
+    Raises:
+        InvalidArgumentError: An argument is none of these.
+    """
+
+    MODES = ("fan_in", "fan_out", "fan_avg")
+    DISTRIBUTIONS = ("normal", "truncated_normal", "untruncated_normal", "uniform")
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        mode: str = "fan_in",
+        distribution: str = "truncated_normal",
+        seed: int | None = None,
+        dtype: Any = torch.float32,
+    ) -> None:
+        self.scale, self.mode, self.distribution = scale, mode.lower(), distribution.lower()
+        if not scale > 0:
+            raise InvalidArgumentError(f"scale must be above 0, not {scale}.")
+        for given, known in ((self.mode, self.MODES), (self.distribution, self.DISTRIBUTIONS)):
+            if given not in known:
+                raise InvalidArgumentError(f"{given!r} is none of {', '.join(known)}.")
+        self.seed, self.dtype = seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        inputs, outputs = fans(tuple(shape))
+        size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
+        variance, kind = self.scale / max(1.0, size), dtype or self.dtype
+        if self.distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return graph.random_uniform(shape, -limit, limit, kind, self.seed)
+        if self.distribution == "untruncated_normal":
+            return graph.random_normal(shape, 0.0, math.sqrt(variance), kind, self.seed)
+        return graph.truncated_normal(shape, 0.0, math.sqrt(variance) / _CUT, kind, self.seed)
+
+
+def _scaled(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
+    def make(seed: int | None = None, dtype: Any = torch.float32) -> VarianceScaling:
+        return VarianceScaling(scale, mode, distribution, seed, dtype)
+
+    make.__doc__ = f"{what}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
+    return make
+
+
+class Orthogonal(Initializer):
+    """An orthogonal matrix times `gain`; dimensions before the last count as rows.
+
+    Where there are more rows than columns, these are orthogonal, otherwise the rows.
+    """
+
+    def __init__(
+        self, gain: float = 1.0, seed: int | None = None, dtype: Any = torch.float32
+    ) -> None:
+        self.gain, self.seed, self.dtype = gain, seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        if len(shape) < 2:
+            raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        flat = (max(rows, columns), min(rows, columns))
+        normal = graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
+
+        def turn(given: Any) -> Any:
+            q, r = torch.linalg.qr(given)
+            q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
+            return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
+
+        return call(turn, normal, name="orthogonal")
+
+
+class Identity(Initializer):
+    """`gain` on the diagonal of a matrix, 0 elsewhere."""
+
+    def __init__(self, gain: float = 1.0, dtype: Any = torch.float32) -> None:
+        self.gain, self.dtype = gain, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        if len(shape) != 2:
+            raise InvalidArgumentError("An identity matrix has two dimensions.")
+        kind = as_dtype(dtype or self.dtype)
+        return graph.constant(self.gain * torch.eye(*shape, dtype=kind))
+
+
+class UniformUnitScaling(Initializer):
+    """Uniform numbers below `factor` times the root of 3 divided by the number of inputs."""
+
+    def __init__(
+        self, factor: float = 1.0, seed: int | None = None, dtype: Any = torch.float32
+    ) -> None:
+        self.factor, self.seed, self.dtype = factor, seed, dtype
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+        limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
+        return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+
+
+_AVERAGE = (1.0, "fan_avg")
+zeros = zeros_initializer
+ones = ones_initializer
+constant = constant_initializer
+random_normal = random_normal_initializer
+random_uniform = random_uniform_initializer
+truncated_normal = truncated_normal_initializer
+variance_scaling = VarianceScaling
+orthogonal = Orthogonal
+identity = Identity
+uniform_unit_scaling = UniformUnitScaling
+glorot_uniform = xavier_uniform = glorot_uniform_initializer
+glorot_normal = _scaled(*_AVERAGE, "truncated_normal", "Normal numbers (Glorot & Bengio 2010)")
+he_normal = _scaled(2.0, "fan_in", "truncated_normal", "Normal numbers (He et al. 2015)")
+he_uniform = _scaled(2.0, "fan_in", "uniform", "Uniform numbers (He et al. 2015)")
+lecun_normal = _scaled(1.0, "fan_in", "truncated_normal", "Normal numbers (LeCun 1998)")
+lecun_uniform = _scaled(1.0, "fan_in", "uniform", "Uniform numbers (LeCun 1998)")
+global_variables = global_variables_initializer
+local_variables = local_variables_initializer
+variables = variables_initializer
+
+_BY_NAME = (
+    "zeros", "ones", "constant", "random_normal", "random_uniform", "truncated_normal",
+    "variance_scaling", "orthogonal", "identity", "glorot_uniform", "glorot_normal", "he_normal",
+    "he_uniform", "lecun_normal", "lecun_uniform",
+)  # fmt: skip
+
+
+def get(identifier: Any) -> Any:
+    """An initializer from one, its class, its name, or None for none.
+
+    Raises:
+        InvalidArgumentError: No initializer has this name.
+        InvalidTypeError: It is nothing of the kind.
+    """
+    if isinstance(identifier, str):
+        name = identifier.removesuffix("_initializer")
+        if name not in _BY_NAME:
+            raise InvalidArgumentError(f"{identifier!r} is none of {', '.join(_BY_NAME)}.")
+        return globals()[name]()
+    if isinstance(identifier, type):
+        return identifier()
+    if identifier is not None and not callable(identifier):
+        raise InvalidTypeError(f"{identifier!r} is no initializer.")
+    return identifier
+
+
+__getattr__ = attribute_of("compat.v1.initializers")

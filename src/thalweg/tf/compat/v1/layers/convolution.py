@@ -1,0 +1,160 @@
+"""`tf.layers.conv2d`, `conv2d_transpose` and those of one and three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf import convolution, nn, windows
+from thalweg.tf.compat.v1.initializers import zeros_initializer
+from thalweg.tf.compat.v1.layers.base import Layer, activation_of, as_function
+from thalweg.tf.convert import call
+from thalweg.tf.windows import Windows
+
+
+class Convolution(Layer):
+    """The convolution of inputs by a kernel (*sizes, channels, filters), plus a bias.
+
+    Args:
+        filters: The number of channels of the outputs.
+        kernel_size: A number, or one for each size.
+        strides: As `kernel_size`.
+        padding: "valid" or "same".
+        data_format: "channels_last" or "channels_first".
+        dilation_rate: As `kernel_size`.
+        activation: A function, or its name; None for none.
+        use_bias: Whether there is a bias.
+        kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
+        bias_initializer: An initializer.
+        kernel_regularizer: A function of the kernel that gives its penalty.
+        bias_regularizer: The same of the bias.
+        activity_regularizer: The same of the outputs; it is divided by the size of the batch.
+        kernel_constraint: A function that optimizers apply to the kernel after each update.
+        bias_constraint: The same for the bias.
+        trainable: Whether the variables are trained.
+        name: That of the variable scope.
+    """
+
+    SIZES: int
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        dilation_rate: Any = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = zeros_initializer,
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        trainable: bool = True,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trainable, name, activity_regularizer=activity_regularizer, **kwargs)
+        self.filters, self.activation, self.use_bias = (
+            int(filters),
+            activation_of(activation),
+            use_bias,
+        )
+        self.windows = Windows.of(strides, padding, dilation_rate, data_format, self.SIZES)
+        first = self.windows.channels_first
+        self.kernel_size = windows.spatial(kernel_size, self.SIZES, first, "kernel_size")
+        self._of_kernel = (kernel_initializer, kernel_regularizer, True, kernel_constraint)
+        self._of_bias = (bias_initializer, bias_regularizer, True, bias_constraint)
+        self.kernel: Any = None
+        self.bias: Any = None
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        channels = self.channels(input_shape, 1 if self.windows.channels_first else -1)
+        shape = (*self.kernel_size, *self._ends(channels))
+        self.kernel = self.add_weight("kernel", shape, None, *self._of_kernel)
+        if self.use_bias:
+            self.bias = self.add_weight("bias", (self.filters,), None, *self._of_bias)
+
+    def _ends(self, channels: int) -> tuple[int, int]:
+        """The last two sizes of the kernel."""
+        return channels, self.filters
+
+    def _convolved(self, inputs: Any) -> Any:
+        name = f"Conv{self.SIZES}D"
+        return call(windows.convolve, inputs, self.kernel, self.windows, name=name)
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self._convolved(inputs)
+        if self.use_bias:
+            first = self.windows.channels_first
+            outputs = nn.bias_add(outputs, self.bias, "NC" if first else None)
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+class Conv1D(Convolution):
+    """The convolution of sequences (batch, width, channels); see `Convolution`."""
+
+    SIZES, RANK = 1, (3, 3)
+
+
+class Conv2D(Convolution):
+    """The convolution of images (batch, height, width, channels); see `Convolution`."""
+
+    SIZES, RANK = 2, (4, 4)
+
+
+class Conv3D(Convolution):
+    """The convolution of volumes (batch, depth, height, width, channels); see `Convolution`."""
+
+    SIZES, RANK = 3, (5, 5)
+
+
+class Conv2DTranspose(Convolution):
+    """What `Conv2D` with the same strides has as gradient; its kernel is (height, width, filters,
+    channels). See `Convolution`; there is no `dilation_rate`.
+    """
+
+    SIZES, RANK = 2, (4, 4)
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = zeros_initializer,
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        trainable: bool = True,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filters, kernel_size, strides, padding, data_format, 1, activation, use_bias,
+            kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer,
+            activity_regularizer, kernel_constraint, bias_constraint, trainable, name, **kwargs,
+        )  # fmt: skip
+
+    def _ends(self, channels: int) -> tuple[int, int]:
+        return self.filters, channels
+
+    def _convolved(self, inputs: Any) -> Any:
+        return convolution.transposed(inputs, self.kernel, None, self.windows, "conv2d_transpose")
+
+
+conv1d = as_function(Conv1D, "conv1d")
+conv2d = as_function(Conv2D, "conv2d")
+conv3d = as_function(Conv3D, "conv3d")
+conv2d_transpose = as_function(Conv2DTranspose, "conv2d_transpose")

@@ -1,0 +1,147 @@
+"""`tf.layers.dense`, `dropout` and `flatten`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf import arrays, nn
+from thalweg.tf.compat.v1.initializers import zeros_initializer
+from thalweg.tf.compat.v1.layers.base import Layer, activation_of, as_function
+from thalweg.tf.convert import call, tensor
+
+
+class Dense(Layer):
+    """Inputs times a kernel, plus a bias: `activation(inputs @ kernel + bias)`.
+
+    Args:
+        units: The size of the outputs' last dimension.
+        activation: A function, or its name; None for none.
+        use_bias: Whether there is a bias.
+        kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
+        bias_initializer: An initializer.
+        kernel_regularizer: A function of the kernel that gives its penalty.
+        bias_regularizer: The same of the bias.
+        activity_regularizer: The same of the outputs; it is divided by the size of the batch.
+        kernel_constraint: A function that optimizers apply to the kernel after each update.
+        bias_constraint: The same for the bias.
+        trainable: Whether the variables are trained.
+        name: That of the variable scope.
+    """
+
+    RANK = (2, None)
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = zeros_initializer,
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        trainable: bool = True,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trainable, name, activity_regularizer=activity_regularizer, **kwargs)
+        self.units, self.activation, self.use_bias = int(units), activation_of(activation), use_bias
+        self._of_kernel = (kernel_initializer, kernel_regularizer, True, kernel_constraint)
+        self._of_bias = (bias_initializer, bias_regularizer, True, bias_constraint)
+        self.kernel: Any = None
+        self.bias: Any = None
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        size = self.channels(input_shape)
+        self.kernel = self.add_weight("kernel", (size, self.units), None, *self._of_kernel)
+        if self.use_bias:
+            self.bias = self.add_weight("bias", (self.units,), None, *self._of_bias)
+
+    def call(self, inputs: Any) -> Any:
+        outputs = arrays.matmul(inputs, self.kernel)
+        if self.use_bias:
+            outputs = nn.bias_add(outputs, self.bias)
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+class Dropout(Layer):
+    """In training, elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
+
+    Args:
+        rate: A number or tensor.
+        noise_shape: Optional; as in `tf.nn.dropout`.
+        seed: Optional.
+        name: That of the name scope.
+    """
+
+    def __init__(
+        self,
+        rate: Any = 0.5,
+        noise_shape: Any = None,
+        seed: int | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
+
+    def call(self, inputs: Any, training: Any = False) -> Any:
+        training = decided(training)
+        if training is False:
+            return arrays.identity(inputs)
+        how = (self.rate, self.noise_shape, self.seed, "dropout")
+        return nn.dropped(inputs, *how, training)
+
+
+def decided(training: Any) -> Any:
+    """True, False, or a tensor that a run decides; None is False."""
+    if training is None or isinstance(training, bool | int):
+        return bool(training)
+    return tensor(training)
+
+
+class Flatten(Layer):
+    """All dimensions but the first as one.
+
+    Args:
+        data_format: "channels_last", or "channels_first", where channels go last before.
+        name: That of the name scope.
+    """
+
+    RANK = (1, None)
+
+    def __init__(
+        self, data_format: str = "channels_last", name: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.data_format = data_format
+
+    def call(self, inputs: Any) -> Any:
+        first = self.data_format == "channels_first"
+
+        def flatten(given: Any) -> Any:
+            if first and given.dim() > 2:
+                given = given.movedim(1, -1)
+            return given.flatten(1) if given.dim() > 1 else given.unsqueeze(1)
+
+        return call(flatten, inputs, name="Reshape")
+
+
+dense = as_function(Dense, "dense")
+flatten = as_function(Flatten, "flatten")
+
+
+def dropout(
+    inputs: Any,
+    rate: Any = 0.5,
+    noise_shape: Any = None,
+    seed: int | None = None,
+    training: Any = False,
+    name: str | None = None,
+) -> Any:
+    """`Dropout` of inputs; `training` is a bool, or a tensor that each run decides."""
+    return Dropout(rate, noise_shape, seed, name)(inputs, training=training)

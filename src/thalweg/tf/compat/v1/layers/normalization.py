@@ -1,0 +1,201 @@
+"""`tf.layers.batch_normalization`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
+from thalweg.tf.compat.v1.layers.base import Layer
+from thalweg.tf.compat.v1.layers.dense import decided
+from thalweg.tf.convert import call
+from thalweg.tf.normalization import batch_moments, normalized
+
+
+class BatchNormalization(Layer):
+    """Inputs normalized by the moments of the batch, in training, or by their moving averages.
+
+    Variables: gamma, beta; moving_mean, moving_variance, which are not trained and which a training
+    moves: in a graph by the operations that the layer adds to UPDATE_OPS, in eager mode at once.
+
+    Args:
+        axis: The dimension that keeps moments of its own, as a number or a list of one.
+        momentum: The share of a moving average that an update keeps.
+        epsilon: Added to the variance.
+        center: Whether `beta` is added.
+        scale: Whether `gamma` multiplies.
+        beta_initializer: An initializer, as all that end so.
+        gamma_initializer: An initializer.
+        moving_mean_initializer: An initializer.
+        moving_variance_initializer: An initializer.
+        beta_regularizer: A function of beta that gives its penalty.
+        gamma_regularizer: The same of gamma.
+        beta_constraint: A function that optimizers apply to beta after each update.
+        gamma_constraint: The same for gamma.
+        renorm, virtual_batch_size, adjustment: Refused.
+        renorm_clipping, renorm_momentum: Ignored.
+        fused: The variance that is averaged has one example less in its divisor, by default for
+            inputs of four dimensions, which `False` undoes; as in TensorFlow's two kernels.
+        trainable: Whether beta and gamma are trained, and updates are added.
+        name: That of the variable scope.
+
+    Raises:
+        NotImplementedError: Of what is refused something is given.
+    """
+
+    RANK = (2, None)
+
+    def __init__(
+        self,
+        axis: Any = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = zeros_initializer,
+        gamma_initializer: Any = ones_initializer,
+        moving_mean_initializer: Any = zeros_initializer,
+        moving_variance_initializer: Any = ones_initializer,
+        beta_regularizer: Any = None,
+        gamma_regularizer: Any = None,
+        beta_constraint: Any = None,
+        gamma_constraint: Any = None,
+        renorm: bool = False,
+        renorm_clipping: Any = None,
+        renorm_momentum: float = 0.99,
+        fused: bool | None = None,
+        trainable: bool = True,
+        virtual_batch_size: int | None = None,
+        adjustment: Any = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trainable, name, **kwargs)
+        refused = {"renorm": renorm, "virtual_batch_size": virtual_batch_size}
+        for title, given in {**refused, "adjustment": adjustment}.items():
+            if given:
+                raise NotImplementedError(f"batch_normalization has no {title} here.")
+        axes = list(axis) if isinstance(axis, Sequence) else [axis]
+        if len(axes) != 1:
+            raise NotImplementedError(f"batch_normalization takes one axis, not {axis!r}.")
+        self.axis, self.momentum, self.epsilon, self.fused = axes[0], momentum, epsilon, fused
+        self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
+        self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
+        self._begins = (moving_mean_initializer, moving_variance_initializer)
+        self._parts = (scale, center)
+        self.gamma: Any = None
+        self.beta: Any = None
+        self.moving_mean: Any = None
+        self.moving_variance: Any = None
+        self._unbiased = False
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        if not -len(input_shape) <= self.axis < len(input_shape):
+            raise InvalidArgumentError(
+                f"axis {self.axis} is none of inputs of shape {tuple(input_shape)}."
+            )
+        shape = (self.channels(input_shape, self.axis),)
+        kind = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+        scale, center = self._parts
+        if scale:
+            self.gamma = self.add_weight("gamma", shape, kind, *self._of_gamma)
+        if center:
+            self.beta = self.add_weight("beta", shape, kind, *self._of_beta)
+        mean, variance = self._begins
+        self.moving_mean = self.add_weight("moving_mean", shape, kind, mean, trainable=False)
+        self.moving_variance = self.add_weight(
+            "moving_variance", shape, kind, variance, trainable=False
+        )
+        self._unbiased = len(input_shape) == 4 if self.fused is None else self.fused
+
+    def call(self, inputs: Any, training: Any = False) -> Any:
+        training = decided(training)
+        moving = (self.moving_mean, self.moving_variance)
+        own = (inputs, self.gamma, self.beta)
+        if isinstance(training, graph.SymbolicTensor):
+            known = graph.Output(inputs.dtype, inputs.shape, _symbols(own))
+            parts = [*own, *moving, training]
+            outputs = graph.operation(
+                self._normalized, parts, "batchnorm", kind="pure", outputs=known
+            )
+        else:
+            training = bool(training)
+            averages = (None, None) if training else moving
+            outputs = call(self._normalized, *own, *averages, training, name="batchnorm")
+        if training is not False:
+            self._move(inputs, training)
+        return outputs
+
+    def _normalized(
+        self, inputs: Any, gamma: Any, beta: Any, mean: Any, variance: Any, training: Any
+    ) -> Any:
+        moments = (None, None) if training is True or bool(training) else (mean, variance)
+        return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
+
+    def _move(self, inputs: Any, training: Any) -> None:
+        """Let the averages follow the moments of the batch."""
+        share = 1 - self.momentum
+
+        def measure(given: Any) -> Any:
+            return batch_moments(given, self.axis, self._unbiased)
+
+        @torch.no_grad()
+        def move(average: Any, value: Any, active: Any) -> None:
+            if bool(active):
+                average.sub_((average - value) * share)
+
+        found = call(measure, inputs, name="moments")
+        for average, value in zip((self.moving_mean, self.moving_variance), found, strict=True):
+            if graph.executing_eagerly():
+                move(average, value, training)
+            else:
+                parts = [graph.by_reference(average), value, training]
+                self.add_update(graph.operation(move, parts, "AssignMovingAvg"))
+
+
+def _symbols(parts: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(each for each in parts if isinstance(each, graph.SymbolicTensor))
+
+
+def batch_normalization(
+    inputs: Any,
+    axis: Any = -1,
+    momentum: float = 0.99,
+    epsilon: float = 1e-3,
+    center: bool = True,
+    scale: bool = True,
+    beta_initializer: Any = zeros_initializer,
+    gamma_initializer: Any = ones_initializer,
+    moving_mean_initializer: Any = zeros_initializer,
+    moving_variance_initializer: Any = ones_initializer,
+    beta_regularizer: Any = None,
+    gamma_regularizer: Any = None,
+    beta_constraint: Any = None,
+    gamma_constraint: Any = None,
+    training: Any = False,
+    trainable: bool = True,
+    name: str | None = None,
+    reuse: Any = None,
+    renorm: bool = False,
+    renorm_clipping: Any = None,
+    renorm_momentum: float = 0.99,
+    fused: bool | None = None,
+    virtual_batch_size: int | None = None,
+    adjustment: Any = None,
+) -> Any:
+    """`BatchNormalization` of inputs; `training` is a bool, or a tensor that each run decides.
+
+    The moving averages follow when the operations in UPDATE_OPS run:
+    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`.
+    """
+    layer = BatchNormalization(
+        axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer,
+        moving_mean_initializer, moving_variance_initializer, beta_regularizer, gamma_regularizer,
+        beta_constraint, gamma_constraint, renorm, renorm_clipping, renorm_momentum, fused,
+        trainable, virtual_batch_size, adjustment, name, _scope=name, _reuse=reuse,
+    )  # fmt: skip
+    return layer(inputs, training=training)

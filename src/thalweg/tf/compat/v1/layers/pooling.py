@@ -1,0 +1,64 @@
+"""`tf.layers.max_pooling2d`, `average_pooling2d` and those of one and three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.tf import convolution, windows
+from thalweg.tf.compat.v1.layers.base import Layer, as_function
+
+
+class Pooling(Layer):
+    """What becomes of the elements in each window.
+
+    Args:
+        pool_size: A number, or one for each size.
+        strides: As `pool_size`.
+        padding: "valid" or "same".
+        data_format: "channels_last" or "channels_first".
+        name: That of the name scope.
+    """
+
+    SIZES: int
+    FUNCTION: Callable[..., Any]
+    TITLE: str
+
+    def __init__(
+        self,
+        pool_size: Any,
+        strides: Any,
+        padding: str = "valid",
+        data_format: str = "channels_last",
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.pool_size, self.strides = pool_size, strides
+        self.padding, self.data_format = padding, data_format
+
+    def call(self, inputs: Any) -> Any:
+        how = (self.pool_size, self.strides, self.padding, self.data_format)
+        function = type(self).FUNCTION
+        return convolution.pool(function, inputs, *how, self.TITLE, self.SIZES)
+
+
+def _pooling(title: str, sizes: int, function: Callable[..., Any], op: str) -> type[Pooling]:
+    rank = sizes + 2
+    own = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
+    return type(title, (Pooling,), {**own, "__doc__": Pooling.__doc__, "__module__": __name__})
+
+
+MaxPooling1D = _pooling("MaxPooling1D", 1, windows.largest, "MaxPool")
+MaxPooling2D = _pooling("MaxPooling2D", 2, windows.largest, "MaxPool")
+MaxPooling3D = _pooling("MaxPooling3D", 3, windows.largest, "MaxPool3D")
+AveragePooling1D = _pooling("AveragePooling1D", 1, windows.mean, "AvgPool")
+AveragePooling2D = _pooling("AveragePooling2D", 2, windows.mean, "AvgPool")
+AveragePooling3D = _pooling("AveragePooling3D", 3, windows.mean, "AvgPool3D")
+
+max_pooling1d = as_function(MaxPooling1D, "max_pooling1d")
+max_pooling2d = as_function(MaxPooling2D, "max_pooling2d")
+max_pooling3d = as_function(MaxPooling3D, "max_pooling3d")
+average_pooling1d = as_function(AveragePooling1D, "average_pooling1d")
+average_pooling2d = as_function(AveragePooling2D, "average_pooling2d")
+average_pooling3d = as_function(AveragePooling3D, "average_pooling3d")

@@ -1,0 +1,118 @@
+"""`tf.logging`: messages of the program, and of thalweg's hooks, by Python's `logging`.
+
+They go to the logger "tensorflow", and to stderr where no handler of the root logger was set.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+DEBUG, INFO, WARN, ERROR, FATAL = (
+    logging.DEBUG,
+    logging.INFO,
+    logging.WARNING,
+    logging.ERROR,
+    logging.FATAL,
+)
+
+_LOGGERS = (logging.getLogger("tensorflow"), logging.getLogger("thalweg"))  # of hooks
+_counts: collections.Counter[tuple[str, int]] = collections.Counter()
+
+
+def get_logger() -> logging.Logger:
+    """The logger "tensorflow"."""
+    for logger in _LOGGERS:
+        if not (logging.getLogger().handlers or logger.handlers):
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+            logger.addHandler(handler)
+    return _LOGGERS[0]
+
+
+def set_verbosity(v: int) -> None:
+    """Show messages of this level and above: those of the program, and of thalweg."""
+    get_logger()
+    for logger in _LOGGERS:
+        logger.setLevel(v)
+
+
+def get_verbosity() -> int:
+    """The level from which on messages are shown."""
+    return get_logger().getEffectiveLevel()
+
+
+def log(level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of a level; `args` fill in its `%`."""
+    _write(level, msg, args, kwargs)
+
+
+def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of level DEBUG."""
+    _write(DEBUG, msg, args, kwargs)
+
+
+def info(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of level INFO."""
+    _write(INFO, msg, args, kwargs)
+
+
+def warning(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of level WARN."""
+    _write(WARN, msg, args, kwargs)
+
+
+def error(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of level ERROR."""
+    _write(ERROR, msg, args, kwargs)
+
+
+def fatal(msg: Any, *args: Any, **kwargs: Any) -> None:
+    """A message of level FATAL."""
+    _write(FATAL, msg, args, kwargs)
+
+
+warn = warning
+vlog = log
+
+
+def log_if(level: int, msg: Any, condition: Any, *args: Any) -> None:
+    """A message if the condition is true."""
+    if condition:
+        _write(level, msg, args)
+
+
+def log_every_n(level: int, msg: Any, n: int, *args: Any) -> None:
+    """A message at the first of every `n` calls from the same line."""
+    if _count() % n == 0:
+        _write(level, msg, args)
+
+
+def log_first_n(level: int, msg: Any, n: int, *args: Any) -> None:
+    """A message at the first `n` calls from the same line."""
+    if _count() < n:
+        _write(level, msg, args)
+
+
+def flush() -> None:
+    """Write out what handlers hold back."""
+    for handler in get_logger().handlers:
+        handler.flush()
+
+
+def _write(
+    level: int, msg: Any, args: tuple[Any, ...], options: Mapping[str, Any] | None = None
+) -> None:
+    """A message from the line two calls up."""
+    get_logger().log(level, msg, *args, **{"stacklevel": 3, **(options or {})})
+
+
+def _count() -> int:
+    """How often the line two calls up was here before."""
+    frame = sys._getframe(2)
+    key = (frame.f_code.co_filename, frame.f_lineno)
+    _counts[key] += 1
+    return _counts[key] - 1

@@ -1,0 +1,376 @@
+"""`tf.losses`: weighted losses, which a graph collects.
+
+Each function has `weights` that are a number, or a tensor that broadcasts to the losses: as many
+dimensions, each the same or 1. The loss goes to the collection `loss_collection` of the graph,
+unless that is None or the mode is eager. `scope` names the operations.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg import distribute, graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import GraphKeys
+from thalweg.tf import nn
+from thalweg.tf.compat.v1.weighting import check_weights, quotient
+from thalweg.tf.convert import call, tensor
+from thalweg.tf.elementwise import add_n, cast, stop_gradient
+from thalweg.tf.missing import attribute_of
+
+__all__ = [
+    "Reduction",
+    "absolute_difference",
+    "add_loss",
+    "compute_weighted_loss",
+    "cosine_distance",
+    "get_losses",
+    "get_regularization_loss",
+    "get_regularization_losses",
+    "get_total_loss",
+    "hinge_loss",
+    "huber_loss",
+    "log_loss",
+    "mean_squared_error",
+    "sigmoid_cross_entropy",
+    "softmax_cross_entropy",
+    "sparse_softmax_cross_entropy",
+]
+
+_LOSSES = GraphKeys.LOSSES
+
+
+class Reduction(enum.StrEnum):
+    """What becomes of the weighted losses of single elements.
+
+    NONE keeps them, SUM adds them up, and the others divide the sum: MEAN by the sum of the
+    weights, SUM_OVER_BATCH_SIZE by the number of losses, SUM_BY_NONZERO_WEIGHTS by the number of
+    those whose weight is not 0. Where that is 0, the loss is.
+    """
+
+    NONE = "none"
+    SUM = "weighted_sum"
+    MEAN = "weighted_mean"
+    SUM_OVER_BATCH_SIZE = "weighted_sum_over_batch_size"
+    SUM_BY_NONZERO_WEIGHTS = "weighted_sum_by_nonzero_weights"
+    SUM_OVER_NONZERO_WEIGHTS = SUM_BY_NONZERO_WEIGHTS
+
+    @classmethod
+    def all(cls) -> tuple[Reduction, ...]:
+        """All of them."""
+        return tuple(cls)
+
+
+_DEFAULT = Reduction.SUM_BY_NONZERO_WEIGHTS
+
+
+def add_loss(loss: Any, loss_collection: str | None = _LOSSES) -> None:
+    """Add a loss to a collection of the default graph; nothing in eager mode."""
+    if loss_collection and not graph.executing_eagerly():
+        graph.add_to_collection(loss_collection, loss)
+
+
+def get_losses(scope: str | None = None, loss_collection: str = _LOSSES) -> list[Any]:
+    """The losses that were collected, of those in a name scope if one is given."""
+    return graph.get_collection(loss_collection, scope)
+
+
+def get_regularization_losses(scope: str | None = None) -> list[Any]:
+    """The penalties of variables that were collected."""
+    return graph.get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
+
+
+def get_regularization_loss(
+    scope: str | None = None, name: str = "total_regularization_loss"
+) -> Any:
+    """The sum of the penalties of variables, 0 if there are none."""
+    found = get_regularization_losses(scope)
+    return add_n(found, name=name) if found else graph.constant(0.0)
+
+
+def get_total_loss(
+    add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
+) -> Any:
+    """The sum of the losses that were collected, and of the penalties of variables.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = get_losses(scope)
+    if add_regularization_losses:
+        found += get_regularization_losses(scope)
+    if not found:
+        raise InvalidArgumentError("No losses were collected of which there is a total.")
+    return add_n(found, name=name)
+
+
+def compute_weighted_loss(
+    losses: Any,
+    weights: Any = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """One number of the losses of single elements, or with `Reduction.NONE` their weighted tensor.
+
+    Raises:
+        ValueError: The weights do not broadcast to the losses, or the reduction is none.
+    """
+    if reduction not in list(Reduction):
+        raise InvalidArgumentError(
+            f"reduction {reduction!r} is none of tf.losses.Reduction: {', '.join(Reduction)}."
+        )
+    kind = Reduction(reduction)
+    losses, weights = tensor(losses), cast(weights, torch.float32)
+    is_sum = kind is Reduction.SUM
+    distribute.record_loss_reduction(
+        distribute.ReduceOp.SUM if is_sum else distribute.ReduceOp.MEAN
+    )
+
+    def reduce(given: Any, weight: Any) -> Any:
+        check_weights(weight, given, "losses")
+        own = given.float()
+        weighted = own * weight
+        if kind is Reduction.NONE:
+            return weighted.to(given.dtype)
+        total = weighted.sum()
+        if kind is Reduction.MEAN:
+            total = quotient(total, weight.expand_as(own).sum())
+        elif kind is Reduction.SUM_OVER_BATCH_SIZE:
+            total = quotient(total, torch.full_like(total, own.numel()))
+        elif kind is Reduction.SUM_BY_NONZERO_WEIGHTS:
+            total = quotient(total, (weight != 0).float().expand_as(own).sum())
+        return total.to(given.dtype)
+
+    loss = call(reduce, losses, weights, name=scope or "weighted_loss")
+    add_loss(loss, loss_collection)
+    return loss
+
+
+def _given(**pairs: Any) -> list[Any]:
+    """Two tensors of one shape, neither of which may be left out.
+
+    Raises:
+        ValueError: One is None, or the shapes are known to differ.
+    """
+    for title, value in pairs.items():
+        if value is None:
+            raise InvalidArgumentError(f"{title} must not be None.")
+    one, other = (tensor(value) for value in pairs.values())
+    if one.shape is not None and other.shape is not None:
+        same = len(one.shape) == len(other.shape) and all(
+            a == b or None in (a, b) for a, b in zip(one.shape, other.shape, strict=True)
+        )
+        if not same:
+            a, b = pairs
+            raise InvalidArgumentError(
+                f"{a} have shape {tuple(one.shape)} and {b} have {tuple(other.shape)}, which are"
+                " not compatible."
+            )
+    return [one, other]
+
+
+def _floats(**pairs: Any) -> list[Any]:
+    return [cast(each, torch.float32) for each in _given(**pairs)]
+
+
+def _elementwise(function: Callable[[Any, Any], Any], name: str, what: str) -> Callable[..., Any]:
+    def loss(
+        labels: Any,
+        predictions: Any,
+        weights: Any = 1.0,
+        scope: str | None = None,
+        loss_collection: str | None = _LOSSES,
+        reduction: Any = _DEFAULT,
+    ) -> Any:
+        losses = call(function, *_floats(labels=labels, predictions=predictions), name=name)
+        return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
+
+    loss.__name__ = loss.__qualname__ = name
+    loss.__doc__ = f"{what} of labels and predictions of one shape; see `compute_weighted_loss`."
+    return loss
+
+
+absolute_difference = _elementwise(
+    lambda labels, predictions: (predictions - labels).abs(),
+    "absolute_difference",
+    "The absolute difference",
+)
+mean_squared_error = _elementwise(
+    lambda labels, predictions: (predictions - labels).square(),
+    "mean_squared_error",
+    "The squared difference",
+)
+
+
+def cosine_distance(
+    labels: Any,
+    predictions: Any,
+    axis: int | None = None,
+    weights: Any = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+    dim: int | None = None,
+) -> Any:
+    """1 less the inner product along an axis, which is kept; the vectors should have norm 1.
+
+    `dim` is an older name of `axis`.
+
+    Raises:
+        ValueError: There is no axis.
+    """
+    along = dim if axis is None else axis
+    if along is None:
+        raise InvalidArgumentError("You must specify 'axis'.")
+
+    def distance(one: Any, other: Any) -> Any:
+        return 1 - (one * other).sum(along, keepdim=True)
+
+    found = call(distance, *_floats(labels=labels, predictions=predictions), name="cosine_distance")
+    title = scope or "cosine_distance_loss"
+    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+
+
+def hinge_loss(
+    labels: Any,
+    logits: Any,
+    weights: Any = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """max(0, 1 - s logits), where s is 1 for the label 1 and -1 for 0."""
+
+    def hinge(wanted: Any, given: Any) -> Any:
+        return torch.relu(1 - (2 * wanted - 1) * given)
+
+    found = call(hinge, *_floats(labels=labels, logits=logits), name="hinge")
+    return compute_weighted_loss(found, weights, scope or "hinge_loss", loss_collection, reduction)
+
+
+def huber_loss(
+    labels: Any,
+    predictions: Any,
+    weights: Any = 1.0,
+    delta: float = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """Half the square of a difference up to `delta`, beyond that linear."""
+
+    def huber(wanted: Any, given: Any) -> Any:
+        error = (given - wanted).abs()
+        inner = error.clamp(max=delta)
+        return inner * inner * 0.5 + delta * (error - inner)
+
+    found = call(huber, *_floats(labels=labels, predictions=predictions), name="huber")
+    return compute_weighted_loss(found, weights, scope or "huber_loss", loss_collection, reduction)
+
+
+def log_loss(
+    labels: Any,
+    predictions: Any,
+    weights: Any = 1.0,
+    epsilon: float = 1e-7,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """The cross entropy of labels and probabilities, to which `epsilon` is added in logarithms."""
+
+    def entropy(wanted: Any, given: Any) -> Any:
+        return -wanted * (given + epsilon).log() - (1 - wanted) * (1 - given + epsilon).log()
+
+    found = call(entropy, *_floats(labels=labels, predictions=predictions), name="log")
+    return compute_weighted_loss(found, weights, scope or "log_loss", loss_collection, reduction)
+
+
+def sigmoid_cross_entropy(
+    multi_class_labels: Any,
+    logits: Any,
+    weights: Any = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """The cross entropy of labels and `sigmoid(logits)`, for each element.
+
+    `label_smoothing` moves labels toward 1/2 by this share.
+    """
+    labels, logits = _given(multi_class_labels=multi_class_labels, logits=logits)
+    labels = cast(labels, logits.dtype)
+    if label_smoothing > 0:
+        labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
+    found = nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
+    title = scope or "sigmoid_cross_entropy_loss"
+    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+
+
+def softmax_cross_entropy(
+    onehot_labels: Any,
+    logits: Any,
+    weights: Any = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """The cross entropy of probabilities and `softmax(logits)`, for each row.
+
+    `label_smoothing` moves labels toward equal ones by this share. No gradient flows into labels.
+    """
+    labels, logits = _given(onehot_labels=onehot_labels, logits=logits)
+    labels = cast(labels, logits.dtype)
+    if label_smoothing > 0:
+
+        def smooth(given: Any) -> Any:
+            return given * (1 - label_smoothing) + label_smoothing / given.shape[1]
+
+        labels = call(smooth, labels)
+    found = nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
+    title = scope or "softmax_cross_entropy_loss"
+    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+
+
+def sparse_softmax_cross_entropy(
+    labels: Any,
+    logits: Any,
+    weights: Any = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = _LOSSES,
+    reduction: Any = _DEFAULT,
+) -> Any:
+    """The cross entropy of class numbers and `softmax(logits)`, for each row.
+
+    Labels and weights may have a last dimension of size 1.
+    """
+    for title, value in (("labels", labels), ("logits", logits)):
+        if value is None:
+            raise InvalidArgumentError(f"{title} must not be None.")
+    labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
+
+    def narrow(given: Any, others: Any) -> Any:
+        is_column = given.dim() == others.dim() and given.shape[-1] == 1
+        return given.squeeze(-1) if is_column else given
+
+    labels = call(narrow, labels, logits, name="labels")
+    found = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
+    title = scope or "sparse_softmax_cross_entropy_loss"
+    if weights.shape is None or len(weights.shape):
+
+        def fit(weight: Any, losses: Any) -> Any:
+            is_column = weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1
+            return weight.squeeze(-1) if is_column else weight
+
+        weights = call(fit, weights, found, name="weights")
+    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+
+
+__getattr__ = attribute_of("compat.v1.losses")

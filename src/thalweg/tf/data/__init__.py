@@ -1,0 +1,19 @@
+"""`tf.data`: datasets that are read in this process, element by element.
+
+For files, several processes and pinned memory use `torch.utils.data`.
+"""
+
+from thalweg.tf.data import experimental
+from thalweg.tf.data.dataset import Dataset
+from thalweg.tf.data.iterators import (
+    Iterator,
+    get_output_shapes,
+    get_output_types,
+    make_initializable_iterator,
+    make_one_shot_iterator,
+)
+from thalweg.tf.missing import attribute_of
+
+AUTOTUNE = experimental.AUTOTUNE
+
+__getattr__ = attribute_of("data")

@@ -1,0 +1,405 @@
+"""`tf.data.Dataset`: elements that are made one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, did_you_mean
+from thalweg.graph.exchange import exported
+from thalweg.graph.nest import leaves_of, mapped
+from thalweg.lazily import lazy
+from thalweg.running import executing_eagerly, is_symbolic, resolve
+from thalweg.tf.data import spec as specs
+from thalweg.tf.data.iterators import Iterator as EagerIterator
+from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
+from thalweg.tf.data.steps import batches, checked, shuffled
+from thalweg.variable import as_dtype
+
+_FOREVER = (None, -1)
+_INFINITE = math.inf  # how many elements
+Values = dict[Any, Any]
+Start = Callable[[Values], Iterator[Any]]
+
+
+class Dataset:
+    """A sequence of elements: tensors, or tuples and dicts of them.
+
+    It is read in the thread that iterates; functions run eagerly, as plain Python, also where an
+    iterator is in a graph. `from_tensor_slices` and `from_tensors` take symbolic tensors, whose
+    values are those of the run that initializes the iterator.
+
+    Example:
+        >>> dataset = Dataset.from_tensor_slices([1, 2, 3, 4, 5]).map(lambda x: x * 10).batch(2)
+        >>> [each.tolist() for each in dataset]
+        [[10, 20], [30, 40], [50]]
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        spec: Callable[[], Any],
+        symbols: tuple[Any, ...] = (),
+        count: float | None = None,
+    ) -> None:
+        self._start, self._find_spec, self._symbols = start, spec, symbols
+        self._count = count  # None for an unknown number of elements
+
+    @lazy
+    def element_spec(self) -> Any:
+        """A `TensorSpec` for each tensor of an element."""
+        return self._find_spec()
+
+    def _values(self) -> Values:
+        """What the symbolic tensors stand for in the run of this thread."""
+        return {symbol: resolve(symbol) for symbol in self._symbols}
+
+    def _begin(self) -> Iterator[Any]:
+        return self._start(self._values())
+
+    def _then(
+        self,
+        step: Callable[[Iterator[Any]], Iterator[Any]],
+        spec: Any = None,
+        counted: Callable[[int], float | None] = int,
+    ) -> Dataset:
+        """A dataset of what `step` makes of the elements of this one; `counted` says how many."""
+        find = spec or (lambda: self.element_spec)
+        count = self._count
+        if count is not None and count != _INFINITE:
+            count = counted(int(count))
+        return Dataset(lambda values: step(self._start(values)), find, self._symbols, count)
+
+    def _sized(
+        self,
+        title: str,
+        number: Any,
+        step: Callable[[Iterator[Any], int], Iterator[Any]],
+        spec: Any = None,
+        counted: Callable[[int], float | None] = int,
+    ) -> Dataset:
+        """`_then`, of a step that is given a size, too, which may be a symbolic tensor."""
+        if not is_symbolic(number):
+            size = checked(title, number)
+            return self._then(lambda every: step(every, size), spec, counted)
+        return Dataset(
+            lambda values: step(self._start(values), checked(title, values[number])),
+            spec or (lambda: self.element_spec),
+            (*self._symbols, number),
+        )
+
+    @classmethod
+    def _of(
+        cls, tensors: Any, elements: Callable[[Any], Iterator[Any]], spec: Any, counted: Any
+    ) -> Dataset:
+        tensors = specs.converted(tensors)
+        symbols = tuple(leaf for leaf in leaves_of(tensors) if is_symbolic(leaf))
+
+        def start(values: Values) -> Iterator[Any]:
+            known = mapped(lambda leaf: values[leaf] if is_symbolic(leaf) else leaf, tensors)
+            return elements(mapped(torch.Tensor.detach, known))
+
+        count = None if symbols else counted(next(leaves_of(tensors)))
+        return cls(start, lambda: mapped(spec, specs.spec_of(tensors)), symbols, count)
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """One element for each row.
+
+        Raises:
+            InvalidArgumentError: While it is read, if tensors have different numbers of rows.
+        """
+
+        def rows(known: Any) -> Iterator[Any]:
+            counts = {len(leaf) for leaf in leaves_of(known)}
+            if len(counts) != 1:
+                raise InvalidArgumentError(f"All must have as many rows, not {sorted(counts)}.")
+            (count,) = counts
+            return (mapped(operator.itemgetter(place), known) for place in range(count))
+
+        return Dataset._of(tensors, rows, specs.row, len)
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """One element in all."""
+        return Dataset._of(tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1)
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: tuple[Any, ...] = (),
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `generator(*args)` yields, called anew for each pass.
+
+        Raises:
+            TypeError: The generator cannot be called, or neither dtypes nor a signature are given.
+        """
+        if not callable(generator):
+            raise TypeError("generator must be callable.")
+        if output_types is None and output_signature is None:
+            raise TypeError("Either output_types or output_signature must be given.")
+        if isinstance(output_types, list):
+            output_types = tuple(output_types)
+        spec = output_signature
+        if spec is None:
+            spec = specs.paired(output_types, output_shapes)
+        dtypes = mapped(lambda each: each.dtype, spec)
+        given = [np.asarray(arg) for arg in args]
+
+        def start(_: Values) -> Iterator[Any]:
+            for each in generator(*given):
+                yield specs.converted(tuple(each) if isinstance(dtypes, tuple) else each, dtypes)
+
+        return Dataset(start, lambda: spec)
+
+    @staticmethod
+    def range(*args: int, output_type: Any = torch.int64, name: str | None = None) -> Dataset:
+        """Numbers, as Python's `range` has them."""
+        kind = as_dtype(output_type)
+        numbers = range(*map(int, args))
+        return Dataset(
+            lambda _: (torch.tensor(each, dtype=kind) for each in numbers),
+            lambda: specs.TensorSpec((), kind),
+            count=len(numbers),
+        )
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """Tuples of elements, until one of the datasets ends; given a tuple, or one by one."""
+        given = args[0] if datasets is None and len(args) == 1 else datasets or args
+        every = [given] if isinstance(given, Dataset) else list(given)
+        symbols = tuple(symbol for each in every for symbol in each._symbols)
+        counts: list[Any] = [each._count for each in every]
+        return Dataset(
+            lambda values: zip(*(each._start(values) for each in every)),
+            lambda: tuple(each.element_spec for each in every),
+            symbols,
+            None if None in counts else min(counts),
+        )
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """The elements of this one, and then those of the other."""
+        counts: list[Any] = [self._count, dataset._count]
+        return Dataset(
+            lambda values: itertools.chain(
+                self._start(values), (each for one in [dataset] for each in one._start(values))
+            ),
+            lambda: self.element_spec,
+            self._symbols + dataset._symbols,
+            None if None in counts else sum(counts),
+        )
+
+    def map(
+        self, map_func: Callable[..., Any], num_parallel_calls: Any = None, **options: Any
+    ) -> Dataset:
+        """What the function returns for each element; a tuple is given as several arguments.
+
+        All arguments but the first are ignored: there is one thread.
+        """
+
+        def call(element: Any) -> Any:
+            return specs.converted(_called(map_func, element))
+
+        def step(elements: Iterator[Any]) -> Iterator[Any]:
+            return map(call, elements)
+
+        def spec() -> Any:
+            return specs.after(call, self.element_spec, lambda: step(self._begin()))
+
+        return self._then(step, spec)
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements of which the function says so."""
+
+        def step(every: Iterator[Any]) -> Iterator[Any]:
+            return (x for x in every if bool(_called(predicate, x)))
+
+        return self._then(step, counted=lambda _: None)
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """The first elements, all for -1."""
+        taken = self._sliced(0, None if count == -1 else int(count))
+        if self._count == _INFINITE and count != -1:
+            taken._count = int(count)
+        return taken
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """All but the first elements, none for -1."""
+        return self._sliced(0, 0) if count == -1 else self._sliced(int(count))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Each `num_shards`-th element, from `index` on.
+
+        Raises:
+            InvalidArgumentError: `index` is none of so many shards.
+        """
+        if not 0 <= int(index) < int(num_shards):
+            raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
+        return self._sliced(int(index), None, int(num_shards))
+
+    def _sliced(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
+        return self._then(
+            lambda every: itertools.islice(every, begin, end, step),
+            counted=lambda count: len(range(count)[begin:end:step]),
+        )
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """Pairs of an int64 number and the element."""
+        counted = specs.TensorSpec((), torch.int64)
+        return self._then(
+            lambda every: ((torch.tensor(i), x) for i, x in enumerate(every, int(start))),
+            lambda: (counted, self.element_spec),
+        )
+
+    def batch(self, batch_size: Any, drop_remainder: bool = False, **options: Any) -> Dataset:
+        """Elements stacked, so many at a time; the last may be fewer, or is left out.
+
+        `batch_size` may be a symbolic tensor, whose value is that of the run that initializes.
+        """
+
+        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+            return batches(every, size, drop_remainder)
+
+        size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
+        known = size if drop_remainder else None
+        return self._sized(
+            "batch_size",
+            batch_size,
+            step,
+            lambda: mapped(lambda each: specs.batch(each, known), self.element_spec),
+            lambda count: count // (size or 1) if drop_remainder else -(-count // (size or 1)),
+        )
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """All elements so many times, without end for None and -1."""
+
+        def start(values: Values) -> Iterator[Any]:
+            for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):
+                is_empty = True
+                for element in self._start(values):
+                    is_empty = False
+                    yield element
+                if is_empty:
+                    return
+
+        times = _INFINITE if count in _FOREVER else int(count or 0)
+        many = self._count * times if self._count and times else self._count and 0
+        return Dataset(start, lambda: self.element_spec, self._symbols, many)
+
+    def shuffle(
+        self,
+        buffer_size: Any,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """In random order: the next is one of `buffer_size` elements. The numbers are torch's.
+
+        Without a seed they follow torch's, `tf.random.set_seed`. Each pass has another order,
+        unless `reshuffle_each_iteration` is False. `buffer_size` may be a symbolic tensor.
+        """
+        generators: list[torch.Generator] = []
+
+        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+            if not generators:
+                begin = int(torch.randint(2**31, ())) if seed is None else int(seed)
+                generators.append(torch.Generator().manual_seed(begin))
+            if reshuffle_each_iteration is False:
+                generators[0].manual_seed(generators[0].initial_seed())
+            yield from shuffled(every, size, generators[0])
+
+        return self._sized("buffer_size", buffer_size, step)
+
+    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
+        """The elements of the first whole pass, kept in memory.
+
+        Raises:
+            NotImplementedError: A file is named.
+        """
+        if filename:
+            raise NotImplementedError("cache() keeps elements in memory only: name no file.")
+        shared: Values = {}
+
+        def start(values: Values) -> Iterator[Any]:
+            kept = values if self._symbols else shared
+            if dataset not in kept:
+                every = []
+                for element in self._start(values):
+                    every.append(element)
+                    yield element
+                kept[dataset] = every
+            else:
+                yield from kept[dataset]
+
+        dataset = Dataset(start, lambda: self.element_spec, self._symbols, self._count)
+        return dataset
+
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
+        """The dataset as it is: elements are made when they are asked for."""
+        return self
+
+    def with_options(self, options: Any, name: str | None = None) -> Dataset:
+        """The dataset as it is."""
+        return self
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """What a function makes of the dataset."""
+        return transformation_func(self)
+
+    make_one_shot_iterator = make_one_shot_iterator
+    make_initializable_iterator = make_initializable_iterator
+
+    @property
+    def output_types(self) -> Any:
+        """The dtypes of an element."""
+        return mapped(lambda each: each.dtype, self.element_spec)
+
+    @property
+    def output_shapes(self) -> Any:
+        """The shapes of an element."""
+        return mapped(lambda each: each.shape, self.element_spec)
+
+    def cardinality(self) -> int:
+        """How many elements there are; -1 if they have no end, -2 if it is not known."""
+        return -2 if self._count is None else -1 if self._count == _INFINITE else int(self._count)
+
+    def __len__(self) -> int:
+        if self.cardinality() < 0:
+            raise TypeError("The dataset has no end, or its length is not known.")
+        return self.cardinality()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> EagerIterator:
+        if not executing_eagerly():
+            raise FailedPreconditionError(
+                "A dataset is iterated in eager mode only; in a graph use make_one_shot_iterator"
+                " or make_initializable_iterator."
+            )
+        return EagerIterator(self._begin(), self)
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """The elements as arrays."""
+        return (mapped(exported, element) for element in self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = did_you_mean(name, vars(Dataset))
+        raise AttributeError(
+            f"Dataset has no {name!r}; {hint or 'use from_generator, or torch.utils.data.'}",
+            name=name,
+        )
+
+
+def _called(function: Callable[..., Any], element: Any) -> Any:
+    return function(*element) if isinstance(element, tuple) else function(element)

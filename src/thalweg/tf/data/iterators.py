@@ -1,0 +1,167 @@
+"""Iterators over datasets: in eager mode, and as operations of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator as Elements
+from typing import Any
+
+from thalweg import graph
+from thalweg.errors import FailedPreconditionError, OutOfRangeError
+from thalweg.graph.default import begin_graphs
+from thalweg.graph.nest import leaves_of, mapped, packed
+from thalweg.running import current_session, executing_eagerly
+from thalweg.tf.data import spec as specs
+
+
+class _Place:
+    """Where a session is in a dataset."""
+
+    def __init__(self) -> None:
+        self.elements: Elements[Any] | None = None
+
+    def close(self) -> None:
+        """Nothing waits for it."""
+
+
+class Iterator:
+    """Iterates over a dataset; for graphs see `make_one_shot_iterator`.
+
+    Args:
+        elements: The elements.
+        dataset: That they are of.
+    """
+
+    def __init__(self, elements: Elements[Any], dataset: Any) -> None:
+        self._elements, self._dataset = elements, dataset
+
+    @property
+    def element_spec(self) -> Any:
+        """That of the dataset."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def get_next(self, name: str | None = None) -> Any:
+        """The next element; OutOfRangeError at the end."""
+        return _next(self._elements)
+
+    @staticmethod
+    def from_structure(
+        output_types: Any,
+        output_shapes: Any = None,
+        shared_name: str | None = None,
+        output_classes: Any = None,
+    ) -> InGraph:
+        """An iterator over any dataset with such elements; `make_initializer` says which.
+
+        Args:
+            output_types: The dtypes of an element.
+            output_shapes: Optional. Their shapes.
+            shared_name: Ignored, as is `output_classes`.
+        """
+        begin_graphs()
+        return InGraph(specs.paired(output_types, output_shapes), None)
+
+
+class InGraph:
+    """An iterator in a graph. Each session is at a place of its own."""
+
+    def __init__(self, element_spec: Any, one_shot: Any) -> None:
+        self.element_spec, self._one_shot = element_spec, one_shot
+        self._initializer: Any = None
+
+    @property
+    def initializer(self) -> Any:
+        """The operation that begins anew.
+
+        Raises:
+            FailedPreconditionError: The iterator has none: it is a one-shot iterator, or
+                `make_initializer` makes it.
+        """
+        if self._initializer is None:
+            raise FailedPreconditionError("Iterator does not have an initializer.")
+        return self._initializer
+
+    def make_initializer(self, dataset: Any, name: str | None = None) -> Any:
+        """An operation that begins with a dataset, from the start."""
+
+        def begin() -> None:
+            self._place().elements = dataset._begin()
+
+        return graph.operation(begin, [], name or "MakeIterator")
+
+    def get_next(self, name: str | None = None) -> Any:
+        """The next element, another one in each run; OutOfRangeError at the end."""
+
+        def following() -> list[Any]:
+            place = self._place()
+            if place.elements is None and self._one_shot is not None:
+                place.elements = self._one_shot._begin()
+            if place.elements is None:
+                raise FailedPreconditionError(
+                    "GetNext() failed because the iterator has not been initialized. Run its"
+                    " initializer first."
+                )
+            return list(leaves_of(_next(place.elements)))
+
+        outputs = [graph.Output(x.dtype, x.shape, ()) for x in leaves_of(self.element_spec)]
+        tensors = graph.operation(following, [], name or "IteratorGetNext", outputs=outputs)
+        return packed(self.element_spec, iter(tensors))
+
+    def _place(self) -> _Place:
+        return current_session().resource(self, _Place)
+
+    output_types = property(lambda self: get_output_types(self))
+    output_shapes = property(lambda self: get_output_shapes(self))
+
+
+def _next(elements: Elements[Any]) -> Any:
+    try:
+        return next(elements)
+    except StopIteration:
+        raise OutOfRangeError("End of sequence") from None
+
+
+def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
+    """An iterator that begins by itself; in eager mode that of `iter`.
+
+    Args:
+        dataset: The dataset.
+        shared_name: Ignored.
+    """
+    begin_graphs()
+    return iter(dataset) if executing_eagerly() else InGraph(dataset.element_spec, dataset)
+
+
+def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> InGraph:
+    """An iterator of a graph; run its `initializer`, with feeds if the dataset needs some.
+
+    Args:
+        dataset: The dataset.
+        shared_name: Ignored.
+
+    Raises:
+        FailedPreconditionError: This is eager mode.
+    """
+    begin_graphs()
+    if executing_eagerly():
+        raise FailedPreconditionError(
+            "make_initializable_iterator is for graphs: in eager mode use `for element in dataset`."
+        )
+    made = InGraph(dataset.element_spec, None)
+    made._initializer = made.make_initializer(dataset)
+    return made
+
+
+def get_output_types(dataset_or_iterator: Any) -> Any:
+    """The dtypes of an element."""
+    return mapped(lambda each: each.dtype, dataset_or_iterator.element_spec)
+
+
+def get_output_shapes(dataset_or_iterator: Any) -> Any:
+    """The shapes of an element."""
+    return mapped(lambda each: each.shape, dataset_or_iterator.element_spec)

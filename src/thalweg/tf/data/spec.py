@@ -1,0 +1,93 @@
+"""What is known of the elements of a dataset before there are any: dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg import graph
+from thalweg.graph.nest import mapped
+from thalweg.graph.shapes import inferred
+from thalweg.running import eagerly, is_symbolic
+from thalweg.tf.convert import tensor
+from thalweg.variable import as_dtype
+
+
+class TensorSpec:
+    """The shape and dtype of a tensor.
+
+    Args:
+        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        dtype: The dtype, or None.
+        name: Ignored.
+    """
+
+    def __init__(self, shape: Any, dtype: Any = torch.float32, name: str | None = None) -> None:
+        self.shape = None if shape is None else graph.Shape(shape)
+        self.dtype = None if dtype is None else as_dtype(dtype)
+
+    def __repr__(self) -> str:
+        shape = None if self.shape is None else tuple(self.shape)
+        return f"TensorSpec(shape={shape}, dtype={self.dtype})"
+
+
+def converted(nest: Any, dtypes: Any = None) -> Any:
+    """Tensors for all that tuples and dicts hold; a list is one tensor."""
+    if isinstance(nest, dict):
+        return {key: converted(each, dtypes and dtypes[key]) for key, each in nest.items()}
+    if isinstance(nest, tuple):
+        kinds = dtypes if isinstance(dtypes, tuple) else [dtypes] * len(nest)
+        return tuple(converted(each, kind) for each, kind in zip(nest, kinds, strict=True))
+    if is_symbolic(nest):
+        return nest
+    with eagerly():
+        return tensor(np.asarray(nest) if isinstance(nest, range) else nest, dtypes)
+
+
+def spec_of(nest: Any) -> Any:
+    """The specs of tensors."""
+    return mapped(lambda each: TensorSpec(each.shape, each.dtype), nest)
+
+
+def row(spec: TensorSpec) -> TensorSpec:
+    """That of one row."""
+    return TensorSpec(None if spec.shape is None else list(spec.shape)[1:], spec.dtype)
+
+
+def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
+    """That of several tensors, stacked."""
+    return TensorSpec(None if spec.shape is None else [size, *spec.shape], spec.dtype)
+
+
+def paired(types: Any, shapes: Any) -> Any:
+    """The specs of a nest of dtypes, and one of shapes, or None."""
+    if isinstance(types, dict):
+        return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
+    if isinstance(types, tuple | list):
+        each = shapes if shapes is not None else [None] * len(types)
+        return tuple(paired(kind, shape) for kind, shape in zip(types, each, strict=True))
+    return TensorSpec(shapes, types)
+
+
+def after(function: Callable[..., Any], spec: Any, first: Callable[[], Iterator[Any]]) -> Any:
+    """The specs of what a function returns, found by trying it on tensors without values.
+
+    Args:
+        function: It takes an element.
+        spec: The specs of its elements.
+        first: Starts what the function has returned for elements that there are; asked where the
+            function needs values. It may raise an error if there are none yet.
+    """
+    with graph.Graph().as_default():
+        symbols = mapped(lambda each: graph.placeholder(each.dtype or "float32", each.shape), spec)
+        found = inferred(lambda element: converted(function(element)), (symbols,), "map")
+    if not (isinstance(found, graph.Output) and found.shape is None):
+        return spec_of(found)
+    try:
+        element = next(first())
+    except Exception:
+        return spec_of(found)
+    return mapped(lambda each: TensorSpec(None, each.dtype), element)

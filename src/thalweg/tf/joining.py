@@ -1,0 +1,159 @@
+"""Tensors joined along an axis, and cut apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import known_size, known_sizes, sizes_of
+from thalweg.graph.nest import leaves_of
+from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
+
+__all__ = ["concat", "split", "stack", "unstack"]
+
+
+def concat(values: Any, axis: Any, name: str | None = None) -> Any:
+    """Tensors one after the other along an axis."""
+    parts = [tensor(value) for value in values] if isinstance(values, list | tuple) else [values]
+    place = place_of(axis)
+    return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
+
+
+def stack(values: Sequence[Any], axis: int = 0, name: str = "stack") -> Any:
+    """Tensors of one shape along a new axis."""
+    return stacked([tensor(value) for value in values], axis, name)
+
+
+def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+    """The tensors along an axis, in a list; `num` says how many, where that is not known.
+
+    Raises:
+        InvalidArgumentError: Their number is not known, or is not `num`.
+    """
+    given = tensor(value)
+    size, rest = _along(given.shape, axis)
+    count = num if size is None else size
+    if count is None:
+        raise InvalidArgumentError(
+            f"unstack needs num: the size of '{given.name}' along axis {axis} is not known."
+        )
+
+    def check(found: int) -> None:
+        if num not in (None, found):
+            raise InvalidArgumentError(f"num is {num}, but there are {found} along axis {axis}.")
+
+    def cut(x: Any, _: None) -> list[Any]:
+        check(x.shape[axis])
+        return list(torch.unbind(x, axis))
+
+    check(count)
+    return _cut(cut, given, None, [rest] * count, name)
+
+
+def split(
+    value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split"
+) -> list[Any]:
+    """A number of equal parts along an axis, or parts of the given sizes.
+
+    Args:
+        value: The tensor.
+        num_or_size_splits: A number, or a list of sizes; one of these may be -1 for all the rest.
+        axis: The axis.
+        num: How many sizes there are, where that is not known.
+        name: Optional.
+
+    Raises:
+        InvalidArgumentError: The parts are not equal, or do not make up the whole.
+    """
+    given, place = tensor(value), place_of(axis)
+    size, _ = _along(given.shape, place)
+    if not _are_sizes(num_or_size_splits):
+        many = place_of(num_or_size_splits)
+        wanted: Any = [size if size is None else size // max(many, 1)] * many
+    else:
+        many, num_or_size_splits = None, sizes_of(num_or_size_splits)
+        wanted = known_sizes(num_or_size_splits) or [None] * (num or 0)
+        wanted = [None if each == -1 else each for each in wanted]
+
+    def cut(x: Any, asked: Any) -> Any:
+        return torch.split(x, _sizes(x.shape[place], many, asked, place), place)
+
+    if size is not None:  # what does not fit is refused at once
+        known = known_sizes(num_or_size_splits)
+        if known and None not in known:
+            wanted = _sizes(size, many, known, place)
+    shapes = [_replaced(given.shape, place, each) for each in wanted]
+    return _cut(cut, given, num_or_size_splits, shapes, name)
+
+
+def _are_sizes(given: Any) -> bool:
+    """Whether it is a list, not a number."""
+    if isinstance(given, Sequence | np.ndarray):
+        return np.ndim(given) > 0  # pyright: ignore[reportArgumentType]
+    return is_tensor(given) and tensor(given).shape != ()
+
+
+def _sizes(whole: int, many: int | None, asked: Any, axis: int) -> list[int]:
+    """The sizes of the parts of `whole` elements, of which there are `many` equal ones or the ones
+    that are asked for.
+    """
+    if many is not None:
+        if many < 1 or whole % many:
+            raise InvalidArgumentError(
+                f"{whole} elements along axis {axis} cannot be split into {many} equal parts."
+            )
+        return [whole // many] * many
+    found = list(sizes(asked))
+    if found.count(-1) == 1:
+        found[found.index(-1)] = whole - sum(found) - 1
+    if sum(found) != whole or min(found, default=0) < 0:
+        raise InvalidArgumentError(
+            f"Parts of sizes {list(sizes(asked))} are not the {whole} elements along axis {axis}."
+        )
+    return found
+
+
+def _cut(
+    function: Callable[..., Any], given: Any, how: Any, shapes: Sequence[Any], name: str
+) -> list[Any]:
+    """`function(given, how)`; in a graph an operation with an output of each of these shapes."""
+    symbols = [x for x in leaves_of((given, how)) if isinstance(x, graph.SymbolicTensor)]
+    if not symbols:
+        return list(function(given, how))
+    if not shapes:
+        raise InvalidArgumentError(f"{name} needs num: the number of parts is not known.")
+    flows = tuple(x for x in symbols if x is given and x.is_differentiable())
+    outputs = [graph.Output(given.dtype, shape, flows) for shape in shapes]
+    return graph.operation(function, [given, how], name, kind="pure", outputs=outputs)
+
+
+def _along(shape: Any, axis: int) -> tuple[int | None, Any]:
+    """The size along an axis and the shape without it, as far as they are known."""
+    if shape is None:
+        return None, None
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidArgumentError(f"axis {axis} is none of a tensor of shape {tuple(shape)}.")
+    rest = list(shape)
+    return rest.pop(axis), rest
+
+
+def _replaced(shape: Any, axis: int, size: int | None) -> Any:
+    """A shape with another size along an axis."""
+    if shape is None:
+        return None
+    found = list(shape)
+    found[axis] = size
+    return found
+
+
+def place_of(axis: Any) -> int:
+    """An axis, or another number, which may be a tensor whose value is known."""
+    place = axis if isinstance(axis, int) else known_size(axis)
+    if place is None:
+        raise InvalidArgumentError(f"The axis must be known when the graph is built, not {axis!r}.")
+    return place

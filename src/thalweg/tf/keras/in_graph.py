@@ -1,0 +1,169 @@
+"""Keras' layers and models in graphs of TensorFlow 1.
+
+A layer or model that is called on symbolic tensors becomes one operation, whose runs call it with
+the session's values of its variables. The outputs of a functional model, which Keras keeps as
+`KerasTensor`s, are tensors of the graph as well, and its inputs are placeholders. Keras' classes
+get what they lack for that, once, when `tf.keras` is first used: graphs ask an object for its
+symbol by `_as_graph_element`, as TensorFlow's do.
+
+Why `keras.Layer.__call__` is replaced: it converts what it is given and builds the layer before
+torch's modules are asked, and knows no tensors but torch's and its own. A call without symbolic
+tensors goes straight on to what was there before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import InvalidTypeError
+from thalweg.graph import (
+    GraphVariable,
+    Output,
+    SymbolicTensor,
+    by_reference,
+    executing_eagerly,
+    graph_variable_of,
+    is_symbolic,
+    operation,
+    placeholder,
+)
+from thalweg.graph.names import cleaned
+from thalweg.graph.nest import leaves_of, mapped
+from thalweg.keras.backend import track
+from thalweg.running import eagerly
+from thalweg.variable import as_dtype, dtype_name, tensor_of
+
+keras: Any = importlib.import_module("keras")
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_COMPARISONS = ("lt", "le", "gt", "ge")
+
+
+def lend() -> None:
+    """Give Keras' classes what graphs need; again, it does nothing."""
+    layer, tensor = keras.Layer, keras.KerasTensor
+    if hasattr(tensor, "_as_graph_element"):
+        return
+    tensor._as_graph_element = _symbol_of
+    keras.Variable._as_graph_element = _variable_of
+    for name in (*_OPERATORS, *_COMPARISONS):
+        _widen(tensor, f"__{name}__", getattr(operator, name))
+    layer.__call__ = _catching(layer.__call__)
+
+
+def _symbol_of(tensor: Any) -> SymbolicTensor:
+    """The symbol of a `KerasTensor` in the default graph.
+
+    Raises:
+        InvalidTypeError: No layer has it as its output.
+    """
+    maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)
+    if maker is None:
+        raise InvalidTypeError(
+            f"A graph cannot compute {tensor!r}: it is the output of no layer. Make inputs with"
+            " tf.keras.Input."
+        )
+    inputs = keras.utils.get_source_inputs(tensor)
+    if any(each is tensor for each in inputs):
+        return placeholder(tensor.dtype, tensor.shape, cleaned(maker.name))
+    return keras.Model(inputs, tensor, name=maker.name)([graph_variable_of(x) for x in inputs])
+
+
+def _variable_of(variable: Any) -> GraphVariable:
+    """The graph's variable of a variable of Keras, in the default graph; `get_session` initializes
+    it.
+
+    Raises:
+        InvalidTypeError: It has no value yet.
+    """
+    parameter = tensor_of(variable)
+    if not isinstance(parameter, torch.nn.Parameter):
+        raise InvalidTypeError(f"{variable!r} has no value yet. Build its layer first.")
+    return track(graph_variable_of(parameter))
+
+
+def _catching(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        has_symbols = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((args, kwargs)))
+        if has_symbols and not executing_eagerly():
+            return _recorded(original, layer, args, kwargs)
+        return original(layer, *args, **kwargs)
+
+    return call
+
+
+def _recorded(
+    original: Callable[..., Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Add an operation that calls `layer`, and return its outputs as the layer does.
+
+    The layer is built, if it was not. Variables that are not trained are those of the graph, too,
+    and the run writes to them as the layer does.
+
+    Raises:
+        InvalidTypeError: The dtype of an input is not known, or its number of dimensions; or the
+            layer returns something besides tensors.
+    """
+    args, kwargs = mapped(graph_variable_of, (tuple(args), dict(kwargs)))
+    with eagerly():
+        found = original(layer, *mapped(_described, args), **mapped(_described, kwargs))
+    leaves = list(leaves_of(found))
+    if not all(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+        raise InvalidTypeError(f"The layer {layer.name!r} returns {found!r}, which is no tensor.")
+    trained = [each for each in layer.variables if each.trainable]
+    others = [each for each in layer.variables if not each.trainable]
+
+    def run(weights: Any, states: Any, args: Any, kwargs: Any) -> list[Any]:
+        values = [*zip(trained, weights, strict=True), *zip(others, states, strict=True)]
+        with keras.StatelessScope(values, initialize_variables=False) as scope:
+            results = list(leaves_of(original(layer, *args, **kwargs)))
+        with torch.no_grad():
+            for variable, leaf in zip(others, states, strict=True):
+                value = scope.get_current_value(variable)
+                if value is not leaf:
+                    leaf.copy_(value)
+        return results
+
+    weights, states = ([graph_variable_of(each) for each in kind] for kind in (trained, others))
+    outputs = operation(
+        run,
+        [weights, [by_reference(each) for each in states], args, kwargs],
+        cleaned(layer.name),
+        kind="pure",
+        outputs=[Output(as_dtype(leaf.dtype), leaf.shape) for leaf in leaves],
+    )
+    outputs[0].op.stateful = bool(states)
+    symbols = iter(outputs)
+    return mapped(lambda _: next(symbols), found)
+
+
+def _described(leaf: Any) -> Any:
+    """A tensor of a graph as Keras knows one that has no value yet."""
+    if not isinstance(leaf, SymbolicTensor):
+        return leaf
+    if leaf.dtype is None or leaf.shape is None:
+        raise InvalidTypeError(
+            f"A layer of Keras needs the dtype and the number of dimensions of '{leaf.name}', of"
+            f" which is known: {leaf!r}. Tell it with set_shape, or cast it."
+        )
+    return keras.KerasTensor(tuple(leaf.shape), dtype_name(leaf.dtype))
+
+
+def _widen(tensor: Any, name: str, function: Callable[..., Any]) -> None:
+    """Let an operator of `KerasTensor` take symbolic tensors, too."""
+    original = getattr(tensor, name)
+
+    @functools.wraps(original)
+    def apply(self: Any, other: Any) -> Any:
+        if is_symbolic(other) and not executing_eagerly():
+            return function(graph_variable_of(self), other)
+        return original(self, other)
+
+    setattr(tensor, name, apply)

@@ -1,0 +1,34 @@
+"""Datasets of `tf.data` as Keras reads them on its torch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thalweg.tf.data import Dataset
+
+
+class _Elements(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+
+class _Counted(_Elements):
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+
+def readable(data: Any) -> Any:
+    """A loader of torch for a `tf.data.Dataset`, of which each element is a batch; anything else
+    as it is.
+    """
+    if not isinstance(data, Dataset):
+        return data
+    kind = _Elements if data.cardinality() < 0 else _Counted
+    return torch.utils.data.DataLoader(kind(data), batch_size=None)

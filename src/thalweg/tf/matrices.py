@@ -1,0 +1,95 @@
+"""Functions of matrices, or of each of several: `tf.linalg`, and TensorFlow 1's `tf.matrix_...`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg.tf.convert import call, pair, tensor
+
+__all__ = [
+    "band_part",
+    "cholesky",
+    "det",
+    "diag",
+    "diag_part",
+    "eigh",
+    "inv",
+    "matrix_transpose",
+    "solve",
+    "svd",
+    "trace",
+]
+
+
+def _of_one(function: Callable[[Any], Any], title: str, what: str) -> Callable[..., Any]:
+    def apply(input: Any, name: str | None = None) -> Any:
+        return call(function, tensor(input), name=name or title)
+
+    apply.__name__ = apply.__qualname__ = title
+    apply.__doc__ = f"{what}, of each of several."
+    return apply
+
+
+cholesky = _of_one(torch.linalg.cholesky, "cholesky", "The lower factor of Cholesky")
+det = _of_one(torch.linalg.det, "det", "The determinant")
+diag = _of_one(torch.diag_embed, "diag", "The matrix of a diagonal")
+diag_part = _of_one(lambda x: x.diagonal(0, -2, -1), "diag_part", "The diagonal of a matrix")
+matrix_transpose = _of_one(lambda x: x.mT, "matrix_transpose", "The matrix with rows as columns")
+trace = _of_one(lambda x: x.diagonal(0, -2, -1).sum(-1), "trace", "The sum of the diagonal")
+
+
+def eigh(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
+    """The eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
+    found = call(lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh")
+    return found[0], found[1]
+
+
+def svd(
+    tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
+) -> Any:
+    """The singular values s, and u and v: the matrix is `u @ diag(s) @ v.T`; s alone without
+    `compute_uv`.
+    """
+    given, title = as_tensor(tensor), name or "svd"
+    if not compute_uv:
+        return call(torch.linalg.svdvals, given, name=title)
+
+    def decompose(x: Any) -> tuple[Any, Any, Any]:
+        u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
+        return s, u, vh.mH
+
+    return tuple(call(decompose, given, name=title))
+
+
+def inv(input: Any, adjoint: bool = False, name: str | None = None) -> Any:
+    """The inverse of a matrix, or of its adjoint."""
+
+    def invert(x: Any) -> Any:
+        return torch.linalg.inv(x.mH if adjoint else x)
+
+    return call(invert, tensor(input), name=name or "inv")
+
+
+def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Any:
+    """The solutions of linear equations, one in each column."""
+
+    def find(a: Any, b: Any) -> Any:
+        return torch.linalg.solve(a.mH if adjoint else a, b)
+
+    return call(find, *pair(matrix, rhs), name=name or "solve")
+
+
+def band_part(input: Any, num_lower: int, num_upper: int, name: str | None = None) -> Any:
+    """A matrix with zeros but for so many diagonals below and above the middle one; -1 for all."""
+
+    def keep(x: Any) -> Any:
+        x = torch.triu(x, -int(num_lower)) if num_lower >= 0 else x
+        return torch.tril(x, int(num_upper)) if num_upper >= 0 else x
+
+    return call(keep, tensor(input), name=name or "band_part")
+
+
+as_tensor = tensor  # an argument of `svd` has this name

@@ -1,0 +1,83 @@
+"""Packages that look for a TensorFlow of their own: they are to find none.
+
+They would take `thalweg.tf` for the whole of TensorFlow, and call what training code never does.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+_PACKAGES = {
+    "accelerate",
+    "datasets",
+    "einops",
+    "huggingface_hub",
+    "jax",
+    "keras",
+    "lightning",
+    "pytorch_lightning",
+    "sklearn",
+    "tensorboard",
+    "torch",
+    "torchmetrics",
+    "transformers",
+    "wandb",
+}
+_ASKS_TENSORBOARD = "tensorboard.compat.notf"  # whether it has to do without TensorFlow
+_ASKS_KERAS = "keras.src.utils.module_utils"
+
+
+def is_neighbour(module: str) -> bool:
+    """Whether a module, given by its name, is of such a package."""
+    return module.partition(".")[0] in _PACKAGES
+
+
+def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
+    """The spec of a module by which one of them learns that there is no TensorFlow, or None.
+
+    Args:
+        fullname: The module that is imported.
+        path: Where its package lies.
+        empty: The loader of a module without contents.
+    """
+    if fullname == _ASKS_TENSORBOARD:
+        return ModuleSpec(fullname, empty)
+    if fullname != _ASKS_KERAS:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+    if spec is not None and spec.loader is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _hide(module)
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
+def settle() -> None:
+    """Tell those that are imported already."""
+    if _ASKS_KERAS in sys.modules:
+        _hide(sys.modules[_ASKS_KERAS])
+
+
+class _NoTensorFlow:
+    """What Keras has for TensorFlow where it asks only because the name is in `sys.modules`."""
+
+    def executing_eagerly(self) -> bool:
+        return True  # Keras is in no graph of TensorFlow
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ImportError(f"tensorflow.{name} requires the tensorflow module.", name="tensorflow")
+
+
+def _hide(module_utils: ModuleType) -> None:
+    lazy = getattr(module_utils, "tensorflow", None)
+    if lazy is not None:
+        lazy._available, lazy.module = False, _NoTensorFlow()

@@ -1,0 +1,103 @@
+"""`tf.nest`: lists, tuples, named tuples and dicts of anything; dicts count in the order of their
+sorted keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from thalweg.tf.missing import attribute_of
+
+__all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
+
+
+def is_nested(structure: Any) -> bool:
+    """Whether it is a list, a tuple or a dict."""
+    return isinstance(structure, list | tuple | Mapping)
+
+
+def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+    """What a nest holds, in a list; that of no nest is itself. `expand_composites` is ignored."""
+    if not is_nested(structure):
+        return [structure]
+    return [leaf for item in _items(structure) for leaf in flatten(item)]
+
+
+def pack_sequence_as(
+    structure: Any, flat_sequence: Iterable[Any], expand_composites: bool = False
+) -> Any:
+    """A nest like `structure` of other things.
+
+    Raises:
+        ValueError: There are more or fewer of them.
+    """
+    found, wanted = list(flat_sequence), len(flatten(structure))
+    if len(found) != wanted:
+        raise ValueError(f"The structure has {wanted} elements, but flat_sequence {len(found)}.")
+    return _packed(structure, iter(found))
+
+
+def map_structure(func: Callable[..., Any], *structure: Any, **options: Any) -> Any:
+    """A nest of what `func` returns for each element, or for those at the same place of several
+    nests.
+
+    Args:
+        func: The function.
+        structure: The nests; the result is like the first.
+        options: Ignored: `check_types`, `expand_composites`.
+
+    Raises:
+        TypeError: There is no nest.
+        ValueError: They differ in structure.
+    """
+    if not structure:
+        raise TypeError("map_structure needs a structure.")
+    first, *others = structure
+    for other in others:
+        assert_same_structure(first, other, check_types=False)
+    return _packed(
+        first, iter([func(*each) for each in zip(*map(flatten, structure), strict=True)])
+    )
+
+
+def assert_same_structure(
+    nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False
+) -> None:
+    """Raise ValueError unless both have as many elements in the same places, of the same keys;
+    TypeError unless their nests are of the same types, if those are checked.
+    """
+    if is_nested(nest1) != is_nested(nest2):
+        raise _differs(nest1, nest2)
+    if not is_nested(nest1):
+        return
+    if check_types and type(nest1) is not type(nest2):
+        raise TypeError(f"One is a {type(nest1).__name__}, the other a {type(nest2).__name__}.")
+    keys = [set(each) if isinstance(each, Mapping) else len(each) for each in (nest1, nest2)]
+    if keys[0] != keys[1]:
+        raise _differs(nest1, nest2)
+    for one, other in zip(_items(nest1), _items(nest2), strict=True):
+        assert_same_structure(one, other, check_types)
+
+
+def _differs(nest1: Any, nest2: Any) -> ValueError:
+    return ValueError(f"These do not have the same nested structure: {nest1} and {nest2}.")
+
+
+def _items(nest: Any) -> Iterator[Any]:
+    return (nest[key] for key in sorted(nest)) if isinstance(nest, Mapping) else iter(nest)
+
+
+def _packed(nest: Any, leaves: Iterator[Any]) -> Any:
+    if not is_nested(nest):
+        return next(leaves)
+    items = [_packed(item, leaves) for item in _items(nest)]
+    if isinstance(nest, Mapping):
+        found = dict(zip(sorted(nest), items, strict=True))
+        ordered = {key: found[key] for key in nest}
+        kind: Any = type(nest)
+        return kind(ordered)
+    return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
+
+
+__getattr__ = attribute_of("nest")

@@ -1,0 +1,135 @@
+"""Moments and normalizations of `tf.nn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thalweg.tf.convert import call, named_in_graphs, pair, sizes, tensor
+
+__all__ = [
+    "batch_norm_with_global_normalization",
+    "batch_normalization",
+    "local_response_normalization",
+    "lrn",
+    "moments",
+]
+
+
+@named_in_graphs(3, "name")
+def moments(
+    x: Any,
+    axes: Any,
+    shift: Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+    *,
+    keep_dims: bool | None = None,
+) -> tuple[Any, Any]:
+    """The mean and the variance, the mean square of what is left, along axes.
+
+    `shift` is ignored, as in TensorFlow; `keep_dims` is an older name of `keepdims`.
+    """
+    over, keep = sizes(axes), bool(keepdims or keep_dims)
+
+    def measure(given: Any) -> tuple[Any, Any]:
+        variance, mean = torch.var_mean(given, over, correction=0, keepdim=keep)
+        return mean, variance
+
+    return call(measure, tensor(x), name=name or "moments")
+
+
+def batch_normalization(
+    x: Any,
+    mean: Any,
+    variance: Any,
+    offset: Any,
+    scale: Any,
+    variance_epsilon: Any,
+    name: str | None = None,
+) -> Any:
+    """(x - mean) / sqrt(variance + variance_epsilon), times `scale`, plus `offset`; these two may
+    be None. All broadcast.
+    """
+    parts = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
+    parts += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
+
+    def normalize(x: Any, mean: Any, variance: Any, offset: Any, scale: Any) -> Any:
+        factor = torch.rsqrt(variance + variance_epsilon)
+        factor = factor if scale is None else factor * scale
+        shift = -mean * factor if offset is None else offset - mean * factor
+        return x * factor + shift
+
+    return call(normalize, *parts, name=name or "batchnorm")
+
+
+def batch_norm_with_global_normalization(
+    input: Any,
+    mean: Any,
+    variance: Any,
+    beta: Any,
+    gamma: Any,
+    variance_epsilon: float,
+    scale_after_normalization: bool,
+    name: str | None = None,
+) -> Any:
+    """`batch_normalization`, with `gamma` if `scale_after_normalization`."""
+    scale = gamma if scale_after_normalization else None
+    return batch_normalization(input, mean, variance, beta, scale, variance_epsilon, name)
+
+
+def local_response_normalization(
+    input: Any,
+    depth_radius: int = 5,
+    bias: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 0.5,
+    name: str | None = None,
+) -> Any:
+    """Images divided by (bias + alpha s)^beta, where s is the sum of the squares of the channels
+    that are at most `depth_radius` away.
+    """
+    width = 2 * depth_radius + 1
+
+    def normalize(given: Any) -> Any:
+        # torch takes the mean of the squares, and channels first.
+        found = torch.nn.functional.local_response_norm(
+            given.movedim(-1, 1), width, alpha * width, beta, bias
+        )
+        return found.movedim(1, -1)
+
+    return call(normalize, tensor(input), name=name or "LRN")
+
+
+lrn = local_response_normalization
+
+
+def normalized(
+    data: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, axis: int
+) -> Any:
+    """Data normalized along all axes but one, by the given moments, or, if they are None, by those
+    of the batch; `scale` and `offset` may be None, too.
+    """
+    if mean is None:
+        found = torch.batch_norm(
+            data.movedim(axis, 1), scale, offset, None, None, True, 0.0, epsilon, False
+        )
+        return found.movedim(1, axis)
+    factor = torch.rsqrt(variance + epsilon)
+    factor = factor if scale is None else factor * scale
+    shift = -mean * factor if offset is None else offset - mean * factor
+    shape = [1] * data.dim()
+    shape[axis] = -1
+    return (data * factor.reshape(shape) + shift.reshape(shape)).to(data.dtype)
+
+
+def batch_moments(data: Any, axis: int, unbiased: bool) -> tuple[Any, Any]:
+    """The mean and the variance along all axes but one, outside of gradients."""
+    data = data.detach()
+    over = [each for each in range(data.dim()) if each != axis % data.dim()]
+    variance, mean = torch.var_mean(data, over, correction=0)
+    count = data.numel() // max(mean.numel(), 1)
+    if unbiased and count > 1:
+        variance = variance * (count / (count - 1))
+    return mean, variance

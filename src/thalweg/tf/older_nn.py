@@ -1,0 +1,251 @@
+"""Functions of `tf.nn` whose arguments differ between TensorFlow 1 and 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.tf import convolution
+from thalweg.tf import nn as newer
+from thalweg.tf.convert import call, tensor
+from thalweg.tf.normalization import batch_moments, normalized
+
+__all__ = [
+    "conv1d",
+    "conv2d",
+    "conv2d_transpose",
+    "crelu",
+    "depthwise_conv2d",
+    "depthwise_conv2d_native",
+    "fused_batch_norm",
+    "in_top_k",
+    "l2_normalize",
+    "log_softmax",
+    "moments",
+    "nce_loss",
+    "relu_layer",
+    "sampled_softmax_loss",
+    "separable_conv2d",
+    "softmax",
+    "weighted_cross_entropy_with_logits",
+]
+
+
+def softmax(
+    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
+) -> Any:
+    """As `tf.nn.softmax`; `dim` is an older name of `axis`."""
+    return newer.softmax(logits, _axis(axis, dim, -1), name)
+
+
+def log_softmax(
+    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
+) -> Any:
+    """As `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
+    return newer.log_softmax(logits, _axis(axis, dim, -1), name)
+
+
+def l2_normalize(
+    x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
+) -> Any:
+    """As `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
+    return newer.l2_normalize(x, _axis(axis, dim, None), epsilon, name)
+
+
+def _axis(axis: Any, dim: Any, otherwise: Any) -> Any:
+    return next((given for given in (axis, dim) if given is not None), otherwise)
+
+
+def crelu(features: Any, name: str | None = None, axis: int = -1) -> Any:
+    """As `tf.nn.crelu`."""
+    return newer.crelu(features, axis, name)
+
+
+def conv2d(
+    input: Any,
+    filter: Any = None,
+    strides: Any = None,
+    padding: Any = None,
+    use_cudnn_on_gpu: bool = True,
+    data_format: str = "NHWC",
+    dilations: Any = None,
+    name: str | None = None,
+    filters: Any = None,
+) -> Any:
+    """As `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
+    by = filter if filters is None else filters
+    return newer.conv2d(
+        input, by, strides, padding, data_format=data_format, dilations=dilations, name=name
+    )
+
+
+def conv1d(
+    value: Any = None,
+    filters: Any = None,
+    stride: Any = None,
+    padding: Any = None,
+    use_cudnn_on_gpu: Any = None,
+    data_format: str | None = None,
+    name: str | None = None,
+    input: Any = None,
+    dilations: Any = None,
+) -> Any:
+    """As `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
+    given = value if input is None else input
+    title = name or "conv1d"
+    return convolution.convolution(given, filters, stride, padding, data_format, dilations, title)
+
+
+def conv2d_transpose(
+    value: Any = None,
+    filter: Any = None,
+    output_shape: Any = None,
+    strides: Any = None,
+    padding: Any = "SAME",
+    data_format: str = "NHWC",
+    name: str | None = None,
+    input: Any = None,
+    filters: Any = None,
+) -> Any:
+    """As `tf.nn.conv2d_transpose`."""
+    given, by = (value if input is None else input), (filter if filters is None else filters)
+    return newer.conv2d_transpose(given, by, output_shape, strides, padding, data_format, name)
+
+
+def depthwise_conv2d(
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    rate: Any = None,
+    name: str | None = None,
+    data_format: str | None = None,
+    dilations: Any = None,
+) -> Any:
+    """As `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
+    apart = rate if dilations is None else dilations
+    return newer.depthwise_conv2d(input, filter, strides, padding, data_format, apart, name)
+
+
+depthwise_conv2d_native = depthwise_conv2d
+
+
+def separable_conv2d(
+    input: Any,
+    depthwise_filter: Any,
+    pointwise_filter: Any,
+    strides: Any,
+    padding: Any,
+    rate: Any = None,
+    name: str | None = None,
+    data_format: str | None = None,
+    dilations: Any = None,
+) -> Any:
+    """As `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
+    by, apart = (depthwise_filter, pointwise_filter), rate if dilations is None else dilations
+    return newer.separable_conv2d(input, *by, strides, padding, data_format, apart, name)
+
+
+def moments(
+    x: Any,
+    axes: Any,
+    shift: Any = None,
+    name: str | None = None,
+    keep_dims: bool | None = None,
+    keepdims: bool | None = None,
+) -> tuple[Any, Any]:
+    """As `tf.nn.moments`."""
+    return newer.moments(x, axes, keepdims=bool(keepdims or keep_dims), name=name)
+
+
+def fused_batch_norm(
+    x: Any,
+    scale: Any,
+    offset: Any,
+    mean: Any = None,
+    variance: Any = None,
+    epsilon: float = 0.001,
+    data_format: str = "NHWC",
+    is_training: bool = True,
+    name: str | None = None,
+    exponential_avg_factor: float = 1.0,
+) -> tuple[Any, Any, Any]:
+    """Images normalized by their own moments, or, if not `is_training`, by those that are given.
+
+    Returns:
+        The images, and the mean and the variance: in training those of the batch, with the
+        variance divided by one less than the number of elements, moved into those that are given
+        by the share `exponential_avg_factor` if that is not 1; otherwise those that are given.
+    """
+    axis, share = 1 if data_format == "NCHW" else -1, exponential_avg_factor
+    parts = [tensor(x), tensor(scale), tensor(offset)]
+    parts += [None if each is None else tensor(each) for each in (mean, variance)]
+
+    def normalize(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
+        if not is_training:
+            found = normalized(x, scale, offset, mean, variance, epsilon, axis)
+            return found, mean.clone(), variance.clone()
+        own = batch_moments(x, axis, unbiased=True)
+        if share != 1.0:
+            own = [old + (new - old) * share for old, new in zip((mean, variance), own)]
+        return normalized(x, scale, offset, None, None, epsilon, axis), *own
+
+    return call(normalize, *parts, name=name or "FusedBatchNorm")
+
+
+def in_top_k(predictions: Any, targets: Any, k: int, name: str | None = None) -> Any:
+    """As `tf.nn.in_top_k`, with the predictions first."""
+    return newer.in_top_k(targets, predictions, k, name)
+
+
+def weighted_cross_entropy_with_logits(
+    labels: Any = None,
+    logits: Any = None,
+    pos_weight: Any = None,
+    name: str | None = None,
+    targets: Any = None,
+) -> Any:
+    """As `tf.nn.weighted_cross_entropy_with_logits`; `targets` is an older name of `labels`."""
+    labels = targets if labels is None else labels
+    return newer.weighted_cross_entropy_with_logits(labels, logits, pos_weight, name)
+
+
+def nce_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = False,
+    partition_strategy: str = "mod",
+    name: str = "nce_loss",
+) -> Any:
+    """As `tf.nn.nce_loss`; `partition_strategy` is ignored: there is one table."""
+    own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
+    return newer.nce_loss(*own, remove_accidental_hits, name=name)
+
+
+def sampled_softmax_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = True,
+    partition_strategy: str = "mod",
+    name: str = "sampled_softmax_loss",
+    seed: int | None = None,
+) -> Any:
+    """As `tf.nn.sampled_softmax_loss`; `partition_strategy` is ignored: there is one table."""
+    own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
+    return newer.sampled_softmax_loss(*own, remove_accidental_hits, seed=seed, name=name)
+
+
+def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+    """`relu` of `xw_plus_b`."""
+    return newer.relu(newer.xw_plus_b(x, weights, biases), name=name or "relu_layer")

@@ -1,0 +1,229 @@
+"""TensorFlow's private modules, as far as optimizers and their tests import them.
+
+Each shows the names that are public elsewhere: `tensorflow.python.ops.math_ops.square` is
+`tf.square`. What is in none of those places is refused, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from thalweg import graph as graphs
+from thalweg.running import eagerly
+from thalweg.scattering import UPDATES
+from thalweg.tf.control import function
+from thalweg.tf.variables import Variable
+from thalweg.tf.views import Gathered
+
+_PUBLIC = ("compat.v1", "compat.v1.math", "compat.v1.nn", "compat.v1.linalg", "compat.v1.random")
+_TRAIN = ("compat.v1.train", "compat.v1")
+_KERAS = ("keras.optimizers", "keras.optimizers.schedules")
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "checkpoint.checkpoint": _TRAIN,
+    "client.session": _PUBLIC,
+    "data.ops.dataset_ops": ("data", "compat.v1.data"),
+    "data.ops.iterator_ops": ("data", "compat.v1.data"),
+    "distribute.distribute_lib": ("distribute",),
+    "distribute.distribution_strategy_context": ("distribute",),
+    "distribute.mirrored_strategy": ("distribute",),
+    "distribute.reduce_util": ("distribute",),
+    "eager.backprop": _PUBLIC,
+    "eager.context": _PUBLIC,
+    "eager.def_function": ("",),
+    "eager.function": ("",),
+    "framework.constant_op": _PUBLIC,
+    "framework.dtypes": _PUBLIC,
+    "framework.errors": ("errors",),
+    "framework.errors_impl": ("errors",),
+    "framework.indexed_slices": _PUBLIC,
+    "framework.ops": _PUBLIC,
+    "framework.random_seed": _PUBLIC,
+    "framework.tensor": _PUBLIC,
+    "framework.tensor_conversion": _PUBLIC,
+    "framework.tensor_shape": _PUBLIC,
+    "framework.tensor_util": _PUBLIC,
+    "keras": ("keras",),
+    "keras.backend": ("keras.backend",),
+    "keras.callbacks": ("keras.callbacks",),
+    "keras.initializers": ("keras.initializers",),
+    "keras.engine.input_layer": ("keras.layers", "keras"),
+    "keras.engine.sequential": ("keras.models",),
+    "keras.engine.training": ("keras.models",),
+    "keras.layers": ("keras.layers",),
+    "keras.layers.core": ("keras.layers",),
+    "keras.losses": ("keras.losses",),
+    "keras.models": ("keras.models",),
+    "keras.optimizers": _KERAS,
+    "keras.regularizers": ("keras.regularizers",),
+    "keras.utils.np_utils": ("keras.utils",),
+    "lib.io.file_io": ("gfile", "io.gfile"),
+    "platform.app": ("compat.v1.app",),
+    "platform.flags": ("compat.v1.flags",),
+    "platform.gfile": ("compat.v1.gfile",),
+    "platform.googletest": ("test",),
+    "platform.test": ("test",),
+    "platform.tf_logging": ("compat.v1.logging",),
+    "training.distribution_strategy_context": ("distribute",),
+    "summary.summary": ("compat.v1.summary",),
+    "training.tracking.util": _TRAIN,
+    "training.training": ("compat.v1.train",),
+    "util.nest": ("nest",),
+}
+
+
+def _below(package: str, names: str, places: tuple[str, ...]) -> None:
+    _PLACES.update((f"{package}.{name}", places) for name in names.split())
+
+
+_below(
+    "ops",
+    "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
+    " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl init_ops"
+    " linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops state_ops"
+    " tensor_array_ops variable_scope variable_v1 variables",
+    _PUBLIC,
+)
+_below(
+    "training",
+    "adadelta adagrad adagrad_da adam basic_session_run_hooks checkpoint_management"
+    " checkpoint_utils coordinator ftrl gradient_descent learning_rate_decay momentum"
+    " monitored_session moving_averages optimizer proximal_adagrad proximal_gradient_descent"
+    " queue_runner queue_runner_impl rmsprop saver session_manager session_run_hook"
+    " sync_replicas_optimizer training_util",
+    _TRAIN,
+)
+_below(
+    "keras.optimizer_v2",
+    "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
+    _KERAS,
+)
+_PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
+_ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
+    "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
+    "ops.gen_training_ops": "thalweg.v1.training_ops",
+    "training.experimental.loss_scale": "thalweg.v1.train.experimental.loss_scale",
+    "training.experimental.loss_scale_optimizer": (
+        "thalweg.v1.train.experimental.loss_scale_optimizer"
+    ),
+    "training.moving_averages": "thalweg.v1.train.moving_averages",
+    "training.optimizer": "thalweg.v1.train.optimizer",
+    "training.slot_creator": "thalweg.v1.train.slot_creator",
+    "training.training_util": "thalweg.v1.train.global_step",
+    "training.gen_training_ops": "thalweg.v1.training_ops",
+    "training.training_ops": "thalweg.v1.training_ops",
+}
+
+
+@contextlib.contextmanager
+def _graph_mode() -> Iterator[None]:
+    with graphs.Graph().as_default():
+        yield
+
+
+def _exported(*names: str, **options: Any) -> Callable[[Any], Any]:
+    return lambda symbol: symbol
+
+
+def _deprecated(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda symbol: symbol
+
+
+def _nowhere(op: Any, ignore_existing: bool = False) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()  # where a node runs is a matter of its tensors
+
+
+def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
+    symbols = (each for each in op_input_list if isinstance(each, graphs.SymbolicTensor))
+    return graph or next((each.graph for each in symbols), None) or graphs.get_default_graph()
+
+
+_OWN: dict[str, dict[str, Any]] = {
+    "eager.context": {
+        "DEVICE_PLACEMENT_SILENT": 2,
+        "device_policy": _nowhere,
+        "eager_mode": eagerly,
+        "graph_mode": _graph_mode,
+        "num_gpus": torch.cuda.device_count,
+    },
+    "eager.function": {"defun": function},
+    "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
+    "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _nowhere},
+    "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
+    "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
+    "util.deprecation": dict.fromkeys(
+        ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
+        _deprecated,
+    ),
+    "util.tf_export": {"keras_export": _exported, "tf_export": _exported},
+}
+_NAMES = {*_PLACES, *_ELSEWHERE, *_OWN}
+_PACKAGES = {"", *(name[:at] for name in _NAMES for at, sign in enumerate(name) if sign == ".")}
+
+
+def has(fullname: str) -> bool:
+    """Whether there is a module of that name, below `tensorflow.python`."""
+    return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
+
+
+def module(fullname: str) -> Gathered:
+    """What the module of that name, below `tensorflow`, shows.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    name = fullname.removeprefix("tensorflow.python").removeprefix(".")
+    is_python = fullname.startswith("tensorflow.python")
+    if not is_python or not has(fullname):
+        parent, _, last = name.rpartition(".")
+        if is_python and parent in _NAMES:
+            getattr(module(f"tensorflow.python.{parent}"), last)  # says that there is no such name
+        raise AttributeError(
+            "it is private to TensorFlow, and no optimizer imports it. Look for what it has in"
+            " tf.compat.v1, or in torch.",
+            name=name,
+        )
+    own = dict(_OWN.get(name, {}))
+    if name == "keras.optimizer_v2.optimizer_v2":
+        own["OptimizerV2"] = _found("keras.optimizers").Optimizer
+    if name in ("framework.ops", "framework.tensor_conversion"):
+        own["convert_to_tensor_v2"] = _found("").convert_to_tensor
+    if name == "ops.variable_scope":
+        own["variable"] = _found("compat.v1").Variable
+    if name == "ops.resource_variable_ops":
+        own |= _of_resources()
+    if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
+        own["RefVariable"] = own["VariableV1"] = _found("compat.v1").Variable
+    return Gathered(fullname, list(_places(name)), own)
+
+
+def _of_resources() -> dict[str, Any]:
+    """What is done with handles: ours are the variables themselves."""
+    old = _found("compat.v1")
+    scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
+    return {
+        "ResourceVariable": old.Variable,
+        "is_resource_variable": lambda var: isinstance(var, Variable),
+        **scatters,
+    }
+
+
+def _places(name: str) -> Iterator[Any]:
+    if name in _ELSEWHERE:
+        yield importlib.import_module(_ELSEWHERE[name])
+    for path in _PLACES.get(name, ()):
+        with contextlib.suppress(AttributeError):
+            yield _found(path)
+
+
+@functools.cache
+def _found(path: str) -> Any:
+    facade = importlib.import_module("thalweg.tf")
+    return operator.attrgetter(path)(facade) if path else facade

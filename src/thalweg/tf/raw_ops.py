@@ -1,0 +1,98 @@
+"""`tf.raw_ops`: training kernels and updates of variables under the names that a graph gives them.
+
+All arguments are given by keyword, as in TensorFlow. What computes and updates nothing is in `tf`
+under its usual name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from thalweg import graph
+from thalweg.graph.variables import scattered
+from thalweg.scattering import UPDATES, scatter
+from thalweg.tf.arrays import gather, identity
+from thalweg.tf.missing import attribute_of
+from thalweg.v1 import training_ops
+
+
+def AssignVariableOp(
+    *, resource: Any, value: Any, validate_shape: bool = False, name: str | None = None
+) -> Any:
+    """`resource.assign(value)`; `validate_shape` is ignored."""
+    return _nothing(resource.assign(value, name=name))
+
+
+def AssignAddVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
+    """`resource.assign_add(value)`."""
+    return _nothing(resource.assign_add(value, name=name))
+
+
+def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
+    """`resource.assign_sub(value)`."""
+    return _nothing(resource.assign_sub(value, name=name))
+
+
+def ReadVariableOp(*, resource: Any, dtype: Any, name: str | None = None) -> Any:
+    """The value of a variable; `dtype` is its own."""
+    return identity(resource, name)
+
+
+def ResourceGather(
+    *,
+    resource: Any,
+    indices: Any,
+    dtype: Any,
+    batch_dims: int = 0,
+    validate_indices: bool = True,
+    name: str | None = None,
+) -> Any:
+    """The rows of a variable that `indices` names; `dtype` is its own.
+
+    Raises:
+        ValueError: `batch_dims` is not 0.
+    """
+    if batch_dims:
+        raise ValueError(f"ResourceGather takes batch_dims=0 alone, not {batch_dims}.")
+    return gather(resource, indices, name=name)
+
+
+def _nothing(made: Any) -> Any:
+    """What an update returns: its operation, or None in eager mode."""
+    return getattr(made, "op", None) if isinstance(made, graph.SymbolicTensor) else None
+
+
+def _scattering(update: str) -> Callable[..., Any]:
+    def function(*, resource: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        if isinstance(resource, graph.GraphVariable):
+            title = name or f"ResourceScatter{update.capitalize()}"
+            return scattered(resource, indices, updates, update, title).op
+        return scatter(resource, indices, updates, update)
+
+    function.__doc__ = f'Change rows of a variable by "{update}": see `thalweg.scattering.scatter`.'
+    return function
+
+
+def _keywords_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(kernel)
+    def function(**arguments: Any) -> Any:
+        return kernel(**arguments)
+
+    return function
+
+
+_WRITTEN = {"rms": "RMS", "da": "DA"}  # the parts of names that are not capitalized
+
+
+def _raw_name(name: str) -> str:
+    return "".join(_WRITTEN.get(part, part.capitalize()) for part in name.split("_"))
+
+
+for _update in UPDATES:
+    globals()[f"ResourceScatter{_update.capitalize()}"] = _scattering(_update)
+for _name in training_ops.__all__:
+    globals()[_raw_name(_name)] = _keywords_alone(getattr(training_ops, _name))
+
+__getattr__ = attribute_of("raw_ops")

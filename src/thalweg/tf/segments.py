@@ -1,0 +1,108 @@
+"""Sums, means and extremes of rows that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import known_size
+from thalweg.tf.convert import call, tensor, told
+
+__all__ = [
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_prod",
+    "segment_sum",
+    "unsorted_segment_max",
+    "unsorted_segment_mean",
+    "unsorted_segment_min",
+    "unsorted_segment_prod",
+    "unsorted_segment_sum",
+]
+
+_REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod": "prod"}
+
+
+def _reduced(kind: str, rows: Any, ids: Any, count: int, empty: Any) -> Any:
+    flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
+    known = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
+    flat, places = flat[known], ids.reshape(-1)[known].long()
+    if places.device.type == "cpu" and len(places) and int(places.max()) >= count:
+        raise InvalidArgumentError(f"There is no segment {int(places.max())} among {count}.")
+    start = flat.new_full((count, *flat.shape[1:]), empty)
+    if kind == "sum":
+        return start.index_add(0, places, flat)
+    index = places.reshape(-1, *[1] * (flat.dim() - 1)).expand_as(flat)
+    return start.scatter_reduce(0, index, flat, _REDUCTIONS[kind], include_self=False)
+
+
+def _extreme(dtype: torch.dtype, largest: bool) -> Any:
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return limits.max if largest else limits.min
+
+
+def _empty(kind: str, dtype: torch.dtype) -> Any:
+    """What a segment without rows has."""
+    if kind in ("max", "min"):
+        return _extreme(dtype, kind == "min")
+    return int(kind == "prod")
+
+
+def _unsorted(kind: str) -> Callable[..., Any]:
+    title = f"unsorted_segment_{kind}"
+
+    def apply(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+        def reduce(rows: Any, ids: Any, count: Any) -> Any:
+            return _reduced(kind, rows, ids, int(count), _empty(kind, rows.dtype))
+
+        rows, ids = tensor(data), tensor(segment_ids)
+        made = call(reduce, rows, ids, num_segments, name=name or title)
+
+        def known() -> Any:
+            if rows.shape is None or ids.shape is None:
+                return None
+            return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
+
+        return told(made, rows.dtype, known)
+
+    apply.__name__ = apply.__qualname__ = title
+    apply.__doc__ = f"The {kind} of the rows of each of `num_segments` segments, in any order."
+    return apply
+
+
+def _sorted(kind: str) -> Callable[..., Any]:
+    title = f"segment_{kind}"
+
+    def apply(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+        def reduce(rows: Any, ids: Any) -> Any:
+            if ids.device.type == "cpu" and bool((ids.diff() < 0).any() or (ids < 0).any()):
+                raise InvalidArgumentError(
+                    f"segment_ids of {title} must begin at 0 or above and not decrease; otherwise"
+                    f" use unsorted_{title}."
+                )
+            count = int(ids[-1]) + 1 if len(ids) else 0
+            return _reduced(kind, rows, ids, count, int(kind == "prod"))
+
+        rows = tensor(data)
+        made = call(reduce, rows, tensor(segment_ids), name=name or title)
+        return told(made, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
+
+    apply.__name__ = apply.__qualname__ = title
+    apply.__doc__ = f"The {kind} of the rows of each segment; their numbers do not decrease."
+    return apply
+
+
+segment_max = _sorted("max")
+segment_mean = _sorted("mean")
+segment_min = _sorted("min")
+segment_prod = _sorted("prod")
+segment_sum = _sorted("sum")
+unsorted_segment_max = _unsorted("max")
+unsorted_segment_mean = _unsorted("mean")
+unsorted_segment_min = _unsorted("min")
+unsorted_segment_prod = _unsorted("prod")
+unsorted_segment_sum = _unsorted("sum")

@@ -1,0 +1,50 @@
+"""`tf.test`: `TestCase` compares tensors and arrays, in eager mode and in graphs."""
+
+import unittest
+from typing import Any
+from unittest import mock as mock
+
+import torch
+
+from thalweg.tf.missing import attribute_of
+from thalweg.tf.test.case import TestCase as TestCase
+from thalweg.tf.test.case import temporary_folder as get_temp_dir
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the tests of the script, and exit; see `unittest.main`."""
+    unittest.main(argv=argv)
+
+
+def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+    """Whether torch has a GPU of CUDA.
+
+    Args:
+        cuda_only: Ignored: there are no others.
+        min_cuda_compute_capability: Optional. A pair of numbers that it has to have at least.
+    """
+    if not torch.cuda.is_available():
+        return False
+    least = min_cuda_compute_capability or (0, 0)
+    return torch.cuda.get_device_capability() >= tuple(least)
+
+
+def gpu_device_name() -> str:
+    """TensorFlow's name of the first GPU, "" if there is none."""
+    return "/device:GPU:0" if torch.cuda.is_available() else ""
+
+
+def is_built_with_cuda() -> bool:
+    """Whether torch was built with CUDA."""
+    return torch.version.cuda is not None
+
+
+is_built_with_gpu_support = is_built_with_cuda
+
+
+def is_built_with_rocm() -> bool:
+    """Whether torch was built with ROCm."""
+    return torch.version.hip is not None
+
+
+__getattr__ = attribute_of("test")

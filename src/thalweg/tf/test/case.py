@@ -1,0 +1,120 @@
+"""`tf.test.TestCase`: sessions for a test, and the assertions."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from thalweg import graph
+from thalweg.graph.session import Session
+from thalweg.running import executing_eagerly, get_default_session, thread
+from thalweg.tf.random import set_seed
+from thalweg.tf.test import values
+from thalweg.tf.test.comparing import Comparing
+
+_SEED = 87654321
+
+
+@functools.cache
+def temporary_folder() -> str:
+    """A folder for the files of tests, removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="thalweg-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class _Eager:
+    """What a test is given for a session in eager mode: what it runs has run."""
+
+    def run(self, fetches: Any, feed_dict: Any = None) -> Any:
+        """The values of eager tensors; ValueError if something is fed."""
+        if feed_dict:
+            raise ValueError("Nothing can be fed in eager mode.")
+        return values.computed(fetches)
+
+
+class TestCase(Comparing):
+    """A `unittest.TestCase` with sessions, and assertions about tensors.
+
+    Each test begins with a new default graph and the same random numbers.
+    """
+
+    _cached: Session | None = None
+
+    def setUp(self) -> None:
+        super().setUp()
+        random.seed(_SEED)
+        np.random.seed(_SEED)
+        if not thread.graphs:
+            graph.reset_default_graph()
+        set_seed(_SEED)
+
+    def tearDown(self) -> None:
+        cached, self._cached = self._cached, None
+        if cached is not None:
+            cached.close()
+        super().tearDown()
+
+    def get_temp_dir(self) -> str:
+        """A folder for the test's own files."""
+        return tempfile.mkdtemp(dir=temporary_folder())
+
+    def evaluate(self, tensors: Any) -> Any:
+        """The values of a nest of tensors, as arrays; in a graph by the default session, or
+        otherwise that of `cached_session`.
+        """
+        if not values.is_symbolic(tensors):
+            return values.computed(tensors)
+        session = get_default_session()
+        if session is not None:
+            return session.run(tensors)
+        with self.cached_session() as session:
+            return session.run(tensors)
+
+    @contextlib.contextmanager
+    def session(
+        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+    ) -> Iterator[Any]:
+        """A new session in the block, in which its graph is built; in eager mode one that has run
+        all that it is asked to run. All arguments but `graph` are ignored.
+        """
+        if graph is None and executing_eagerly():
+            yield _Eager()
+        else:
+            with Session(graph=graph) as made:
+                yield made
+
+    @contextlib.contextmanager
+    def cached_session(
+        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+    ) -> Iterator[Any]:
+        """The same session in all blocks of one test; otherwise as `session`.
+
+        Raises:
+            ValueError: A block before it had another graph.
+        """
+        if graph is None and self._cached is None and executing_eagerly():
+            yield _Eager()
+            return
+        if self._cached is None:
+            self._cached = Session(graph=graph)
+        if graph not in (None, self._cached.graph):
+            raise ValueError("The graph is not the one that the cached session was made with.")
+        with self._cached.graph.as_default(), self._cached.as_default():
+            yield self._cached
+
+    def test_session(
+        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+    ) -> contextlib.AbstractContextManager[Any]:
+        """`cached_session`, or `session` of a graph that is given."""
+        if self.id().endswith(".test_session"):
+            self.skipTest("It is no test, but has the name of one.")
+        return self.cached_session() if graph is None else self.session(graph)

@@ -1,0 +1,232 @@
+"""Assertions about arrays and tensors, as `tf.test.TestCase` has them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import unittest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.errors import ThalwegError
+from thalweg.tf.test import values
+from thalweg.variable import as_dtype
+
+# Tolerances by the kind of number: what `assertAllCloseAccordingToType` is given for each.
+_KINDS = {"float64": "", "float32": "float_", "float16": "half_", "bfloat16": "bfloat16_"}
+
+
+class Comparing(unittest.TestCase):
+    """The assertions; `evaluate` is that of a derived class."""
+
+    def evaluate(self, tensors: Any) -> Any:
+        """The values of tensors."""
+        raise NotImplementedError
+
+    def _array(self, value: Any) -> np.ndarray[Any, Any]:
+        return values.array(self.evaluate(value) if values.is_symbolic(value) else value)
+
+    def assertAllClose(
+        self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
+    ) -> None:
+        """All numbers of two nests, of the same structure and shapes, are within
+        `atol + rtol * abs(b)`; NaN is near NaN.
+        """
+        if isinstance(a, Mapping) or isinstance(b, Mapping):
+            self.assertEqual(set(a), set(b), msg)
+            for key in a:
+                self.assertAllClose(a[key], b[key], rtol, atol, msg)
+            return
+        try:
+            one, other = self._array(a), self._array(b)
+        except ValueError:  # arrays of different shapes in a list
+            one = other = np.array(None)
+        if object in (one.dtype, other.dtype):
+            self.assertEqual(len(a), len(b), msg)
+            for one, other in zip(a, b, strict=True):
+                self.assertAllClose(one, other, rtol, atol, msg)
+            return
+        self._same_shape(one, other, msg)
+        np.testing.assert_allclose(one, other, rtol, atol, equal_nan=True, err_msg=msg or "")
+
+    def assertAllCloseAccordingToType(
+        self,
+        a: Any,
+        b: Any,
+        rtol: float = 1e-6,
+        atol: float = 1e-6,
+        float_rtol: float = 1e-6,
+        float_atol: float = 1e-6,
+        half_rtol: float = 1e-3,
+        half_atol: float = 1e-3,
+        bfloat16_rtol: float = 1e-2,
+        bfloat16_atol: float = 1e-2,
+        msg: str | None = None,
+    ) -> None:
+        """As `assertAllClose`, with the widest tolerance of the dtypes of both."""
+        given = locals()
+        for value in (a, b):
+            prefix = _KINDS.get(_dtype_name(value), "")
+            rtol, atol = max(rtol, given[f"{prefix}rtol"]), max(atol, given[f"{prefix}atol"])
+        self.assertAllClose(a, b, rtol, atol, msg)
+
+    def assertNotAllClose(
+        self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
+    ) -> None:
+        """Some number is not near."""
+        try:
+            self.assertAllClose(a, b, rtol, atol)
+        except AssertionError:
+            return
+        self.fail(msg or "The two values are close at all elements.")
+
+    def assertAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
+        """Two arrays have the same shape and elements; NaN is equal to NaN."""
+        one, other = self._array(a), self._array(b)
+        self._same_shape(one, other, msg)
+        np.testing.assert_array_equal(one, other, err_msg=msg or "")
+
+    def assertNotAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
+        """Some element differs, or the shape does."""
+        try:
+            self.assertAllEqual(a, b)
+        except AssertionError:
+            return
+        self.fail(msg or "The two values are equal at all elements.")
+
+    def assertAllGreater(self, a: Any, comparison_target: Any) -> None:
+        """All elements are greater."""
+        self._all(a, lambda each: each > comparison_target, f"greater than {comparison_target}")
+
+    def assertAllGreaterEqual(self, a: Any, comparison_target: Any) -> None:
+        """No element is less."""
+        self._all(a, lambda each: each >= comparison_target, f"at least {comparison_target}")
+
+    def assertAllLess(self, a: Any, comparison_target: Any) -> None:
+        """All elements are less."""
+        self._all(a, lambda each: each < comparison_target, f"less than {comparison_target}")
+
+    def assertAllLessEqual(self, a: Any, comparison_target: Any) -> None:
+        """No element is greater."""
+        self._all(a, lambda each: each <= comparison_target, f"at most {comparison_target}")
+
+    def assertAllInRange(
+        self,
+        target: Any,
+        lower_bound: Any,
+        upper_bound: Any,
+        open_lower_bound: bool = False,
+        open_upper_bound: bool = False,
+    ) -> None:
+        """All elements are between the bounds, or equal to one that is not open."""
+        (self.assertAllGreater if open_lower_bound else self.assertAllGreaterEqual)(
+            target, lower_bound
+        )
+        (self.assertAllLess if open_upper_bound else self.assertAllLessEqual)(target, upper_bound)
+
+    def assertAllInSet(self, target: Any, expected_set: Any) -> None:
+        """All elements are among those expected."""
+        wanted = list(expected_set)
+        self._all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
+
+    def assertNear(self, f1: Any, f2: Any, err: Any, msg: str | None = None) -> None:
+        """Two numbers differ by at most `err`."""
+        one, other = self._array(f1).item(), self._array(f2).item()
+        near = one == other or abs(one - other) <= err
+        self.assertTrue(near, f"{one} != {other} +/- {err}{f' ({msg})' if msg else ''}")
+
+    def assertArrayNear(self, farray1: Any, farray2: Any, err: Any, msg: str | None = None) -> None:
+        """Two lists of numbers are as long, and differ by at most `err` at each place."""
+        self.assertEqual(len(farray1), len(farray2), msg)
+        for one, other in zip(farray1, farray2, strict=True):
+            self.assertNear(one, other, err, msg)
+
+    def assertNDArrayNear(
+        self, ndarray1: Any, ndarray2: Any, err: Any, msg: str | None = None
+    ) -> None:
+        """The norm of the difference is less than `err`."""
+        norm = np.linalg.norm(self._array(ndarray1) - self._array(ndarray2))
+        self.assertTrue(norm < err, msg or f"The norm of the difference, {norm}, is not < {err}.")
+
+    def assertShapeEqual(self, input_a: Any, input_b: Any, msg: str | None = None) -> None:
+        """An array or tensor has the shape that the other has."""
+        self.assertEqual(_shape(input_a), _shape(input_b), msg)
+
+    def assertDTypeEqual(self, target: Any, expected_dtype: Any) -> None:
+        """An array, a tensor, or each of a list of them, has the dtype."""
+        each = target if isinstance(target, list | tuple) else [target]
+        for value in each:
+            self.assertEqual(_dtype_name(value), str(as_dtype(expected_dtype)).split(".")[-1])
+
+    def assertStartsWith(self, actual: str, expected_start: str, msg: str | None = None) -> None:
+        """A text begins so."""
+        self.assertTrue(
+            actual.startswith(expected_start), msg or f"{actual!r} begins otherwise than expected."
+        )
+
+    def assertEmpty(self, container: Any, msg: str | None = None) -> None:
+        """It has no elements."""
+        self.assertEqual(len(container), 0, msg)
+
+    def assertNotEmpty(self, container: Any, msg: str | None = None) -> None:
+        """It has elements."""
+        self.assertNotEqual(len(container), 0, msg)
+
+    def assertLen(self, container: Any, expected_len: int, msg: str | None = None) -> None:
+        """It has so many elements."""
+        self.assertEqual(len(container), expected_len, msg)
+
+    def assertItemsEqual(self, first: Any, second: Any, msg: str | None = None) -> None:
+        """`assertCountEqual`."""
+        self.assertCountEqual(first, second, msg)
+
+    @contextlib.contextmanager
+    def assertRaisesWithPredicateMatch(
+        self, exception_type: Any, expected_err_re_or_predicate: str | Callable[[Any], bool]
+    ) -> Iterator[None]:
+        """The block raises such an error, whose message has the expression in it, or of which the
+        predicate is true.
+        """
+        wanted = expected_err_re_or_predicate
+        try:
+            yield
+        except exception_type as error:
+            found = wanted(error) if callable(wanted) else re.search(wanted, str(error))
+            if not found:
+                raise AssertionError(f"It is another {type(error).__name__}: {error}") from error
+        else:
+            self.fail(f"{exception_type} was not raised.")
+
+    def assertRaisesOpError(
+        self, expected_err_re_or_predicate: str | Callable[[Any], bool]
+    ) -> contextlib.AbstractContextManager[None]:
+        """The block raises an error of thalweg or torch; see `assertRaisesWithPredicateMatch`."""
+        kinds = (ThalwegError, RuntimeError, IndexError, TypeError)
+        return self.assertRaisesWithPredicateMatch(kinds, expected_err_re_or_predicate)
+
+    def _same_shape(self, one: Any, other: Any, msg: str | None) -> None:
+        self.assertEqual(
+            one.shape, other.shape, msg or f"Shape mismatch: {one.shape}, not {other.shape}."
+        )
+
+    def _all(self, target: Any, holds: Callable[[Any], Any], what: str) -> None:
+        found = self._array(target)
+        bad = found[~np.asarray(holds(found))]
+        self.assertEqual(bad.size, 0, f"{bad.size} elements are not {what}, such as {bad[:5]}.")
+
+
+def _dtype_name(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None and isinstance(value, Sequence) and len(value):
+        return _dtype_name(value[0])
+    if dtype is None:
+        dtype = np.asarray(value).dtype
+    return str(dtype).split(".")[-1] if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+
+
+def _shape(value: Any) -> tuple[int | None, ...]:
+    shape = getattr(value, "shape", None)
+    return tuple(np.shape(value) if shape is None else shape)

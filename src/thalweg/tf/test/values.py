@@ -1,0 +1,36 @@
+"""From what a test is given to arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg import graph
+from thalweg.graph.exchange import exported
+from thalweg.graph.nest import leaves_of, mapped
+from thalweg.variable import tensor_of
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a session has to compute the value, or a part of it."""
+    kinds = graph.SymbolicTensor | graph.SymbolicSlices | graph.Operation
+    return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
+
+
+def computed(value: Any) -> Any:
+    """The same nest, with arrays for tensors of eager mode; what can be called is called."""
+    if callable(value) and not isinstance(value, torch.Tensor):
+        value = value()
+    return mapped(lambda leaf: exported(tensor_of(leaf)), value)
+
+
+def array(value: Any) -> np.ndarray[Any, Any]:
+    """Numbers as an array; those of a dtype that NumPy lacks as float32."""
+    if isinstance(value, list | tuple):
+        return np.array([array(each) for each in value])
+    value = tensor_of(value)
+    if isinstance(value, torch.Tensor):
+        value = exported(value.float() if value.dtype == torch.bfloat16 else value)
+    return np.asarray(value)

@@ -1,0 +1,12 @@
+"""`tf.version`: which TensorFlow this is like, for code that asks before it chooses a name.
+
+2.16 is the first release whose `tf.keras` is Keras 3, as it is here; the optimizers of the releases
+before it, which code then looks for in `tf.keras.optimizers.legacy`, are there. 1.15, which
+`tf.compat.v1` names, is the last of TensorFlow 1. Thalweg's own version is `thalweg.__version__`.
+"""
+
+import thalweg
+
+VERSION = "2.16.0"
+GIT_VERSION = f"thalweg-{thalweg.__version__}"
+COMPILER_VERSION = ""

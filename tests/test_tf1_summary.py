@@ -1,0 +1,136 @@
+"""`tf.summary`: what is in the files, as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import thalweg.tf as newer
+import thalweg.tf.compat.v1 as tf
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture
+def graph() -> Iterator[tf.Graph]:
+    with tf.Graph().as_default() as made:
+        yield made
+
+
+def events(folder: Path) -> list[Any]:
+    """What lies in the files of a folder by time, but for the version that each begins with."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
+    found = []
+    for path in sorted(folder.iterdir()):
+        loaded = [newer.Event.FromString(each) for each in RawEventFileLoader(str(path)).Load()]
+        found += [event for event in loaded if not event.file_version]
+    return sorted(found, key=lambda event: event.wall_time)
+
+
+def test_summaries_are_written_with_their_steps(graph: Any, tmp_path: Path) -> None:
+    x = tf.placeholder(tf.float32, [], name="x")
+    tf.summary.scalar("loss", x)
+    tf.summary.scalar("half", x / 2, collections=["other"])
+    tf.summary.text("words", ["one", "two"])
+    merged, other = tf.summary.merge_all(), tf.summary.merge_all("other")
+    with tf.Session() as session, tf.summary.FileWriter(tmp_path, session.graph) as writer:
+        for step in range(2):
+            writer.add_summary(session.run(merged, {x: step + 1.5}), step)
+        writer.add_summary(session.run(other, {x: 3}), session.run(tf.constant(7)))
+        own = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
+        writer.add_summary(own, 8)
+    described, *rest = events(tmp_path)
+    told = [(event.step, value.tag) for event in rest for value in event.summary.value]
+    assert told == [
+        *((step, tag) for step in range(2) for tag in ("loss", "words")),
+        (7, "half"),
+        (8, "own"),
+    ]
+    values = [event.summary.value[0].simple_value for event in rest]
+    assert values == [1.5, 2.5, 1.5, 4]
+    assert list(rest[0].summary.value[1].tensor.string_val) == [b"one", b"two"]
+    nodes = {node.name: node for node in newer.GraphDef.FromString(described.graph_def).node}
+    assert nodes["x"].op == "Placeholder"
+    assert list(nodes["loss/loss"].input) == ["x"]
+
+
+def test_a_closed_writer_writes_nothing_until_it_is_reopened(tmp_path: Path) -> None:
+    writer = tf.summary.FileWriter(str(tmp_path), filename_suffix=".a")
+    assert writer.get_logdir() == str(tmp_path)
+    own = tf.Summary(value=[tf.Summary.Value(tag="own", simple_value=4.0)])
+    writer.add_summary(own.SerializeToString(), 1)
+    writer.flush()
+    assert len(events(tmp_path)) == 1
+    writer.close()
+    writer.close()
+    writer.add_summary(own, 2)
+    writer.flush()
+    writer.reopen()
+    writer.add_summary(own, 3)
+    writer.close()
+    assert [event.step for event in events(tmp_path)] == [1, 3]
+
+
+def test_one_writer_for_each_folder(tmp_path: Path) -> None:
+    cache = tf.summary.FileWriterCache
+    first, other = cache.get(tmp_path), cache.get(tmp_path / "other")
+    assert cache.get(tmp_path) is first is not other
+    cache.clear()
+    assert cache.get(tmp_path) is not first
+    cache.clear()
+
+
+def test_no_summaries_are_none(graph: Any) -> None:
+    assert tf.summary.merge_all() is None
+
+
+def test_what_a_summary_refuses(graph: Any, tmp_path: Path) -> None:
+    with tf.Session() as session:
+        one = tf.summary.scalar("a", 1.0)
+        with pytest.raises(ValueError, match="Duplicate tag a"):
+            session.run(tf.summary.merge([one, one]))
+        with pytest.raises(ValueError, match=r"of a scalar, not of shape \(2,\)"):
+            session.run(tf.summary.scalar("b", [1.0, 2.0]))
+        with pytest.raises(ValueError, match="NaN or infinite in the summary of 'c'"):
+            session.run(tf.summary.histogram("c", [1.0, float("nan")]))
+        with pytest.raises(ValueError, match="summary of 'd' is of images"):
+            session.run(tf.summary.image("d", tf.ones([2, 3, 4, 2])))
+    with tf.summary.FileWriter(tmp_path) as writer, pytest.raises(TypeError, match="not float"):
+        writer.add_summary(1.0)
+    with pytest.raises(TypeError, match="merge takes summaries"):
+        tf.summary.merge([b""])
+
+
+def test_summaries_belong_to_a_graph() -> None:
+    with pytest.raises(RuntimeError, match="SummaryWriter"):
+        tf.summary.scalar("a", 1.0)
+    with pytest.raises(RuntimeError, match="SummaryWriter"):
+        tf.summary.merge_all()
+
+
+def test_it_is_said_that_tensorboard_is_missing(
+    graph: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for use in (lambda: tf.summary.scalar("a", 1.0), lambda: tf.summary.FileWriter(tmp_path)):
+        with pytest.raises(ModuleNotFoundError, match=r"thalweg\[summary\]"):
+            use()
+
+
+def test_a_loss_that_is_trained_has_its_summary(graph: Any) -> None:
+    w = tf.Variable([3.0, 4.0])
+    loss = tf.reduce_sum(w * w)
+    merged = tf.summary.merge([tf.summary.scalar("loss", loss), tf.summary.histogram("w", w)])
+    train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        written, _ = session.run([merged, train])
+    (found, _) = tf.Summary.FromString(written).value
+    assert (found.tag, found.simple_value) == ("loss", 25.0)

@@ -1,0 +1,304 @@
+"""`tf.data`: datasets in eager mode, and iterators in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf as tf
+import thalweg.tf.compat.v1 as v1
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+
+Dataset = tf.data.Dataset
+
+
+def count(end: int) -> Callable[[], Iterator[int]]:
+    return lambda: iter(range(end))
+
+
+# name: (the dataset, its elements as lists)
+DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
+    "range": (lambda: Dataset.range(1, 7, 2), [1, 3, 5]),
+    "slices of a list": (
+        lambda: Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]]), [[1, 2], [3, 4]],
+    ),
+    "slices of a pair": (
+        lambda: Dataset.from_tensor_slices((np.arange(2), [5.0, 6.0])), [(0, 5), (1, 6)],
+    ),
+    "slices of a dict": (
+        lambda: Dataset.from_tensor_slices({"a": [1, 2], "b": ([3, 4],)}),
+        [{"a": 1, "b": (3,)}, {"a": 2, "b": (4,)}],
+    ),
+    "one tensor": (lambda: Dataset.from_tensors([1, 2]), [[1, 2]]),
+    "generator": (lambda: Dataset.from_generator(count(3), tf.int64), [0, 1, 2]),
+    "generator of pairs": (
+        lambda: Dataset.from_generator(
+            lambda n: ((i, [i, i]) for i in range(n)), (tf.int32, tf.float32), ((), (2,)), args=(2,)
+        ),
+        [(0, [0, 0]), (1, [1, 1])],
+    ),
+    "generator with a signature": (
+        lambda: Dataset.from_generator(count(2), output_signature=tf.TensorSpec((), tf.int32)),
+        [0, 1],
+    ),
+    "zip of a tuple": (
+        lambda: Dataset.zip((Dataset.range(3), Dataset.range(5, 7))), [(0, 5), (1, 6)],
+    ),
+    "zip of several": (lambda: Dataset.zip(Dataset.range(1), Dataset.range(1)), [(0, 0)]),
+    "concatenate": (lambda: Dataset.range(2).concatenate(Dataset.range(1)), [0, 1, 0]),
+    "map": (lambda: Dataset.range(3).map(lambda x: x * 2), [0, 2, 4]),
+    "map of a tuple": (
+        lambda: Dataset.range(2).enumerate(5).map(lambda i, x: (x, i), num_parallel_calls=4),
+        [(0, 5), (1, 6)],
+    ),
+    "map to an array": (lambda: Dataset.range(2).map(lambda x: np.ones(2) * 3), [[3, 3], [3, 3]]),
+    "filter": (lambda: Dataset.range(5).filter(lambda x: x % 2 == 0), [0, 2, 4]),
+    "take": (lambda: Dataset.range(5).take(2), [0, 1]),
+    "take all": (lambda: Dataset.range(3).take(-1), [0, 1, 2]),
+    "skip": (lambda: Dataset.range(5).skip(3), [3, 4]),
+    "skip all": (lambda: Dataset.range(3).skip(-1), []),
+    "shard": (lambda: Dataset.range(5).shard(2, 1), [1, 3]),
+    "batch": (lambda: Dataset.range(5).batch(2), [[0, 1], [2, 3], [4]]),
+    "whole batches": (lambda: Dataset.range(5).batch(2, drop_remainder=True), [[0, 1], [2, 3]]),
+    "batch of pairs": (
+        lambda: Dataset.range(3).enumerate().batch(2), [([0, 1], [0, 1]), ([2], [2])],
+    ),
+    "repeat": (lambda: Dataset.range(2).repeat(2), [0, 1, 0, 1]),
+    "repeat without end": (lambda: Dataset.range(2).repeat().take(5), [0, 1, 0, 1, 0]),
+    "repeat of nothing": (lambda: Dataset.range(0).repeat(), []),
+    "cache": (lambda: Dataset.range(2).cache().repeat(2), [0, 1, 0, 1]),
+    "prefetch": (lambda: Dataset.range(2).prefetch(tf.data.AUTOTUNE), [0, 1]),
+    "apply": (lambda: Dataset.range(2).apply(lambda x: x.skip(1)), [1]),
+}  # fmt: skip
+
+
+def listed(element: Any) -> Any:
+    if isinstance(element, dict):
+        return {key: listed(each) for key, each in element.items()}
+    if isinstance(element, tuple):
+        return tuple(map(listed, element))
+    return np.asarray(element).tolist()
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_in_eager_mode(name: str) -> None:
+    make, expected = DATASETS[name]
+    dataset = make()
+    for _ in range(2):  # a second pass is like the first
+        assert [listed(x) for x in dataset.as_numpy_iterator()] == expected
+    assert [listed(x) for x in dataset] == expected
+    assert dataset.cardinality() in (len(expected), -2)
+    assert (dataset.cardinality() == -2) == (name.split()[0] in ("generator", "filter"))
+
+
+def test_endless_datasets_have_no_length() -> None:
+    assert (bool(Dataset.range(0)), len(Dataset.range(3).repeat(2))) == (True, 6)
+    for dataset in (Dataset.range(3).repeat(), Dataset.range(3).filter(bool)):
+        assert dataset.batch(2).cardinality() < 0
+        with pytest.raises(TypeError, match="no end"):
+            len(dataset)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_in_a_graph(name: str) -> None:
+    make, expected = DATASETS[name]
+    with tf.Graph().as_default(), v1.Session() as session:
+        following = make().make_one_shot_iterator().get_next()
+        assert [listed(session.run(following)) for _ in expected] == expected
+        with pytest.raises(OutOfRangeError, match="End of sequence"):
+            session.run(following)
+
+
+# name: (the dataset, shapes and dtypes as text)
+SPECS: dict[str, tuple[Callable[[], Any], str]] = {
+    "rows": (
+        lambda: Dataset.from_tensor_slices(np.ones((4, 3), "f4")), "(3,) torch.float32",
+    ),
+    "batch": (lambda: Dataset.range(5).batch(2), "(None,) torch.int64"),
+    "whole batches": (lambda: Dataset.range(5).batch(2, True), "(2,) torch.int64"),
+    "map of a batch": (
+        lambda: Dataset.from_tensor_slices(np.ones((4, 3), "f4")).batch(2).map(lambda x: x @ x.T),
+        "(None, None) torch.float32",
+    ),
+    "map by arrays": (lambda: Dataset.range(2).map(lambda x: np.float32(x)), "None torch.float32"),
+    "generator": (
+        lambda: Dataset.from_generator(count(1), tf.float32, [None, 2]), "(None, 2) torch.float32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_known_of_elements(name: str) -> None:
+    make, expected = SPECS[name]
+    spec = make().element_spec
+    assert f"{None if spec.shape is None else tuple(spec.shape)} {spec.dtype}" == expected
+
+
+def test_cache_makes_each_element_once() -> None:
+    made: list[int] = []
+
+    def note(x: Any) -> Any:
+        made.append(int(x))
+        return x
+
+    dataset = Dataset.range(3).map(note).cache()
+    assert [len(list(dataset)) for _ in range(3)] == [3, 3, 3]
+    assert made == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 100])
+def test_shuffle_gives_each_element_once(size: int) -> None:
+    orders = [listed(torch.stack(list(Dataset.range(10).shuffle(size, seed=1)))) for _ in range(2)]
+    assert sorted(orders[0]) == list(range(10))
+    assert orders[0] == orders[1]
+    assert (orders[0] == list(range(10))) == (size == 1)
+    assert all(x < place + size for place, x in enumerate(orders[0]))
+
+
+def test_shuffle_has_another_order_in_each_pass_unless_told() -> None:
+    again, fixed = (
+        [listed(x) for x in Dataset.range(20).shuffle(20, reshuffle_each_iteration=each).repeat(2)]
+        for each in (None, False)
+    )
+    assert again[:20] != again[20:]
+    assert fixed[:20] == fixed[20:]
+    assert sorted(again[:20]) == sorted(again[20:]) == list(range(20))
+
+
+def test_shuffle_follows_the_seed_of_all_random_numbers() -> None:
+    orders = []
+    for _ in range(2):
+        tf.random.set_seed(3)
+        orders.append([int(x) for x in Dataset.range(20).shuffle(20)])
+    assert orders[0] == orders[1]
+
+
+def test_an_iterator_is_fed_when_it_is_initialized() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2])
+        y = v1.placeholder(tf.int64, [None])
+        dataset = Dataset.from_tensor_slices((x, y)).repeat(2).batch(4)
+        iterator = v1.data.make_initializable_iterator(dataset)
+        rows, labels = iterator.get_next()
+        assert (rows.shape.as_list(), labels.dtype) == ([None, 2], torch.int64)
+        total = tf.reduce_sum(rows)
+        with pytest.raises(FailedPreconditionError, match="has not been initialized"):
+            session.run(total)
+        for scale in (1.0, 10.0):  # it begins anew, with other values
+            feeds = {x: scale * np.ones((3, 2)), y: [0, 1, 2]}
+            session.run(iterator.initializer, feeds)
+            got = [session.run([total, labels]) for _ in range(2)]
+            assert [(a, b.tolist()) for a, b in got] == [
+                (8 * scale, [0, 1, 2, 0]), (4 * scale, [1, 2]),
+            ]  # fmt: skip
+
+
+def test_one_iterator_reads_several_datasets() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        train, test = Dataset.range(2), Dataset.range(10, 12)
+        iterator = tf.data.Iterator.from_structure(train.output_types, train.output_shapes)
+        following = iterator.get_next()
+        begins = [iterator.make_initializer(each) for each in (train, test, train)]
+        got = []
+        for begin in begins:
+            session.run(begin)
+            got += [int(session.run(following)) for _ in range(2)]
+        assert got == [0, 1, 10, 11, 0, 1]
+        with pytest.raises(FailedPreconditionError, match="does not have an initializer"):
+            _ = iterator.initializer
+
+
+def test_training_reads_one_batch_in_each_run() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        rows = np.arange(8, dtype="f4").reshape(4, 2)
+        x = Dataset.from_tensor_slices(rows).batch(2).make_one_shot_iterator().get_next()
+        w = v1.get_variable("w", [2, 1], initializer=tf.ones_initializer())
+        loss = tf.reduce_sum(tf.matmul(x, w))
+        step = v1.train.GradientDescentOptimizer(1.0).minimize(loss)
+        session.run(v1.global_variables_initializer())
+        assert session.run([loss, step])[0] == 6  # the loss is that of before the step
+        np.testing.assert_array_equal(session.run(w), 1 - rows[:2].sum(0)[:, None])
+        assert session.run([loss, step])[0] == (rows[2:] @ (1 - rows[:2].sum(0))).sum()
+
+
+def test_sessions_are_at_places_of_their_own() -> None:
+    with tf.Graph().as_default():
+        following = Dataset.range(3).make_one_shot_iterator().get_next()
+        one, other = v1.Session(), v1.Session()
+        assert [int(s.run(following)) for s in (one, one, other, one)] == [0, 1, 0, 2]
+
+
+def test_the_end_of_the_data_ends_a_monitored_session() -> None:
+    with tf.Graph().as_default():
+        following = Dataset.range(3).make_one_shot_iterator().get_next()
+        got = []
+        with v1.train.MonitoredTrainingSession() as session:
+            while not session.should_stop():
+                got.append(int(session.run(following)))
+        assert got == [0, 1, 2]
+
+
+def test_eager_iterators_have_the_names_of_both_versions() -> None:
+    iterator = v1.data.make_one_shot_iterator(Dataset.range(2))
+    assert (int(iterator.get_next()), int(next(iterator))) == (0, 1)
+    assert iterator.element_spec.dtype is torch.int64
+    with pytest.raises(OutOfRangeError, match="End of sequence"):
+        iterator.get_next()
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+# name: (what is refused, the error, a part of the message)
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "rows": (
+        lambda: list(Dataset.from_tensor_slices(([1], [1, 2]))), InvalidArgumentError,
+        r"as many rows, not \[1, 2\]",
+    ),
+    "batch of 0": (lambda: Dataset.range(1).batch(0), InvalidArgumentError, "greater than zero"),
+    "buffer of 0": (lambda: Dataset.range(1).shuffle(0), InvalidArgumentError, "greater than zero"),
+    "file": (lambda: Dataset.range(1).cache("/tmp/x"), NotImplementedError, "in memory only"),
+    "no function": (lambda: Dataset.from_generator([1], tf.int32), TypeError, "callable"),
+    "no dtypes": (lambda: Dataset.from_generator(count(1)), TypeError, "output_types"),
+    "eager initializer": (
+        lambda: Dataset.range(1).make_initializable_iterator(), FailedPreconditionError, "graphs",
+    ),
+    "name": (lambda: Dataset.range(1).interleave, AttributeError, "use from_generator"),
+    "slip": (lambda: Dataset.range(1).bacth, AttributeError, "Did you mean 'batch'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_a_dataset_is_not_iterated_while_a_graph_is_built() -> None:
+    with tf.Graph().as_default(), pytest.raises(FailedPreconditionError, match="one_shot"):
+        list(Dataset.range(2))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras, which calls NumPy
+def test_keras_trains_on_a_dataset() -> None:
+    pytest.importorskip("keras", reason="Keras 3 is not installed")
+    rows, labels = np.eye(4, dtype="f4"), np.arange(4, dtype="f4")[:, None]
+    pairs = Dataset.from_tensor_slices((rows, labels)).batch(2)
+    models = []
+    for given in ((pairs,), (rows, labels)):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile("sgd", loss="mse")
+        model.fit(*given, epochs=2, batch_size=None if len(given) == 1 else 2, shuffle=False,
+                  validation_data=pairs, verbose=0)  # fmt: skip
+        models.append(model)
+    one, other = models
+    predicted = [model.predict(rows, verbose=0) for model in models]
+    np.testing.assert_array_equal(*predicted)
+    assert one.evaluate(pairs, verbose=0) == other.evaluate(rows, labels, batch_size=2, verbose=0)
+    alone = Dataset.from_tensor_slices(rows).batch(2)
+    np.testing.assert_array_equal(one.predict(alone, verbose=0), one.predict(rows, verbose=0))
+    model.fit(pairs.repeat(), steps_per_epoch=3, verbose=0)

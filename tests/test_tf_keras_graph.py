@@ -1,0 +1,248 @@
+"""Layers and models of Keras in graphs: the numbers of eager mode, and values for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf.compat.v1 as tf
+from sessions import initialized
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.running import eagerly
+from thalweg.tf import keras
+
+pytest.importorskip("keras", reason="Keras 3 is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("graph"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+K = keras.backend
+ROWS = np.array([[0, 2], [1, 2], [2, 2]], np.int32)
+NUMBERS = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+LABELS = np.array([[1.0], [-1.0], [0.5]], np.float32)
+
+
+def small() -> Any:
+    """A functional model of two inputs."""
+    rows, numbers = keras.layers.Input((2,), dtype="int32"), keras.layers.Input((4,))
+    table = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(rows))
+    hidden = keras.layers.Dense(3, activation="tanh")(numbers)
+    joined = keras.layers.Concatenate()([table, hidden])
+    return keras.models.Model([rows, numbers], keras.layers.Dense(1)(joined))
+
+
+def distance(found: Any, labels: Any) -> Any:
+    return tf.reduce_mean(tf.square(found - labels))
+
+
+def v1_minimize(model: Any, loss: Any) -> Any:
+    return tf.train.AdamOptimizer(0.1).minimize(loss, var_list=model.trainable_variables)
+
+
+def v1_apply(model: Any, loss: Any) -> Any:
+    variables = model.trainable_variables
+    pairs = zip(tf.gradients(loss, variables), variables, strict=True)
+    return tf.train.AdamOptimizer(0.1).apply_gradients(pairs)
+
+
+def keras_minimize(model: Any, loss: Any) -> Any:
+    return keras.optimizers.Adam(0.1).minimize(loss, model.trainable_variables)
+
+
+def keras_apply(model: Any, loss: Any) -> Any:
+    optimizer, variables = keras.optimizers.Adam(0.1), model.trainable_variables
+    gradients = optimizer.get_gradients(loss, variables)
+    return optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+
+@pytest.mark.parametrize("train", [v1_minimize, v1_apply, keras_minimize, keras_apply])
+def test_a_session_trains_as_eager_mode_does(train: Callable[..., Any]) -> None:
+    model = small()
+    labels = tf.placeholder(tf.float32, [None, 1])
+    loss = distance(model.outputs[0], labels)
+    step = train(model, loss)
+    session, losses = initialized(), []
+    feeds = {model.inputs[0]: ROWS, model.inputs[1]: NUMBERS, labels: LABELS}
+    for _ in range(4):
+        losses.append(session.run([loss, step], feeds)[0])
+    expected: list[float] = []
+
+    def compute() -> Any:
+        found = distance(model([torch.tensor(ROWS), torch.tensor(NUMBERS)]), torch.tensor(LABELS))
+        expected.append(found.item())
+        return found
+
+    is_v1 = train in (v1_minimize, v1_apply)
+    optimizer: Any = (tf.train.AdamOptimizer if is_v1 else keras.optimizers.Adam)(0.1)
+    with eagerly():
+        for _ in range(4):
+            optimizer.minimize(compute, var_list=model.trainable_variables)
+    np.testing.assert_array_equal(losses, np.array(expected, np.float32))
+    for ours, theirs in zip(session.run(model.variables), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert losses[-1] < losses[0]
+
+
+def test_what_a_model_is_in_a_graph() -> None:
+    source = keras.layers.Input((4,), name="numbers")
+    model = keras.models.Model(source, keras.layers.Dense(2, name="last")(source))
+    found = tf.identity(model.outputs[0], name="found")
+    assert (found.dtype, tuple(found.shape)) == (torch.float32, (None, 2))
+    assert [v.name for v in tf.trainable_variables()] == ["last/kernel:0", "last/bias:0"]
+    K.set_session(None)
+    session = K.get_session()  # initializes variables of Keras
+    tf.get_default_graph().finalize()  # no second call, no second placeholder
+    np.testing.assert_array_equal(
+        session.run(model.outputs[0], {model.inputs[0]: NUMBERS}),
+        session.run(found, {"numbers:0": NUMBERS}),
+    )
+
+
+class Twice(keras.Model):
+    """A model without inputs of its own, whose layers are built as it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return {"once": self.dense(inputs), "twice": (2 * self.dense(inputs), inputs)}
+
+
+def test_a_model_that_is_called_on_a_placeholder() -> None:
+    x = tf.placeholder(tf.float32, [None, 4])
+    model = Twice()
+    found = model(x)
+    assert tuple(found["once"].shape) == (None, 2)
+    kernel, bias = model.trainable_variables
+    by_x, by_kernel = tf.gradients(found["twice"][0], [x, kernel])
+    values = initialized().run([found, by_x, by_kernel], {x: NUMBERS})
+    expected = NUMBERS @ kernel.numpy() + bias.numpy()
+    np.testing.assert_allclose(values[0]["once"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(values[0]["twice"][0], 2 * values[0]["once"])
+    np.testing.assert_array_equal(values[0]["twice"][1], NUMBERS)
+    np.testing.assert_allclose(values[1][0], 2 * kernel.numpy().sum(1), rtol=1e-5)
+    np.testing.assert_allclose(values[2][:, 0], 2 * NUMBERS.sum(0), rtol=1e-5)
+
+
+def test_each_session_has_its_values_and_each_graph_its_symbols() -> None:
+    model = small()
+    before = model.get_weights()
+    kernel = model.trainable_variables[1]
+    loss = keras.ops.sum(model.outputs[0])
+    step = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+    feeds = dict(zip(model.inputs, (ROWS, NUMBERS), strict=True))
+    one, two = initialized(), initialized()
+    one.run(step, feeds)
+    assert one.run(loss, feeds) < two.run(loss, feeds)
+    assert not np.array_equal(*(session.run(kernel) for session in (one, two)))
+    for ours, first in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, first)
+    with tf.Graph().as_default():
+        again = tf.identity(loss)
+        assert initialized().run(again, feeds) == two.run(loss, feeds)
+        with pytest.raises(InvalidArgumentError, match="not an element of this graph"):
+            tf.get_default_graph().as_graph_element(one.graph.symbol_of(loss))
+
+
+def test_what_a_layer_keeps_is_kept_by_each_session() -> None:
+    x = tf.placeholder(tf.float32, [None, 4])
+    layer = keras.layers.BatchNormalization(momentum=0.5)
+    normalized = layer(x, training=True)
+    moving = layer.moving_mean
+    one, two = initialized(), initialized()
+    for _ in range(2):
+        one.run(normalized, {x: NUMBERS})
+    np.testing.assert_allclose(one.run(moving), 0.75 * NUMBERS.mean(0), rtol=1e-5)
+    np.testing.assert_array_equal(two.run(moving), np.zeros(4))
+    np.testing.assert_array_equal(moving.numpy(), np.zeros(4))
+    np.testing.assert_allclose(one.run(normalized, {x: NUMBERS}).mean(0), 0, atol=1e-6)
+    still = layer(x)
+    expected = (NUMBERS - one.run(moving)) / np.sqrt(one.run(layer.moving_variance) + 1e-3)
+    np.testing.assert_allclose(one.run(still, {x: NUMBERS}), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_draws_anew_in_each_run() -> None:
+    dropped = keras.layers.Dropout(0.5)(tf.ones([1, 100]), training=True)
+    session = initialized()
+    first, second = session.run(dropped), session.run(dropped)
+    assert set(np.unique(first)) == {0.0, 2.0}
+    assert not np.array_equal(first, second)
+
+
+def test_masks_pass_from_layer_to_layer() -> None:
+    rows = keras.layers.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(3, 2, mask_zero=True)
+    means = keras.layers.GlobalAveragePooling1D()(table(rows))
+    tf.identity(means)
+    found = initialized().run(means, {rows: ROWS})
+    np.testing.assert_array_equal(found[0], table.get_weights()[0][2])
+
+
+def test_operators_between_outputs_and_symbols() -> None:
+    source = keras.layers.Input((4,))
+    doubled = 2 * source
+    x = tf.placeholder(tf.float32, [3, 4])
+    found = [doubled - x, x - doubled, doubled / x, doubled < x, tf.maximum(x, doubled)]
+    values = tf.Session().run(found, {source: NUMBERS, x: NUMBERS})
+    np.testing.assert_array_equal(values[0], NUMBERS)
+    np.testing.assert_array_equal(values[1], -NUMBERS)
+    np.testing.assert_array_equal(values[2], np.full((3, 4), 2))
+    np.testing.assert_array_equal(values[3], NUMBERS < 0)
+    np.testing.assert_array_equal(values[4], np.maximum(NUMBERS, 2 * NUMBERS))
+
+
+def test_a_model_that_is_first_met_in_a_branch_is_outside_of_it() -> None:
+    source = keras.layers.Input((4,))
+    output = keras.layers.Dense(1)(source)
+    choice = tf.placeholder(tf.bool, [])
+    chosen = tf.cond(choice, lambda: tf.identity(output), lambda: tf.zeros([3, 1]))
+    whole = tf.identity(output)
+    session = initialized()
+    values = session.run([chosen, whole], {choice: True, source: NUMBERS})
+    np.testing.assert_array_equal(*values)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no layer's output": (
+        lambda: tf.gradients(keras.KerasTensor((1,)), []),
+        "the output of no layer. Make inputs with tf.keras.Input",
+    ),
+    "unknown rank": (
+        lambda: keras.layers.Dense(1)(tf.placeholder(tf.float32)),
+        "needs the dtype and the number of dimensions of 'Placeholder:0'",
+    ),
+    "a loss of Keras of a graph's tensor": (
+        lambda: keras.losses.MeanSquaredError()(tf.ones([2, 1]), tf.ones([2, 1])),
+        "no value until a session runs it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_is_refused(case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(InvalidTypeError, match=message):
+        call()
+
+
+def test_an_input_that_is_not_fed_is_named() -> None:
+    source = keras.layers.Input((4,), name="numbers_not_fed")
+    total = tf.reduce_sum(keras.layers.Dense(1)(source))
+    with pytest.raises(
+        InvalidArgumentError, match=r"feed a value for placeholder.*numbers_not_fed"
+    ):
+        initialized().run(total)
+
+
+def test_eager_mode_is_as_it_was() -> None:
+    layer = keras.layers.Dense(1)
+    with eagerly():
+        found = layer(torch.tensor(NUMBERS))
+        kernel, bias = layer.get_weights()
+        np.testing.assert_allclose(found.detach().numpy(), NUMBERS @ kernel + bias, rtol=1e-5)
+    assert not tf.global_variables()

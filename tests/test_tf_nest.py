@@ -1,0 +1,60 @@
+"""`tf.nest`: nests of lists, tuples and dicts, taken apart and put together."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+
+import thalweg.tf as tf
+from many import many
+
+Pair = namedtuple("Pair", "first second")
+
+FLAT: dict[str, tuple[Any, list[Any]]] = {
+    "leaf": (3, [3]),
+    "text": ("ab", ["ab"]),
+    "none": (None, [None]),
+    "empty": ([], []),
+    "list": ([1, (2, [3])], [1, 2, 3]),
+    "dict by key": ({"b": [1, 2], "a": 3}, [3, 1, 2]),
+    "ordered dict by key": (OrderedDict(b=1, a=2), [2, 1]),
+    "named": (Pair(1, {"x": 2}), [1, 2]),
+}
+
+
+@many("kind", list(FLAT))
+def test_there_and_back(kind: str) -> None:
+    structure, flat = FLAT[kind]
+    assert tf.nest.flatten(structure) == flat
+    assert tf.nest.is_nested(structure) == isinstance(structure, list | tuple | dict)
+    again = tf.nest.pack_sequence_as(structure, flat)
+    assert (again, type(again)) == (structure, type(structure))
+    assert list(again) == list(structure) if isinstance(structure, dict) else True
+
+
+def test_functions_see_what_is_at_one_place() -> None:
+    one, other = {"b": 1, "a": (2, 3)}, {"a": [10, 20], "b": 30}
+    assert tf.nest.map_structure(lambda x, y: x + y, one, other) == {"b": 31, "a": (12, 23)}
+    assert tf.nest.map_structure(str, Pair(1, [2])) == Pair("1", ["2"])
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "too few": (lambda n: n.pack_sequence_as([1, 2], [3]), ValueError, "2 elements.* 1"),
+    "too many": (lambda n: n.pack_sequence_as(1, [3, 4]), ValueError, "1 elements.* 2"),
+    "other length": (lambda n: n.assert_same_structure([1], [1, 2]), ValueError, "same nested"),
+    "other depth": (lambda n: n.assert_same_structure([1], [[1]]), ValueError, "same nested"),
+    "other keys": (lambda n: n.assert_same_structure({"a": 1}, {"b": 1}), ValueError, "same nes"),
+    "other types": (lambda n: n.assert_same_structure([1], (1,)), TypeError, "list.*tuple"),
+    "mapped": (lambda n: n.map_structure(max, [1], [1, 2]), ValueError, "same nested"),
+    "nothing": (lambda n: n.map_structure(max), TypeError, "needs a structure"),
+}
+
+
+@many("kind", list(REFUSED))
+def test_what_differs_is_refused(kind: str) -> None:
+    call, error, match = REFUSED[kind]
+    with pytest.raises(error, match=match):
+        call(tf.nest)
+    tf.nest.assert_same_structure([1], (1,), check_types=False)

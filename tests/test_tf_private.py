@@ -1,0 +1,80 @@
+"""TensorFlow's private modules have the private names that optimizers ask them for."""
+
+from __future__ import annotations
+
+import pytest
+
+import thalweg.tf as tf
+from many import many
+from thalweg.tf import private
+from thalweg.v1 import train
+
+ASKED = {
+    "eager.context": "DEVICE_PLACEMENT_SILENT device_policy eager_mode graph_mode num_gpus",
+    "eager.function": "defun",
+    "framework.dtypes": "float32 resource",
+    "framework.ops": "_get_graph_from_inputs colocate_with control_dependencies convert_to_tensor"
+    " convert_to_tensor_or_indexed_slices convert_to_tensor_v2 IndexedSlices Tensor",
+    "framework.tensor_conversion": "convert_to_tensor convert_to_tensor_v2",
+    "keras": "optimizers",
+    "keras.optimizer_v2.learning_rate_schedule": "LearningRateSchedule deserialize serialize",
+    "keras.optimizer_v2.optimizer_v2": "OptimizerV2 _deduplicate_indexed_slices _var_key",
+    "ops.variable_scope": "get_variable variable variable_scope",
+    "util.nest": "flatten map_structure pack_sequence_as",
+    "framework.tensor_shape": "dimension_value TensorShape",
+    "ops.cond": "cond",
+    "ops.ref_variable": "RefVariable",
+    "ops.resource_variable_ops": "ResourceVariable is_resource_variable resource_scatter_add"
+    " resource_scatter_sub resource_scatter_update",
+    "ops.state_ops": "assign assign_sub scatter_add scatter_sub scatter_update",
+    "ops.variable_v1": "VariableV1",
+    "ops.variables": "RefVariable VariableV1 moving_average_variables",
+    "training.experimental.loss_scale": "DynamicLossScale FixedLossScale get",
+    "training.experimental.loss_scale_optimizer": "MixedPrecisionLossScaleOptimizer",
+    "training.moving_averages": "ExponentialMovingAverage assign_moving_average"
+    " weighted_moving_average",
+    "training.optimizer": "Optimizer _deduplicate_indexed_slices _get_processor"
+    " _DenseResourceVariableProcessor _OptimizableVariable _RefVariableProcessor _TensorProcessor"
+    " _var_key",
+    "training.slot_creator": "create_slot create_slot_with_initializer create_zeros_slot",
+    "training.training_util": "get_or_create_global_step _increment_global_step",
+    "util.tf_contextlib": "contextmanager",
+}
+
+
+@many("path", list(ASKED))
+def test_names_are_there(path: str) -> None:
+    found = private.module(f"tensorflow.python.{path}")
+    for name in ASKED[path].split():
+        assert getattr(found, name) is not None
+
+
+def test_names_are_those_of_the_library() -> None:
+    ops = private.module("tensorflow.python.framework.ops")
+    resources = private.module("tensorflow.python.ops.resource_variable_ops")
+    averages = private.module("tensorflow.python.training.moving_averages")
+    w = tf.Variable([1.0, 2.0])
+    with ops.colocate_with(w, ignore_existing=True):
+        resources.resource_scatter_add(w.handle, [1], [3.0])
+    assert (w.numpy().tolist(), resources.is_resource_variable(w)) == ([1.0, 5.0], True)
+    assert averages.assign_moving_average is train.assign_moving_average
+    with pytest.raises(AttributeError, match="private to TensorFlow"):
+        _ = private.module("tensorflow.python.training.optimizer").no_such_name
+
+
+def test_schedules_are_read_as_schedules() -> None:
+    module = private.module("tensorflow.python.keras.optimizer_v2.learning_rate_schedule")
+    schedule = module.ExponentialDecay(0.5, 10, 0.25)
+    again = module.deserialize(module.serialize(schedule))
+    assert again.get_config() == schedule.get_config()
+
+
+def test_the_graph_of_inputs_is_found() -> None:
+    find = private.module("tensorflow.python.framework.ops")._get_graph_from_inputs
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+    with tf.Graph().as_default() as other:
+        assert find([x]) is graph
+        assert find([1.0]) is other
+        assert find([x], other) is other
+    assert graph._graph_key != other._graph_key

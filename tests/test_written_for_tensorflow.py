@@ -1,0 +1,169 @@
+"""Subclasses written for TensorFlow give the trajectories of TensorFlow Addons' optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import written_for_tensorflow as written
+from golden_files import array_of, cases_of
+
+pytest.importorskip("keras")  # for its initializers
+
+import thalweg.tf as tf
+
+OPTIMIZERS = tf.keras.optimizers
+
+# Where TensorFlow adds up in another order, takes an approximate rsqrt, or decomposes a matrix: the
+# distance in ulp of the largest element.
+BOUNDS = {"NovoGrad": 4, "ProximalAdagrad": 4, "LAMB": 4, "/nuclear": 16}
+
+
+def inner(given: Any) -> Any:
+    return getattr(OPTIMIZERS, given[0])(**given[1])
+
+
+def around(cls: Any, **names: str) -> Callable[..., Any]:
+    """A class that takes an optimizer; `names` are its arguments by Addons' names."""
+
+    def make(own: Any, inner: Any, **given: Any) -> Any:
+        opt = getattr(OPTIMIZERS, inner[0])(**inner[1])
+        return cls(opt, **{names.get(key, key): value for key, value in given.items()})
+
+    return make
+
+
+def plain(cls: Any, **names: str) -> Callable[..., Any]:
+    """A class of its own; `names` are its arguments by Addons' names."""
+
+    def make(own: Any, **given: Any) -> Any:
+        found = {names.get(key, key): value for key, value in given.items()}
+        decay = found.get("weight_decay")
+        if isinstance(decay, dict):
+            rest = {key: value for key, value in decay.items() if key != "schedule"}
+            found["weight_decay"] = getattr(OPTIMIZERS.schedules, decay["schedule"])(**rest)
+        return cls(**found)
+
+    return make
+
+
+def triangles(own: Any, learning_rate: Any) -> Any:
+    low, high = learning_rate["initial_learning_rate"], learning_rate["maximal_learning_rate"]
+    return OPTIMIZERS.SGD(written.Triangles(low, high, learning_rate["step_size"]))
+
+
+def several(own: Any, parts: Any) -> Any:
+    return written.Several([(inner(each), [own[n] for n in names]) for each, names in parts])
+
+
+EXCLUDED = {"exclude_from_weight_decay": "exclude"}
+MAKE: dict[str, Callable[..., Any]] = {
+    "AdaBelief": plain(written.Believing),
+    "AdamW": plain(written.DecayedAdam, **EXCLUDED),
+    "COCOB": plain(written.CoinBetting),
+    "ConditionalGradient": plain(written.FrankWolfe),
+    "LAMB": plain(written.LayerAdaptive, **EXCLUDED),
+    "LazyAdam": plain(written.Lazy),
+    "Lookahead": around(written.SlowAndFast),
+    "MovingAverage": around(written.Averaged),
+    "MultiOptimizer": several,
+    "NovoGrad": plain(written.NormalizedLayers),
+    "ProximalAdagrad": plain(written.Proximal),
+    "RectifiedAdam": plain(written.Rectified),
+    "SGD": triangles,
+    "SGDW": plain(written.DecayedSGD),
+    "SWA": around(written.Snapshots, start_averaging="start", average_period="period"),
+    "Yogi": plain(
+        written.Additive, initial_accumulator_value="start", beta1="beta_1",
+        l1_regularization_strength="l1",
+    ),
+}  # fmt: skip
+
+CASES = cases_of("addons")
+
+
+def bound_of(case_id: str) -> int:
+    return next((bound for part, bound in BOUNDS.items() if part in case_id), 0)
+
+
+def check(case_id: str, what: str, got: Any, recorded: Any) -> None:
+    """The same bits, or values within the case's bound."""
+    got = np.asarray(got)
+    assert (got.shape, got.dtype) == (recorded.shape, recorded.dtype), what
+    bound = bound_of(case_id) * np.spacing(np.abs(recorded).max(initial=0))
+    distance = np.abs(got - recorded).max(initial=0)
+    assert distance <= bound, f"{what} is off by {distance}, of {bound}"
+
+
+def gradient(case: Any, name: str, step: int) -> Any:
+    if name == "emb":
+        values, rows = (array_of("addons", case, key, name) for key in ("values", "indices"))
+        shape = array_of("addons", case, "start", name).shape
+        kept, places = tf.constant(values[step].copy()), tf.constant(rows[step].copy())
+        return tf.IndexedSlices(kept, places, tf.constant(list(shape)))
+    return tf.constant(array_of("addons", case, "grad", name)[step].copy())
+
+
+@pytest.mark.parametrize("case_id", CASES)
+def test_trajectory(case_id: str) -> None:
+    case = CASES[case_id]
+    own = {
+        name: tf.Variable(array_of("addons", case, "start", name), name=name)
+        for name in case["variables"]
+    }
+    opt = MAKE[case["optimizer"]](own, **case["arguments"])
+    parts = {"": opt}
+    if hasattr(opt, "_optimizer"):
+        parts["inner/"] = opt._optimizer
+    for step in range(8):
+        opt.apply_gradients([(gradient(case, name, step), var) for name, var in own.items()])
+        for name, var in own.items():
+            title = f"{name} after step {step + 1}"
+            check(case_id, title, var, array_of("addons", case, "var", name)[step])
+            for prefix, each in parts.items():
+                for slot in each.get_slot_names():
+                    recorded = array_of("addons", case, "slot", name, f"{prefix}{slot}")[step]
+                    check(case_id, f"{prefix}{slot} of {title}", each.get_slot(var, slot), recorded)
+
+
+IN_GRAPHS = ["COCOB", "LAMB", "LazyAdam", "Lookahead", "MovingAverage", "NovoGrad", "AdamW", "SWA"]
+
+
+@pytest.mark.parametrize("name", IN_GRAPHS)
+def test_trajectory_in_a_graph(name: str) -> None:
+    case = CASES[f"{name}/float32"]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        own = {
+            each: tf.Variable(array_of("addons", case, "start", each), name=each)
+            for each in case["variables"]
+        }
+        fed: dict[str, Any] = {}
+        for key in ("grad", "values", "indices"):
+            for each, var in own.items():
+                if (key == "grad") == (each != "emb"):
+                    kind = tf.int64 if key == "indices" else tf.float32
+                    rows = {"grad": var.shape, "values": (4, *var.shape[1:]), "indices": (4,)}
+                    shape = rows[key]
+                    fed[f"{key}|{each}"] = tf.compat.v1.placeholder(kind, shape)
+        pairs = [
+            (tf.IndexedSlices(fed["values|emb"], fed["indices|emb"]), var)
+            if each == "emb"
+            else (fed[f"grad|{each}"], var)
+            for each, var in own.items()
+        ]
+        opt = MAKE[case["optimizer"]](own, **case["arguments"])
+        train = opt.apply_gradients(pairs)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for step in range(8):
+            arrays = {key: array_of("addons", case, *key.split("|"))[step] for key in fed}
+            session.run(train, {fed[key]: value for key, value in arrays.items()})
+            for each, var in own.items():
+                recorded = array_of("addons", case, "var", each)[step]
+                check(case["id"], f"{each} after step {step + 1}", session.run(var), recorded)
+
+
+def test_every_optimizer_of_addons_is_there() -> None:
+    assert {case["optimizer"] for case in CASES.values()} == set(MAKE)

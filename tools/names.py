@@ -1,0 +1,15 @@
+"""Write the table of names into docs/tensorflow.md: `python tools/names.py`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from thalweg.scan import table
+
+PAGE = Path(__file__).parents[1] / "docs" / "tensorflow.md"
+BETWEEN = re.compile(r"(?<=<!-- names -->\n).*(?=<!-- end of names -->)", re.DOTALL)
+
+if __name__ == "__main__":
+    text = f"\n{table.markdown(table.names())}\n\n"
+    PAGE.write_text(BETWEEN.sub(lambda _: text, PAGE.read_text()))
