@@ -1,11 +1,16 @@
 """`thalweg bench`: what is measured is right; how long it takes is not tested."""
 
+import io
 import json
+import os
+import zipfile
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 from safetensors.torch import save_file
 
 from thalweg import rules
@@ -23,6 +28,7 @@ from thalweg.bench import (
 from thalweg.catalogue import applied, by_class
 from thalweg.cli import options
 from thalweg.cli.bench import bench
+from thalweg.cli.main import main as command
 
 TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 
@@ -86,6 +92,73 @@ def test_a_file_without_shapes_is_refused_by_name(tmp_path, name):
         torch.save({"n": torch.tensor([1])}, path)
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
         shapes.load(str(path))
+
+
+def _archive(path, name="a.txt"):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(name, b"x")
+
+
+class Network(torch.nn.Linear):
+    """Of which only the state_dict should be saved."""
+
+
+# What is in the way, and what is said of it.
+WRONG = {
+    "none.pt": (lambda path: None, "there is no set and no file '"),
+    "gpt3": (lambda path: None, "there is no set and no file '"),
+    "folder": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+    "empty.pt": (lambda path: path.touch(), "is empty: it was never written"),
+    "zeros.pt": (lambda path: path.write_bytes(bytes(99)), "is zeros alone"),
+    "text.pt": (lambda path: path.write_text("weights"), "is no state_dict, or a damaged one;"),
+    "words.json": (lambda path: path.write_text('{"a": [1, 2]}'), "is text, JSON perhaps"),
+    "page.pt": (lambda path: path.write_text("<!doctype html><p>"), "is a web page"),
+    "lfs.pt": (lambda path: path.write_text("version https://git-lfs.github"), "git lfs pull"),
+    "weights.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "an HDF5 file"),
+    "some.zip": (_archive, "is a zip archive"),
+    "model.keras": (lambda path: _archive(path, "metadata.json"), "is a `.keras` file"),
+    "array.npy": (lambda path: np.save(path, np.zeros(3)), "is an array of NumPy's"),
+    "cut.pt": (
+        lambda path: (torch.save({"a": torch.zeros(99)}, path), path.write_bytes(
+            path.read_bytes()[:400]))[0], "is no state_dict, or a damaged one;"),
+    "module.pt": (
+        lambda path: torch.save(Network(2, 2), path), "Network, which are not loaded, as that may"),
+    "list.pt": (lambda path: torch.save([torch.zeros(3)], path), "holds no tensors of float32,"),
+    "sparse.pt": (
+        lambda path: torch.save({"a": torch.eye(3).to_sparse()}, path), "holds no tensors of"),
+    "broken.safetensors": (
+        lambda path: path.write_bytes(bytes([255] * 99)),
+        "is no safetensors file, or a damaged one: "),
+    "none.safetensors": (lambda path: None, "there is no set and no file '"),
+    "nothing.safetensors": (lambda path: save_file({}, path), "holds no tensors of float32,"),
+    "folder.safetensors": (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_speaks_for_itself(name, tmp_path):
+    make, said = WRONG[name]
+    make(tmp_path / name)
+    done = CliRunner().invoke(command, ["bench", str(tmp_path / name)])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: Invalid value for SHAPES: ")
+    assert name in line
+    assert said in line
+    assert "gpt2, resnet50, small2000, a state_dict saved with torch.save, or a" in line
+    assert not done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
+def test_a_file_that_may_not_be_read(tmp_path):
+    (tmp_path / "model.pt").touch(mode=0)
+    with pytest.raises(ValueError, match=r"'.*model\.pt' cannot be read: Permission denied; gpt2"):
+        shapes.load(str(tmp_path / "model.pt"))
+
+
+def test_a_safetensors_file_under_another_name(tmp_path):
+    save_file({"a": torch.zeros(4, 3)}, tmp_path / "model.bin")
+    assert shapes.load(str(tmp_path / "model.bin")).shapes == ((4, 3),)
 
 
 @pytest.mark.parametrize("slots", range(roofline.MOST_SLOTS + 1))
@@ -465,3 +538,17 @@ def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
     result = run()
     assert result.exit_code == 1
     assert "--peers torch-fused" in result.output
+
+
+def test_a_narrow_terminal_gets_fewer_columns():
+    figures = compare.Row(
+        rule="v1:RMSPropOptimizer", contender="torch-foreach", ms=1.0, ratio=1.0, gbps=1.0,
+        of_roofline=1.0, extra_bytes=10, disturbance=0.0, verdict="quiet", rounds_ms=(1.0,),
+        quiet_rounds=1, spread=0.0,
+    )  # fmt: skip
+    for width, count in ((120, 7), (80, 6), (60, 4), (50, 3), (10, 3)):
+        made = table.table(TINY, [figures], width)
+        assert len(made.columns) == count, width
+        screen = Console(file=io.StringIO(), width=width)
+        screen.print(made)
+        assert ("v1:RMSPropOptimizer" in screen.file.getvalue()) is (width > 10)

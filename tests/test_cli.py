@@ -131,6 +131,7 @@ def check_report(report: dict[str, Any]) -> None:
 
 
 def test_race_on_digits_writes_everything() -> None:
+    Path("new/out").mkdir(parents=True)
     result = invoke("race", *SMALL, "--optimizers", "adam,Ftrl", "--out", "new/out")
     assert result.exit_code == 0, result.output
     assert not result.stderr
@@ -338,6 +339,71 @@ def test_a_race_that_fails_leaves_no_folder_of_events() -> None:
     assert not list(Path("runs").iterdir())
 
 
+class Interrupting:
+    """An optimizer in whose step Ctrl-C comes, the n-th of all."""
+
+    steps = 0
+
+    @classmethod
+    def after(cls, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+        from thalweg.race import run
+
+        cls.steps, advance = steps, run.applied
+
+        def applied(optimizer: Any) -> Any:
+            apply = advance(optimizer)
+
+            def step(pairs: Any) -> None:
+                cls.steps -= 1
+                if not cls.steps:
+                    raise KeyboardInterrupt
+                apply(pairs)
+
+            return step
+
+        monkeypatch.setattr(run, "applied", applied)
+
+
+def test_what_was_raced_before_ctrl_c_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    Interrupting.after(monkeypatch, 60)
+    result = invoke("race", *SMALL, "--optimizers", "SGD,Adam,mine.py:Bad")
+    assert result.exit_code == 130
+    assert "SGD" in result.stdout
+    assert "Saved race.json, race.png" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("Error: stopped at step ")
+    report = json.loads(Path("race.json").read_text())
+    assert 0 < report["stopped_at_step"] < report["settings"]["steps"]
+    rows = by_name(report)
+    for name in ("SGD", "Adam"):
+        assert 0 < len(rows[name]["losses"]) < report["settings"]["steps"]
+    assert len(rows["SGD"]["evaluations"]) == len(rows["Adam"]["evaluations"]) > 0
+    assert rows["Bad"]["diverged_at"] == 2
+    assert Path("race.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_before_all_have_taken_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    Interrupting.after(monkeypatch, 4)
+    result = invoke("race", *SMALL, "--optimizers", "SGD,Adam", "--json")
+    assert result.exit_code == 130
+    rows = by_name(json.loads(result.stdout))
+    assert (len(rows["SGD"]["losses"]), len(rows["Adam"]["losses"])) == (4, 0)
+    assert rows["SGD"]["test_accuracy"] is None
+
+
+def test_ctrl_c_before_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.race.problems import PROBLEMS
+
+    def load(seed: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PROBLEMS, "digits", load)
+    result = invoke("race", "--logdir", "runs")
+    assert result.exit_code == 130
+    assert result.stderr.split() == ["Error:", "stopped."]
+    assert not Path("race.json").exists()
+    assert not list(Path("runs").iterdir())
+
+
 def refuse_to_load(seed: int) -> None:
     raise AssertionError("the race has begun")
 
@@ -348,6 +414,7 @@ def refuse_to_load(seed: int) -> None:
         (["--out", "sign.py/deeper"], "--out: cannot write to 'sign.py/deeper': "),
         (["--logdir", "sign.py/deeper"], "--logdir: cannot write to 'sign.py/deeper': "),
         (["--out", "taken"], "'taken/race.png' is a folder"),
+        (["--out", "a b"], "--out: there is no folder 'a b'; make it first: mkdir -p 'a b'"),
     ],
 )
 def test_outputs_are_tried_before_the_race(
@@ -360,6 +427,40 @@ def test_outputs_are_tried_before_the_race(
     result = invoke("race", *arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
+
+
+@pytest.fixture
+def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody at a terminal, who gives the answers."""
+    from thalweg.cli import race as command
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    class Both:
+        stdin = stderr = Terminal()
+
+    monkeypatch.setattr(command, "sys", Both)
+
+
+@pytest.mark.usefixtures("somebody")
+def test_a_folder_that_is_not_there_is_made_if_somebody_agrees() -> None:
+    arguments = ["race", *SMALL, "--optimizers", "SGD", "--out", "a/b"]
+    done = CliRunner().invoke(main, arguments, input="y\n")
+    assert done.exit_code == 0, done.output
+    assert "There is no folder 'a/b'. Make it? [y/N]" in done.stderr
+    assert Path("a/b/race.json").is_file()
+
+
+@pytest.mark.usefixtures("somebody")
+def test_a_folder_that_nobody_wants_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.race.problems import PROBLEMS
+
+    monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
+    done = CliRunner().invoke(main, ["race", "--out", "a/b"], input="n\n")
+    assert (done.exit_code, Path("a").exists()) == (1, False)
+    assert done.stderr.endswith("Error: stopped.\n")
 
 
 def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
@@ -405,7 +506,7 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
     made = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
     made.problem = replace(made.problem, description="many words " * 20)
     made.lanes[0].contestant = replace(made.lanes[0].contestant, name="folder/" * 20 + "a.py:A")
-    figure = plot.figure(made)
+    figure = plot.figure([made])
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     for part in (figure._suptitle, figure.axes[1].get_legend()):
@@ -420,12 +521,16 @@ def test_live_table_on_a_terminal() -> None:
 
     from thalweg.cli.live import watch
     from thalweg.race.contestants import line_up
+    from thalweg.race.outcome import ran
     from thalweg.race.problems import PROBLEMS
-    from thalweg.race.run import run
 
     screen = Console(file=io.StringIO(), force_terminal=True, width=80)
     with watch(screen, "digits") as progress:
-        run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1, progress=progress)
+        assert progress is not None
+        ran(
+            PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
+            progress=progress,
+        )  # fmt: skip
     assert isinstance(screen.file, io.StringIO)
     assert "test acc." in screen.file.getvalue()
 
@@ -452,7 +557,14 @@ def test_live_table_on_a_terminal() -> None:
         (["--optimizers", "mine.py"], "'mine.py' needs a name"),
         (["--optimizers", "mine.py:Number"], "'mine.py:Number' is a int"),
         (["--optimizers", "mine.py:nothing"], "made a NoneType"),
-        (["--lr", "fast"], "'fast' is neither a number nor NAME=NUMBER"),
+        (["--lr", "fast"], "'fast' is neither a number nor NAME=NUMBER, nor 'sweep'"),
+        (["--lr", "sweep,Adam=1"], "'sweep' stands alone"),
+        (
+            ["--optimizers", "mine.py:plain", "--lr", "sweep"],
+            "the learning rate of plain is no num",
+        ),
+        (["--seeds", "0"], "'--seeds': it must be a whole number, 1 or more and no more than 100"),
+        (["--seed", str(2**63 - 1), "--seeds", "2"], "--seeds 2 from --seed 92233720368547758"),
         (["--lr", "Adam="], "'Adam=' is neither"),
         (["--lr", "-1"], "must be a positive number, not -1.0"),
         (["--lr", "nan"], "must be a positive number, not nan"),
@@ -591,6 +703,33 @@ def test_show_prints_rules_of_torch() -> None:
     assert "root_correction" in invoke("show", "optim:adam").stdout
     assert invoke("show", "TorchAdam").stdout == invoke("show", "optim:Adam").stdout
     assert "optim:RAdam" in invoke("rules").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "helpers"),
+    [
+        ("ftrl", ["shrink", "thresholded", "clipped"]),
+        ("nadam", ["schedule"]),
+        ("lars", ["per_variable", "scaled"]),
+        ("helped.py:HELPED", ["inner", "helper"]),
+    ],
+)
+def test_show_prints_the_functions_that_a_formula_calls(name: str, helpers: list[str]) -> None:
+    Path("neighbour_of_helped.py").write_text("def inner(x):\n    return x + 1\n")
+    Path("helped.py").write_text(
+        "import math\nfrom thalweg import Hyper, Rule, sqrt\n"
+        "from neighbour_of_helped import inner\n"
+        "def helper(x):\n    return sqrt(inner(x))\n"
+        "def prepare(*, learning_rate):\n    return {'rate': math.sqrt(learning_rate)}\n"
+        "def update(var, grad, *, rate):\n    return (var - rate * helper(grad),)\n"
+        "HELPED = Rule(name='Helped', update=update, prepare=prepare,\n"
+        "    hypers=(Hyper('learning_rate', 0.1),))\n"
+    )
+    text = json.loads(invoke("show", name, "--json").stdout)["formula"]
+    for helper in helpers:
+        assert text.count(f"def {helper}(") == 1
+        assert f"def {helper}(" in invoke("show", name).stdout
+    assert "def sqrt(" not in text
 
 
 def test_show_takes_a_rule_of_the_user() -> None:

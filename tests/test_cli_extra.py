@@ -16,7 +16,7 @@ from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
 # What these show is made of rich's tables; nobody imports them but the command and benchmarks.
-SHOWN = {SOURCE / "race/report.py", SOURCE / "bench/table.py"}
+SHOWN = {SOURCE / name for name in ("tables.py", "race/report.py", "bench/table.py")}
 OTHERS = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -85,7 +85,7 @@ def test_only_the_command_imports_its_packages(path: Path) -> None:
 def test_the_extras_that_run_the_command_include_it() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     needs = {name.partition(">")[0] for name in project["dependencies"]}
-    assert needs == {"numba", "numpy", "safetensors", "torch"}
+    assert needs == {"llvmlite", "numpy", "safetensors", "torch"}
     extras = project["optional-dependencies"]
     assert {name.partition(">")[0] for name in extras["cli"]} == {"click", "rich"}
     assert "thalweg[cli]" in extras["race"]

@@ -281,9 +281,9 @@ def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.Monke
 
 def test_equal_tensors_are_compared_at_once() -> None:
     large = of_tensor(torch.zeros(1 << 25))
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert compared("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
-    assert time.perf_counter() - begin < 1.0  # element by element it is 6 seconds
+    assert time.process_time() - begin < 1.0  # element by element it is 6 seconds
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:

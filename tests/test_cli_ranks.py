@@ -43,6 +43,8 @@ def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_ranks_run_the_race_of_one(tmp_path: Path) -> None:
     names = ("--optimizers", "Adam,v1:MomentumOptimizer")
+    for count in "12":
+        (tmp_path / count).mkdir()
     one, two = (
         ran(tmp_path, *RACE, *names, "--nproc", count, "--out", count) for count in ("1", "2")
     )

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import run
-from thalweg.engines.cpu.plan import DensePlan
+from thalweg.engines.cpu.group import Group
 from thalweg.engines.engine import Columns, Request
+from thalweg.engines.plan import DensePlan
 from thalweg.engines.selection import DEFAULT
 from thalweg.formula import Rule, Slot
 
@@ -89,7 +90,7 @@ def roofline(
     asked = Request(
         RULES[slots], (), variables, gradients, made, names, DEFAULT, list(copies) or None
     )
-    plan = DensePlan(asked)
+    plan = DensePlan(asked, Group)
     columns = Columns({np.float32: {}, np.float64: {}}, {})
 
     # The table points at the gradients, so the step keeps them.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from thalweg.errors import UnsafeCheckpointError
+from thalweg.storage import foreign
 from thalweg.storage.stored import ITEM_BYTES, dtype_of
 from thalweg.variable import TRAINED
 
@@ -97,46 +99,77 @@ NAMED: dict[str, Callable[[], ShapeSet]] = {
 }
 
 
+ACCEPTED = (
+    f"{', '.join(NAMED)}, a state_dict saved with torch.save, or a .safetensors file are accepted"
+)
+
+
 def load(name: str) -> ShapeSet:
     """A named set, or the shapes in a file: `.safetensors`, or a state_dict saved with torch.save.
 
     Raises:
-        ValueError: If there is no such set or file, or the file holds no floating tensors.
+        ValueError: There is no such set or file, it cannot be read, or it holds no floating
+            tensors.
     """
     if name in NAMED:
         return NAMED[name]()
     path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"'{name}' is neither one of {', '.join(NAMED)} nor a file.")
-    pairs = _safetensors(path) if path.suffix == ".safetensors" else _state_dict(path)
+    try:
+        with open(path, "rb") as file:
+            pairs = _pairs(path, file)
+    except FileNotFoundError:
+        raise ValueError(f"there is no set and no file '{name}'; {ACCEPTED}.") from None
+    except OSError as error:
+        raise ValueError(f"'{name}' cannot be read: {error.strerror}; {ACCEPTED}.") from None
     pairs = [(shape, dtype) for shape, dtype in pairs if dtype in DTYPES and prod(shape)]
     if not pairs:
-        raise ValueError(f"'{name}' holds no tensors of float32, float64, float16 or bfloat16.")
+        raise ValueError(
+            f"'{name}' holds no tensors of float32, float64, float16 or bfloat16; {ACCEPTED}."
+        )
     shapes, dtypes = zip(*pairs, strict=True)
     return ShapeSet(path.stem, shapes, dtypes)
 
 
-def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
-    from safetensors import SafetensorError, safe_open
-
+def _pairs(path: Path, file: BinaryIO) -> list[tuple[Shape, torch.dtype]]:
+    is_safetensors = path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
     try:
-        with safe_open(path, framework="pt") as file:
-            slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
-            return [
-                (tuple(each.get_shape()), dtype_of(each.get_dtype()))
-                for each in slices
-                if each.get_dtype() in ITEM_BYTES
-            ]
-    except SafetensorError as error:
-        raise ValueError(f"'{path}' is not a safetensors file: {error}.") from None
+        return _safetensors(path) if is_safetensors else _state_dict(path)
+    except Exception as error:  # what a damaged pickle can raise has no end
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ValueError(f"'{path}' {_wrong(error, file, is_safetensors)}; {ACCEPTED}.") from None
+
+
+def _wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
+    """What is wrong with a file, in words."""
+    classes = re.findall(r"GLOBAL (\S+)", str(error))
+    if classes:
+        return (
+            f"holds objects of {classes[0]}, which are not loaded, as that may run code: save"
+            " model.state_dict()"
+        )
+    look = foreign.look(file)
+    if look is not None and look.error is not UnsafeCheckpointError and not is_safetensors:
+        return f"is {look.kind}: {look.hint[0].lower()}{look.hint[1:]}"
+    if is_safetensors:
+        return f"is no safetensors file, or a damaged one: {str(error).rstrip('.')}"
+    return "is no state_dict, or a damaged one"  # torch's own advice is to run what is in it
+
+
+def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        slices = [file.get_slice(key) for key in file.keys()]  # noqa: SIM118
+        return [
+            (tuple(each.get_shape()), dtype_of(each.get_dtype()))
+            for each in slices
+            if each.get_dtype() in ITEM_BYTES
+        ]
 
 
 def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"'{path}' cannot be read as a state_dict: {reason}") from None
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
     found: dict[tuple[int, Shape], torch.Tensor] = {}
     for tensor in _tensors(loaded):
         # Tied weights are saved under several names and updated once.
@@ -147,7 +180,8 @@ def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
 def _tensors(loaded: Any) -> list[torch.Tensor]:
     if not isinstance(loaded, Mapping):
         return []
-    own = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
+    tensors = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
+    own = [tensor for tensor in tensors if tensor.layout is torch.strided]
     if own:
         return own
     # A training checkpoint keeps the weights under one of its names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from rich.table import Table
 from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
 from thalweg.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
+from thalweg.tables import fitted
 
 _WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 
@@ -36,21 +38,43 @@ def title(shapes: ShapeSet) -> str:
     )
 
 
-def table(shapes: ShapeSet, rows: Sequence[Row]) -> Table:
-    """The rows as a table, the fastest of each rule first, the roofline last."""
+HEADINGS: tuple[str, ...] = (
+    "rule",
+    "step by",
+    "ms",
+    "ratio",
+    "GB/s",
+    "of roofline",
+    "extra memory",
+)
+# What a narrow terminal does without, first to last; the rest stays.
+DROPPED = ("GB/s", "extra memory", "of roofline", "ms")
+
+
+def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
+    """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
+    as fit into the width of a terminal.
+    """
+    return fitted(partial(_made, shapes, rows), HEADINGS, DROPPED, width)
+
+
+def _made(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
     made = Table(title=title(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds")
-    for heading in ("rule", "step by"):
-        made.add_column(heading)
-    for heading in ("ms", "ratio", "GB/s", "of roofline", "extra memory"):
-        made.add_column(heading, justify="right")
+    for heading in headings:
+        if heading in HEADINGS[:2]:
+            made.add_column(heading, overflow="fold")
+        else:
+            made.add_column(heading.replace(" ", "\n"), justify="right")
     for rule in dict.fromkeys(row.rule for row in rows):
         own = [row for row in rows if row.rule == rule]
         for row in sorted(own, key=lambda row: (row.contender == ROOFLINE, row.ms)):
             style = {**dict.fromkeys(OURS, "bold"), ROOFLINE: "dim"}.get(row.contender)
-            made.add_row(
+            cells = (
                 row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
-                f"{row.of_roofline:.0%}", size(row.extra_bytes), style=style,
+                f"{row.of_roofline:.0%}", size(row.extra_bytes),
             )  # fmt: skip
+            told: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
+            made.add_row(*(told[heading] for heading in headings), style=style)
         made.add_section()
     return made
 

@@ -1,1 +1,1 @@
-"""The command line: `thalweg race`, `rules`, `show` and `bench`."""
+"""The command line: `thalweg` and its commands."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from thalweg.cli import own
+from thalweg.cli.lines import Lines
 from thalweg.cli.options import Whole, clamped
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ def bench(
         if as_json:
             click.echo(json.dumps(table.report(chosen, rows), indent=2))
         else:
-            _print(table.table(chosen, rows), table.noise(rows)["message"])
+            _print(partial(table.table, chosen, rows), table.noise(rows)["message"])
         if plot is not None:
             table.plot(plot, chosen, rows)
             click.echo(f"Saved {plot}", err=True)
@@ -157,14 +160,14 @@ def bench(
         torch.set_num_threads(before)
 
 
-def _print(made: Any, warning: str) -> None:
+def _print(made: Callable[[int], Any], warning: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
     if warning:
         console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
-    console.print(made)
+    console.print(made(console.width))
 
 
 def _check_plot(path: Path) -> None:
@@ -211,16 +214,23 @@ def _measure(
     told = quiet
     # On a terminal only, and never among the figures.
     console = Console(stderr=True)
-    with _progress(console, disable=quiet or not console.is_terminal) as progress:
-        for name, entry in entries.items():
+    lines = None if console.is_terminal else Lines()
+    with _progress(console, disable=quiet or lines is not None) as progress:
+        for place, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
 
             def doing(now: str, task: Any = task) -> None:
                 progress.update(task, now=now, refresh=True)
 
-            def done(count: int, wanted: int, timings: Timings, task: Any = task) -> None:
+            def done(
+                count: int, wanted: int, timings: Timings, task: Any = task, name: str = name,
+                place: int = place,
+            ) -> None:  # fmt: skip
                 nonlocal told
                 progress.update(task, completed=count, total=wanted)
+                if lines is not None:
+                    share = (place + count / wanted) / len(entries)
+                    lines.tell(share, lambda: f"{name}: {count} of {wanted} rounds")
                 if not told and count < wanted <= len(timings.others):
                     told = True
                     console.print(table.delay(timings), highlight=False, soft_wrap=True)

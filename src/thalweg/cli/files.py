@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli.escaped import escaped
+from thalweg.cli.lines import Lines
 
 if TYPE_CHECKING:
     from thalweg.checkpoint.files import Listing
@@ -212,12 +213,18 @@ def _number(text: str) -> tuple[str, float | bool]:
 
 @contextmanager
 def _watched(path: str) -> Iterator[Progress | None]:
-    """A callback that shows a bar, on a terminal and for large files."""
+    """A callback for large files, which shows a bar on a terminal and tells lines to a log."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal or _bytes_of(path) < LARGE:
+    if _bytes_of(path) < LARGE:
         yield None
+        return
+    console, name = Console(stderr=True), escaped(os.path.basename(path))
+    if not console.is_terminal:
+        lines = Lines()
+        yield lambda done, total: lines.tell(
+            done / max(total, 1), lambda: f"{name}: {_size(done)} of {_size(total)}"
+        )
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
@@ -229,9 +236,7 @@ def _watched(path: str) -> Iterator[Progress | None]:
         TransferSpeedColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(
-            escaped(os.path.basename(path)), total=None
-        )  # all of it may leave no room
+        task = bar.add_task(name, total=None)  # all of the path may leave no room
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -1,25 +1,28 @@
-"""What one sees while a race runs: a bar and the standings, on a terminal only."""
+"""What one sees while a race runs: a bar and the standings on a terminal, lines in a log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from thalweg.cli.lines import Lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from thalweg.race.outcome import Part, Progress
     from thalweg.race.run import Race
 
 INTERVAL = 0.2
 
 
 @contextmanager
-def watch(console: Console, problem: str) -> Iterator[Callable[[Race], None] | None]:
-    """A callback for `run` that keeps the display current; None where there is no terminal."""
+def watch(console: Console, problem: str) -> Iterator[Progress]:
+    """A callback that keeps the display current."""
     if not console.is_terminal:
-        yield None
+        yield _in_lines(Lines())
         return
     from rich.console import Group
     from rich.live import Live
@@ -43,15 +46,32 @@ def watch(console: Console, problem: str) -> Iterator[Callable[[Race], None] | N
     with Live(bar, console=console, transient=True, auto_refresh=False) as live:
         live.refresh()
 
-        def progress(race: Race) -> None:
+        def progress(race: Race, part: Part) -> None:
             nonlocal last
             if monotonic() - last < INTERVAL:
                 return
-            bar.update(
-                task, description=f"step {race.step:,}", total=race.steps, completed=race.step
-            )
-            shown: Any = Group(bar, report.table(race))
+            bar.update(task, description=_title(race, part), total=1.0, completed=part.done(race))
+            # With several learning rates each, there are more lanes than lines.
+            table = [] if part.searching else [report.table([race], console.width)]
+            shown: Any = Group(bar, *table)
             live.update(shown, refresh=True)
             last = monotonic()
 
         yield progress
+
+
+def _in_lines(lines: Lines) -> Progress:
+    def progress(race: Race, part: Part) -> None:
+        def text() -> str:
+            best = race.ranked()[0]
+            ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
+            scored = best.evaluations and best.diverged_at is None
+            return f"{_title(race, part)} of {race.steps:,}{ahead if scored else ''}"
+
+        lines.tell(part.done(race), text)
+
+    return progress
+
+
+def _title(race: Race, part: Part) -> str:
+    return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"

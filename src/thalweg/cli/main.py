@@ -11,10 +11,13 @@ import click
 
 from thalweg import __version__
 from thalweg.cli.bench import bench
+from thalweg.cli.doctor import doctor
 from thalweg.cli.escaped import escaped
 from thalweg.cli.files import convert, diff, inspect_, verify
+from thalweg.cli.options import INTERRUPTED
 from thalweg.cli.race import race
 from thalweg.cli.rules import rules, show
+from thalweg.cli.scan import scan
 from thalweg.errors import ThalwegError
 
 OK, FAILURE, USAGE = 0, 1, 2
@@ -26,7 +29,8 @@ class Commands(click.Group):
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any
     ) -> Any:
-        """Run a command and exit: 0 if it went well, 1 if it failed, 2 for a wrong command line.
+        """Run a command and exit: 0 if it went well, 1 if it failed, 2 for a wrong command line,
+        130 after Ctrl-C.
 
         --debug may stand anywhere, also after the command.
         """
@@ -42,9 +46,11 @@ class Commands(click.Group):
         except click.UsageError as error:
             _show(self._with_hint(error, arguments), debug)
             status = USAGE
-        except (click.Abort, KeyboardInterrupt):
+        except (click.Abort, KeyboardInterrupt) as error:
+            # click raises Abort where Ctrl-C was raised, and of a question that was answered by no.
+            cause = error.__context__ if isinstance(error, click.Abort) else error
             _show("stopped.", False)
-            status = FAILURE
+            status = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILURE
         except click.ClickException as error:
             _show(error.format_message(), debug)
             status = error.exit_code
@@ -90,8 +96,9 @@ def main(debug: bool) -> None:
       thalweg race
       thalweg race --optimizers Adam,Ftrl,mine.py:MyRule --lr Ftrl=0.05
       thalweg show Adam
+      thalweg scan train.py
     """
 
 
-for command in (race, rules, show, bench, inspect_, verify, diff, convert):
+for command in (race, rules, show, bench, inspect_, verify, diff, convert, scan, doctor):
     main.add_command(command)

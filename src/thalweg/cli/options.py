@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+
 
 class Whole(click.ParamType):
     """A whole number of at least `least`."""

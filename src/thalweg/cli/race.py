@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from thalweg.cli.options import Whole, clamped
+from thalweg.cli.options import INTERRUPTED, Whole, clamped
 from thalweg.cli.ranks import launched
 
 if TYPE_CHECKING:
-    from thalweg.race.run import Race
+    from thalweg.race.outcome import Outcome
 
 
-def _rates(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[float | None, dict[str, float]]:
-    """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name."""
+SWEEP = "sweep"
+
+
+class Rates(NamedTuple):
+    """What --lr asks for: a rate for all, rates by name, or that each contestant tries several."""
+
+    shared: float | None
+    named: dict[str, float]
+    sweep: bool = False
+
+
+def _rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
+    """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name; `sweep`."""
     shared: float | None = None
     named: dict[str, float] = {}
-    for part in (value or "").split(","):
-        name, equals, number = part.strip().rpartition("=")
-        if not part.strip():
-            continue
+    parts = [part.strip() for part in (value or "").split(",") if part.strip()]
+    if SWEEP in map(str.lower, parts):
+        if len(parts) > 1:
+            raise click.BadParameter(
+                f"'{SWEEP}' stands alone: everyone tries as many learning rates."
+            )
+        return Rates(None, {}, sweep=True)
+    for part in parts:
+        name, equals, number = part.rpartition("=")
         try:
             rate = float(number)
         except ValueError:
             raise click.BadParameter(
-                f"'{part.strip()}' is neither a number nor NAME=NUMBER."
+                f"'{part}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
             ) from None
         if equals:
             named[name.strip()] = rate
         else:
             shared = rate
-    return shared, named
+    return Rates(shared, named)
 
 
 @click.command(short_help="Train one model with several optimizers, side by side.")
@@ -52,8 +68,10 @@ def _rates(
 @click.option(
     "--lr",
     callback=_rates,
-    metavar="RATE|A=RATE,...",
-    help="Learning rate of all, or by name. [default: a good one for each of ours]",
+    metavar="RATE|A=RATE,...|sweep",
+    help="Learning rate of all, or by name. With sweep everyone tries five, from a tenth to ten "
+    "times the usual one, and goes on with the one of the lowest train loss; that takes five times "
+    "as long. [default: a good one for each of ours]",
 )
 @click.option(
     "--epochs",
@@ -66,6 +84,14 @@ def _rates(
     default=0,
     show_default=True,
     help="Decides the first weights and the order of the examples.",
+)
+@click.option(
+    "--seeds",
+    type=Whole(1, 100),
+    default=1,
+    show_default=True,
+    help="How many seeds to race with, from --seed on; the table then shows the spread, and which "
+    "ranks it leaves open.",
 )
 @click.option(
     "--threads",
@@ -96,7 +122,7 @@ def _rates(
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
     show_default=True,
-    help="Folder for race.png and race.json.",
+    help="Folder for race.png and race.json; one that is not there is made if you agree.",
 )
 @click.option(
     "--logdir",
@@ -106,9 +132,10 @@ def _rates(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def race(
     optimizers: str | None,
-    lr: tuple[float | None, dict[str, float]],
+    lr: Rates,
     epochs: int | None,
     seed: int,
+    seeds: int,
     threads: int,
     nproc: int,
     problem: str,
@@ -119,7 +146,8 @@ def race(
     """Train one model with several optimizers, side by side, on real data.
 
     Everyone starts from the same weights and sees the same batches; blocks of steps take turns,
-    so that times are fair. Writes race.png and race.json.
+    so that times are fair. Writes race.png and race.json. Ctrl-C ends the race early and keeps
+    what was raced, unless several processes race.
 
     \b
     Examples:
@@ -128,6 +156,7 @@ def race(
       thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
       thalweg race --optimizers optim:AdamW,torch:AdamW
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
+      thalweg race --optimizers Adam,Nadam --lr sweep --seeds 5
       thalweg race --problem stdlib --logdir runs
       thalweg race --nproc 2
     """
@@ -136,7 +165,10 @@ def race(
     need("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
     if logdir is not None:
         need("tensorboard")
-    chosen = Chosen(optimizers, lr, epochs, seed, threads, problem, out, logdir, as_json)
+    if seed + seeds > 2**63:
+        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
+    each = range(seed, seed + seeds)
+    chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, as_json)
     written = [out / "race.json", out / "race.png"]
     _contestants(chosen)
     _check_writable(out, written)
@@ -146,13 +178,19 @@ def race(
         _race(chosen, written)
 
 
+class Stopped(click.ClickException):
+    """Ctrl-C has ended the race."""
+
+    exit_code = INTERRUPTED
+
+
 class Chosen(NamedTuple):
     """What the command line asks for."""
 
     optimizers: str | None
-    lr: tuple[float | None, dict[str, float]]
+    lr: Rates
     epochs: int | None
-    seed: int
+    seeds: range
     threads: int
     problem: str
     out: Path
@@ -164,14 +202,18 @@ def _contestants(chosen: Chosen) -> list[Any]:
     from thalweg.race.contestants import line_up
     from thalweg.race.errors import RaceError
     from thalweg.race.problems import DEFAULT_OPTIMIZERS
+    from thalweg.race.sweep import entrants
 
     names = (chosen.optimizers or "").split(",")
     try:
-        return line_up(
+        racing = line_up(
             [name.strip() for name in names if name.strip()] if chosen.optimizers is not None
             else DEFAULT_OPTIMIZERS[chosen.problem],
-            chosen.lr[1], chosen.problem, rate=chosen.lr[0],
+            chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
         )  # fmt: skip
+        if chosen.lr.sweep:
+            entrants(racing)  # a rate that cannot be set is found here
+        return racing
     except RaceError as error:
         raise click.UsageError(str(error)) from error
 
@@ -182,16 +224,15 @@ def _race(chosen: Chosen, written: list[Path]) -> None:
 
     from thalweg.cli.live import watch
     from thalweg.distribute import Strategy
-    from thalweg.race import events, plot, report
+    from thalweg.race import events, outcome, plot, report
     from thalweg.race.problems import PROBLEMS
-    from thalweg.race.run import run
 
     strategy, contestants = Strategy(), _contestants(chosen)
 
-    def ran(progress: Callable[[Race], None] | None) -> Race:
-        return run(
-            PROBLEMS[chosen.problem](chosen.seed), contestants, epochs=chosen.epochs,
-            seed=chosen.seed, threads=chosen.threads, progress=progress, strategy=strategy,
+    def ran(progress: outcome.Progress | None) -> outcome.Outcome:
+        return outcome.ran(
+            PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
+            epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
         )  # fmt: skip
 
     if strategy.ranks.rank:
@@ -199,7 +240,7 @@ def _race(chosen: Chosen, written: list[Path]) -> None:
         return
     console = Console(stderr=chosen.as_json)
     with _events_folder(chosen.logdir, chosen.problem) as events_folder:
-        with watch(console, chosen.problem) as progress:
+        with watch(Console(stderr=True), chosen.problem) as progress:
             result = ran(progress)
         report.save(result, written[0])
         plot.save(result, written[1])
@@ -210,12 +251,26 @@ def _race(chosen: Chosen, written: list[Path]) -> None:
         click.echo(report.text(result))
     else:
         _print(console, result, written)
+    if result.stopped:
+        raise Stopped(_where(result))
+
+
+def _where(result: Outcome) -> str:
+    """Where Ctrl-C came, and what is there of the race."""
+    race = result.race
+    if not race.stopped:
+        kept = f"{len(result.races)} of {result.seeds} seeds"
+        return f"stopped; the races of {kept} are kept."
+    return (
+        f"stopped at step {race.step:,} of {race.steps:,}; what was raced until then is kept,"
+        " ranked by the latest scores that all have."
+    )
 
 
 def _check_writable(folder: Path, files: list[Path]) -> None:
     """Found out before the race, not after it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _ask_for(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -223,6 +278,20 @@ def _check_writable(folder: Path, files: list[Path]) -> None:
     for file in files:
         if file.is_dir():
             raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
+
+
+def _ask_for(folder: Path) -> None:
+    """Make a folder that is not there, if somebody is there to agree."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            command = f"mkdir -p {shlex.quote(str(folder))}"
+            raise click.BadParameter(
+                f"there is no folder '{folder}'; make it first: {command}", param_hint="--out"
+            ) from None
+        click.confirm(f"There is no folder '{folder}'. Make it?", abort=True, err=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
@@ -244,17 +313,22 @@ def _unwritable(option: str, folder: Path, error: OSError) -> click.BadParameter
     return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)
 
 
-def _print(console: Any, result: Any, written: list[Path]) -> None:
+def _print(console: Any, result: Outcome, written: list[Path]) -> None:
     from thalweg.race import report
 
-    console.print(f"[bold]{result.problem.description}[/bold]", highlight=False)
-    ranks = f" on {result.ranks} ranks" if result.ranks > 1 else ""
+    race = result.race
+    console.print(f"[bold]{race.problem.description}[/bold]", highlight=False)
+    ranks = f" on {race.ranks} ranks" if race.ranks > 1 else ""
     console.print(
-        f"{result.steps:,} steps of {result.problem.batch_size} examples{ranks}, "
-        f"{report.epochs(result)}, seed {result.seed}, {result.seconds:.0f} s",
+        f"{race.steps:,} steps of {race.problem.batch_size} examples{ranks}, "
+        f"{report.epochs(race)}, {report.seeds(result.races)}, {result.seconds:.0f} s",
         highlight=False,
     )
-    console.print(report.table(result))
-    console.print(report.FOOTNOTE, style="dim", highlight=False)
+    if result.swept is not None:
+        console.print(report.sweep_table(result.swept, console.width))
+        console.print(report.sweep_note(result.swept), style="dim", highlight=False)
+    console.print(report.table(result.races, console.width))
+    for note in report.footnotes(result.races):
+        console.print(note, style="dim", highlight=False)
     saved = "Saved " + ", ".join(map(str, written))
     console.print(saved, markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ def launched(count: int, function: Callable[..., None], *args: Any) -> None:
 
     Raises:
         click.ClickException: A rank has failed; says with what.
+        KeyboardInterrupt: Ctrl-C.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -33,7 +35,7 @@ def launched(count: int, function: Callable[..., None], *args: Any) -> None:
     try:
         told: dict[int, tuple[bool, str] | None] = elastic_launch(config, _told)(function, args)
     except SignalException as error:
-        raise click.Abort from error
+        raise (KeyboardInterrupt if error.sigval == signal.SIGINT else click.Abort) from error
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise click.ClickException(

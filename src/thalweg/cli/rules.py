@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -113,18 +114,42 @@ def sparse(rule: Rule) -> str:
 
 
 def formula(rule: Rule) -> str:
-    """The source text of everything that the rule computes; for functions without, a note."""
+    """The source text of everything that the rule computes, with the functions that this calls;
+    for functions without, a note.
+    """
     from thalweg.formula import FORMULAS
 
+    parts = [(part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS)]
+    given = [(part, function) for part, function in parts if function is not None]
+    helpers = _helpers([function for _, function in given])
     texts: list[str] = []
-    for part in ("prepare", *FORMULAS):
-        function = getattr(rule, part)
-        if function is not None:
-            try:
-                texts.append(textwrap.dedent(inspect.getsource(function)).strip())
-            except OSError:
-                texts.append(f"# {part}: the source text of {function!r} is not available")
+    for part, function in [*given, *((each.__name__, each) for each in helpers)]:
+        try:
+            texts.append(textwrap.dedent(inspect.getsource(function)).strip())
+        except OSError:
+            texts.append(f"# {part}: the source text of {function!r} is not available")
     return "\n\n\n".join(texts)
+
+
+def _helpers(functions: list[Any]) -> list[Any]:
+    """The functions that these call, directly or by way of others, but those of libraries."""
+    found: list[Any] = []
+    pending = list(filter(inspect.isfunction, functions))
+    while pending:
+        called = inspect.getclosurevars(pending.pop(0))
+        for each in (*called.nonlocals.values(), *called.globals.values()):
+            if inspect.isfunction(each) and not _is_known(each) and each not in functions + found:
+                found.append(each)
+                pending.append(each)
+    return found
+
+
+def _is_known(function: Any) -> bool:
+    """Whether a formula may take the function for granted."""
+    room, *below = function.__module__.split(".")
+    if room == "thalweg":
+        return below[:1] != ["rules"]
+    return room in sys.stdlib_module_names or room in ("numpy", "torch")
 
 
 def _described(rule: Rule) -> dict[str, Any]:

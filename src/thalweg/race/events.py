@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from thalweg.race.run import Race
+from thalweg.race.outcome import Outcome
+from thalweg.race.run import Lane
 
 
 @contextmanager
@@ -37,18 +39,22 @@ def folder(logdir: Path, problem: str) -> Iterator[Path]:
             made.rmdir()
 
 
-def save(race: Race, folder: Path) -> None:
-    """Write the run `folder/<optimizer>` for every contestant."""
+def save(outcome: Outcome, folder: Path) -> None:
+    """Write the run `folder/<optimizer>` for every contestant, of several seeds one for each."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    for lane in race.lanes:
-        run = lane.name.replace("/", "_").replace(":", "_")
-        with SummaryWriter(str(folder / run)) as writer:
-            for step, loss in enumerate(lane.losses, 1):
-                writer.add_scalar("loss/batch", loss, step)
-            for step, scores in lane.evaluations:
-                for tag, value in zip(
-                    ("loss/train", "loss/test", "accuracy/test"), scores, strict=True
-                ):
-                    if math.isfinite(value):
-                        writer.add_scalar(tag, value, step)
+    for race in outcome.races:
+        seed = f"/seed-{race.seed}" if len(outcome.races) > 1 else ""
+        for lane in race.lanes:
+            run = lane.name.replace("/", "_").replace(":", "_")
+            with SummaryWriter(str(folder / f"{run}{seed}")) as writer:
+                _write(lane, writer)
+
+
+def _write(lane: Lane, writer: Any) -> None:
+    for step, loss in enumerate(lane.losses, 1):
+        writer.add_scalar("loss/batch", loss, step)
+    for step, scores in lane.evaluations:
+        for tag, value in zip(("loss/train", "loss/test", "accuracy/test"), scores, strict=True):
+            if math.isfinite(value):
+                writer.add_scalar(tag, value, step)

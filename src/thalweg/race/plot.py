@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from thalweg.race import report
-from thalweg.race.run import Lane, Race
+from thalweg.race.outcome import Outcome
+from thalweg.race.run import Race
+from thalweg.race.standings import Standing, standings
 
 # Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -18,32 +21,33 @@ TITLE = 110  # characters of a line of the title
 NAME = 30  # and of a name in the legend, which would leave the curves no room
 
 
-def save(race: Race, path: Path) -> None:
-    """Draw the race to a PNG file."""
-    made = figure(race)
+def save(outcome: Outcome, path: Path) -> None:
+    """Draw what was raced to a PNG file."""
+    made = figure(outcome.races)
     with report.whole(path) as file:
         made.savefig(file, format="png")
 
 
-def figure(race: Race) -> Any:
-    """The picture, as matplotlib's `Figure`."""
+def figure(races: Sequence[Race]) -> Any:
+    """The picture, as matplotlib's `Figure`: of several seeds the means, and from least to most."""
     # Figure instead of pyplot: no global state, no backend, no window.
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
     left, right = made.subplots(1, 2, width_ratios=(3, 2))
-    for number, lane in enumerate(race.ranked()):
+    for number, standing in enumerate(standings(races)):
         style = {
             "color": COLORS[number % len(COLORS)],
             "linestyle": ("-", "--", ":")[number // len(COLORS) % 3],
             "linewidth": 1.6,
         }
-        _lane(left, right, lane, style)
+        _lane(left, right, standing, style)
     left.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
     left.set_ylabel("cross-entropy (nats)")
-    _scale(left, race)
+    _scale(left, races)
     right.set_title("accuracy on the test examples", loc="left", fontsize=10)
-    accuracies = [point.scores.test_accuracy for lane in race.lanes for point in lane.evaluations]
+    lanes = [lane for race in races for lane in race.lanes]
+    accuracies = [point.scores.test_accuracy for lane in lanes for point in lane.evaluations]
     if accuracies:
         # The slowest start would otherwise press all that follows against the top.
         low, high = np.nanquantile(accuracies, 0.05), np.nanmax(accuracies)
@@ -52,31 +56,51 @@ def figure(race: Race) -> Any:
     right.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     for axes in (left, right):
         axes.set_xlabel("step")
-        axes.set_xlim(0, race.steps * 1.01)
+        axes.set_xlim(0, races[0].steps * 1.01)
         axes.grid(alpha=0.25, which="both", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     right.legend(
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
         alignment="left",
     )  # fmt: skip
-    title = f"{race.problem.description}, {report.epochs(race)}, seed {race.seed}"
+    about = (races[0].problem.description, report.epochs(races[0]), report.seeds(races))
+    title = ", ".join(about)
     made.suptitle(textwrap.fill(title, TITLE), fontsize=11)
     return made
 
 
-def _lane(left: Any, right: Any, lane: Lane, style: dict[str, Any]) -> None:
-    finite = np.isfinite(lane.losses)
-    losses = np.asarray(lane.losses)[finite]
-    smooth = smoothed(losses, SMOOTHING)
-    left.plot(np.arange(1, len(smooth) + 1), smooth, **style)
-    if lane.diverged_at is not None and len(smooth):
-        left.plot(len(smooth), smooth[-1], "x", color=style["color"], markersize=8)
+def _lane(left: Any, right: Any, standing: Standing, style: dict[str, Any]) -> None:
+    lanes, lane = standing.lanes, standing.lanes[0]
+    curves = [smoothed(_finite(each.losses), SMOOTHING) for each in lanes]
+    length = min(map(len, curves))
+    steps = np.arange(1, length + 1)
+    smooth = _drawn(left, steps, [curve[:length] for curve in curves], style)
+    if standing.diverged and length:
+        left.plot(length, smooth[-1], "x", color=style["color"], markersize=8)
     rate = "" if lane.learning_rate is None else f" (lr {lane.learning_rate:g})"
-    steps = [evaluation.step for evaluation in lane.evaluations]
-    accuracy = [evaluation.scores.test_accuracy for evaluation in lane.evaluations]
-    end = "NaN" if lane.diverged_at is not None else f"{accuracy[-1]:.1%}" if accuracy else ""
+    count = min(len(each.evaluations) for each in lanes)
+    accuracies = [[point.scores.test_accuracy for point in each.evaluations[:count]]
+                  for each in lanes]  # fmt: skip
+    end = "NaN" if standing.diverged else f"{standing.accuracy:.1%}" if count else ""
     name = lane.name if len(lane.name) <= NAME else f"...{lane.name[3 - NAME :]}"
-    right.plot(steps, accuracy, marker="o", markersize=3, label=f"{name}{rate} {end}", **style)
+    style = {**style, "marker": "o", "markersize": 3, "label": f"{name}{rate} {end}"}
+    _drawn(right, [point.step for point in lane.evaluations[:count]], accuracies, style)
+
+
+def _drawn(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
+    """The mean of the curves as a line, and all of them as an area behind it."""
+    values = np.asarray(curves)
+    mean = values.mean(0)
+    axes.plot(steps, mean, **style)
+    if len(curves) > 1:
+        axes.fill_between(
+            steps, values.min(0), values.max(0), color=style["color"], alpha=0.12, linewidth=0
+        )
+    return mean
+
+
+def _finite(losses: Sequence[float]) -> np.ndarray:
+    return np.asarray(losses)[np.isfinite(losses)]
 
 
 def smoothed(losses: np.ndarray, window: int) -> np.ndarray:
@@ -87,9 +111,10 @@ def smoothed(losses: np.ndarray, window: int) -> np.ndarray:
     return (total[last] - total[first]) / (last - first)
 
 
-def _scale(axes: Any, race: Race) -> None:
-    finals = [lane.scores.train_loss for lane in race.lanes if lane.diverged_at is None]
-    start = max((lane.losses[0] for lane in race.lanes), default=1.0)
+def _scale(axes: Any, races: Sequence[Race]) -> None:
+    lanes = [lane for race in races for lane in race.lanes]
+    finals = [lane.scores.train_loss for lane in lanes if lane.diverged_at is None]
+    start = max((lane.losses[0] for lane in lanes if lane.losses), default=1.0)
     # A logarithmic scale where the losses span more than a decade; never one ruled by a blow-up.
     if finals and 0 < min(finals) < start / 10:
         axes.set_yscale("log")

@@ -6,53 +6,136 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from thalweg.race import sweep
+from thalweg.race.outcome import Outcome
 from thalweg.race.run import BLOCK, Lane, Race
+from thalweg.race.standings import Standing, standings
+from thalweg.tables import fitted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FOOTNOTE = (
-    "Ranked by test accuracy, then train loss. us/step: the optimizer's own part of a step, "
-    "median; no time includes the first step."
-)
-PACKAGES = ("thalweg", "torch", "numpy", "numba", "scikit-learn")
+_TIMES = "us/step: the optimizer's own part of a step, median; no time includes the first step."
+PACKAGES = ("thalweg", "torch", "numpy", "llvmlite", "scikit-learn")
 
 
-def table(race: Race) -> Table:
-    """The ranking as a table for a terminal of 80 columns."""
+HEADINGS = ("#", "optimizer", "lr", "train loss", "test acc.", "seconds", "us/step")
+# What a narrow terminal does without, first to last; the rest stays.
+DROPPED = ("seconds", "us/step", "train loss", "lr", "#")
+
+
+def table(races: Sequence[Race], width: int) -> Table:
+    """The ranking as a table, with as many columns as fit into the width of a terminal."""
+    found = standings(races)
+    rows: list[dict[str, Any]] = []
+    for each in found:
+        rows.append(dict(zip(HEADINGS, (_ranks(each), each.name, *cells(each)), strict=True)))
+    styles = ["green" if each.first == 1 and each.is_scored else None for each in found]
+    return fitted(partial(_made, rows, styles), HEADINGS, DROPPED, width)
+
+
+def _made(
+    rows: Sequence[Mapping[str, Any]], styles: Sequence[str | None], headings: list[str]
+) -> Table:
     from rich import box
     from rich.table import Table
 
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    result.add_column("#", justify="right")
-    result.add_column("optimizer", style="bold", overflow="fold")
-    for heading in ("lr", "train loss", "test acc.", "seconds", "us/step"):
-        result.add_column(heading, justify="right")
-    for rank, lane in enumerate(race.ranked(), 1):
-        style = "green" if rank == 1 and lane.diverged_at is None and lane.evaluations else None
-        result.add_row(str(rank), lane.name, *cells(lane), style=style)
-    return result
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        if heading == "optimizer":
+            made.add_column(heading, style="bold", overflow="fold")
+        else:
+            made.add_column(heading, justify="right")
+    for row, style in zip(rows, styles, strict=True):
+        made.add_row(*(row[heading] for heading in headings), style=style)
+    return made
 
 
-def cells(lane: Lane) -> list[str]:
-    """Learning rate, train loss, test accuracy, seconds and microseconds of one lane, as text."""
+def _ranks(standing: Standing) -> str:
+    first, last = standing.first, standing.last
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def cells(standing: Standing) -> list[str]:
+    """Learning rate, train loss, test accuracy, seconds and microseconds of one, as text."""
+    lanes, lane = standing.lanes, standing.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
-    if lane.diverged_at is not None:
+    if len(lanes) > 1:
+        loss, accuracy = f"{standing.train_loss:.4f}", f"{standing.accuracy:.2%}"
+        accuracy += f" ± {100 * standing.spread:.2f}"
+        if standing.diverged:
+            loss = f"NaN in {standing.diverged} of {len(lanes)}"
+    elif lane.diverged_at is not None:
         loss, accuracy = f"NaN at step {lane.diverged_at}", "-"
     elif not lane.evaluations:
         loss, accuracy = f"{lane.losses[-1]:.4f}" if lane.losses else "", ""
     else:
         loss, accuracy = f"{lane.scores.train_loss:.4f}", f"{lane.scores.test_accuracy:.2%}"
-    step = lane.step_time * 1e6
+    step = standing.step_time * 1e6
     return [
-        rate, loss, accuracy, f"{lane.seconds:.2f}", "" if math.isnan(step) else f"{step:,.0f}"
+        rate, loss, accuracy, f"{standing.seconds:.2f}", "" if math.isnan(step) else f"{step:,.0f}"
     ]  # fmt: skip
+
+
+def footnotes(races: Sequence[Race]) -> list[str]:
+    """How the table ranks, and what it cannot tell."""
+    if len(races) == 1:
+        chance = "With one seed, small differences may be chance: see --seeds."
+        return [f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"]
+    best, *others = standings(races)
+    near = [each.name for each in others if each.first == 1]
+    return [
+        f"Ranked by the mean test accuracy of {len(races)} seeds, ± their standard deviation. Of"
+        " ranks such as 1-3 the seeds cannot tell which it is: the differences are within the 95 %"
+        f" interval of a paired t-test. {_TIMES}",
+        f"Not to be told from {best.name}: {', '.join(near)}." if near
+        else f"{best.name} is ahead of all others.",
+    ]  # fmt: skip
+
+
+def sweep_table(swept: Race, width: int) -> Table:
+    """The train loss with each learning rate, the rate that won, and a mark at the edges."""
+    from rich.text import Text
+
+    rows: list[dict[str, Any]] = []
+    for lanes in sweep.tried(swept):
+        won = sweep.best(lanes)
+        mark = " *" if sweep.is_at_the_edge(lanes) else "  "
+        row: dict[str, Any] = {"optimizer": won.name, "lr": f"{won.learning_rate:g}{mark}"}
+        for factor, lane in zip(sweep.FACTORS, lanes, strict=True):
+            loss = lane.scores.train_loss
+            text = f"{loss:.4f}" if math.isfinite(loss) else "NaN"
+            row[f"x {factor:g}"] = Text(text, style="green" if lane is won else "")
+        rows.append(row)
+    factors = [f"x {factor:g}" for factor in sweep.FACTORS]
+    dropped = [factors[place] for place in (0, 4, 1, 3, 2)]
+    made = partial(_made, rows, [None] * len(rows))
+    return fitted(made, ["optimizer", "lr", *factors], dropped, width)
+
+
+def sweep_note(swept: Race) -> str:
+    """What the table of a sweep shows."""
+    note = (
+        f"Train loss with {len(sweep.FACTORS)} learning rates each, from"
+        f" {sweep.FACTORS[0]:g} to {sweep.FACTORS[-1]:g} times the usual one, seed {swept.seed};"
+        " the lowest wins."
+    )
+    if any(map(sweep.is_at_the_edge, sweep.tried(swept))):
+        note += " *: the lowest or highest that was tried, so one beyond may be better."
+    return note
+
+
+def seeds(races: Sequence[Race]) -> str:
+    """The seeds, as one writes them."""
+    first, last = races[0].seed, races[-1].seed
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
 def epochs(race: Race) -> str:
@@ -60,34 +143,82 @@ def epochs(race: Race) -> str:
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
-def report(race: Race) -> dict[str, Any]:
-    """Everything about the race, as JSON holds it; numbers that are not finite are null."""
-    problem = race.problem
-    return _finite(
-        {
-            "format": 1,
-            "problem": {
-                "name": problem.name,
-                "description": problem.description,
-                "train_examples": len(problem.train.targets),
-                "test_examples": len(problem.test.targets),
-                "parameters": sum(p.numel() for p in race.lanes[0].model.parameters()),
-            },
-            "settings": {
-                "seed": race.seed,
-                "epochs": race.epochs,
-                "steps": race.steps,
-                "batch_size": problem.batch_size,
-                "block": BLOCK,
-                "threads": race.threads,
-                "ranks": race.ranks,
-            },
-            "versions": _versions(),
-            "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
-            "seconds": race.seconds,
-            "results": [_result(rank, lane) for rank, lane in enumerate(race.ranked(), 1)],
-        }
-    )
+def report(outcome: Outcome) -> dict[str, Any]:
+    """Everything that was raced, as JSON holds it; numbers that are not finite are null.
+
+    Of one seed the results have all losses; of several they have means, and "races" all the rest.
+    """
+    race, problem = outcome.race, outcome.race.problem
+    several = len(outcome.races) > 1
+    told = {
+        "format": 1,
+        "problem": {
+            "name": problem.name,
+            "description": problem.description,
+            "train_examples": len(problem.train.targets),
+            "test_examples": len(problem.test.targets),
+            "parameters": sum(p.numel() for p in race.lanes[0].model.parameters()),
+        },
+        "settings": {
+            "seed": race.seed,
+            "seeds": [each.seed for each in outcome.races],
+            "epochs": race.epochs,
+            "steps": race.steps,
+            "batch_size": problem.batch_size,
+            "block": BLOCK,
+            "threads": race.threads,
+            "ranks": race.ranks,
+        },
+        "versions": _versions(),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        "seconds": outcome.seconds,
+        "stopped": outcome.stopped,
+        "stopped_at_step": race.step if race.stopped else None,
+    }
+    if outcome.swept is not None:
+        told["sweep"] = [_rates(lanes) for lanes in sweep.tried(outcome.swept)]
+    found = standings(outcome.races)
+    if several:
+        told["results"] = [_mean(each) for each in found]
+        told["races"] = [
+            {"seed": each.seed, "results": _results(standings([each]))} for each in outcome.races
+        ]
+    else:
+        told["results"] = _results(found)
+    return _finite(told)
+
+
+def _rates(lanes: Sequence[Lane]) -> dict[str, Any]:
+    best = sweep.best(lanes)
+    return {
+        "optimizer": best.name,
+        "learning_rate": best.learning_rate,
+        "at_the_edge": sweep.is_at_the_edge(lanes),
+        "tried": [{"learning_rate": lane.learning_rate, **lane.scores._asdict()} for lane in lanes],
+    }
+
+
+def _mean(standing: Standing) -> dict[str, Any]:
+    lane = standing.lanes[0]
+    return {
+        "rank": standing.first,
+        "last_rank": standing.last,
+        "optimizer": lane.name,
+        "source": lane.contestant.source,
+        "learning_rate": lane.learning_rate,
+        "arguments": dict(lane.contestant.arguments),
+        "train_loss": standing.train_loss,
+        "test_accuracy": standing.accuracy,
+        "test_accuracy_stdev": standing.spread,
+        "test_accuracies": standing.accuracies,
+        "diverged": standing.diverged,
+        "seconds": standing.seconds,
+        "microseconds_per_step": standing.step_time * 1e6,
+    }
+
+
+def _results(found: Sequence[Standing]) -> list[dict[str, Any]]:
+    return [_result(rank, each.lanes[0]) for rank, each in enumerate(found, start=1)]
 
 
 def _result(rank: int, lane: Lane) -> dict[str, Any]:
@@ -133,15 +264,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def text(race: Race) -> str:
+def text(outcome: Outcome) -> str:
     """The report as JSON."""
-    return json.dumps(report(race), indent=2, allow_nan=False)
+    return json.dumps(report(outcome), indent=2, allow_nan=False)
 
 
-def save(race: Race, path: Path) -> None:
+def save(outcome: Outcome, path: Path) -> None:
     """Write the report to a file."""
     with whole(path) as file:
-        file.write((text(race) + "\n").encode())
+        file.write((text(outcome) + "\n").encode())
 
 
 @contextmanager

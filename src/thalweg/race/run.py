@@ -33,6 +33,16 @@ class Evaluation(NamedTuple):
     scores: Scores
 
 
+def rate_of(contestant: Contestant, optimizer: Any) -> float | None:
+    """The learning rate that a contestant races with, if it is a number."""
+    if contestant.learning_rate is not None:
+        return contestant.learning_rate
+    try:
+        return float(getattr(optimizer, rate_name(optimizer) or "learning_rate"))
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 @dataclass
 class Lane:
     """One contestant's model, optimizer and history. Times are in seconds, one for each step."""
@@ -54,12 +64,7 @@ class Lane:
     @property
     def learning_rate(self) -> float | None:
         """The optimizer's learning rate if it is a number."""
-        if self.contestant.learning_rate is not None:
-            return self.contestant.learning_rate
-        try:
-            return float(getattr(self.optimizer, rate_name(self.optimizer) or "learning_rate"))
-        except (AttributeError, TypeError, ValueError):
-            return None
+        return rate_of(self.contestant, self.optimizer)
 
     @property
     def scores(self) -> Scores:
@@ -92,6 +97,15 @@ class Race:
     ranks: int = 1
     step: int = 0
     seconds: float = 0.0
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """End it before its time: the scores that count are the latest that all have."""
+        self.stopped = True
+        racing = [lane.evaluations for lane in self.lanes if lane.diverged_at is None]
+        shared = min(map(len, racing), default=0)
+        for evaluations in racing:
+            del evaluations[shared:]
 
     def ranked(self) -> list[Lane]:
         """The best first: test accuracy, then train loss; those that diverged are last."""
@@ -123,10 +137,12 @@ def run(
         strategy: Optional. The ranks that share each batch; all of them call this.
 
     Returns:
-        The race with everyone's history; times are those of this rank.
+        The race with everyone's history; times are those of this rank. Ctrl-C stops a race of one
+        rank, and what was raced until then is returned.
 
     Raises:
         EntryError: If an optimizer fails; names it.
+        KeyboardInterrupt: Ctrl-C, where several ranks race or none has taken a step.
     """
     epochs = problem.epochs if epochs is None else epochs
     strategy = Strategy.alone() if strategy is None else strategy
@@ -142,18 +158,31 @@ def run(
         ]
         ranks = strategy.num_replicas_in_sync
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
-        every = max(1, math.ceil(race.steps / EVALUATIONS))
-        for number, (first, last) in enumerate(_blocks(race.steps, every)):
-            turn = number % len(lanes)  # nobody is always first
-            for lane in lanes[turn:] + lanes[:turn]:
-                if lane.diverged_at is None:
-                    _advance(lane, problem, order[first:last], strategy)
-                    if last % every == 0 or last == race.steps:
-                        lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
-                race.step, race.seconds = last, perf_counter() - start_time
-                if progress is not None:
-                    progress(race)
+        try:
+            _take_turns(race, order, strategy, start_time, progress)
+        except KeyboardInterrupt:
+            if not strategy.ranks.is_alone or not any(lane.losses for lane in lanes):
+                raise
+            race.stop()
     return race
+
+
+def _take_turns(
+    race: Race, order: Tensor, strategy: Strategy, start_time: float,
+    progress: Callable[[Race], None] | None,
+) -> None:  # fmt: skip
+    problem, lanes = race.problem, race.lanes
+    every = max(1, math.ceil(race.steps / EVALUATIONS))
+    for number, (first, last) in enumerate(_blocks(race.steps, every)):
+        turn = number % len(lanes)  # nobody is always first
+        for lane in lanes[turn:] + lanes[:turn]:
+            if lane.diverged_at is None:
+                _advance(lane, problem, order[first:last], strategy)
+                if last % every == 0 or last == race.steps:
+                    lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
+            race.step, race.seconds = last, perf_counter() - start_time
+            if progress is not None:
+                progress(race)
 
 
 def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,99 @@
+"""`thalweg doctor`: what is installed here, and which engines can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from thalweg.cli.escaped import escaped
+
+_PACKAGES = ("torch", "llvmlite", "triton")
+
+
+@click.command(short_help="Show versions, engines, devices, and where kernels are kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def doctor(as_json: bool) -> None:
+    """Show versions, engines, devices, and where kernels are kept.
+
+    An engine that is not there is told with the reason; the exit status is 0 all the same.
+
+    \b
+    Examples:
+      thalweg doctor
+      thalweg doctor --json
+    """
+    found = _examined()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    lines = {name: text or "not installed" for name, text in found["versions"].items()}
+    for name, trouble in found["engines"].items():
+        lines[f"engine {name}"] = f"no: {trouble}" if trouble else "yes"
+    lines["threads of torch"] = str(found["threads"])
+    kernels = found["kernels"]
+    kept = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
+    lines["kernels"] = f"{kernels['folder']} ({kept})"
+    for number, gpu in enumerate(found["gpus"]):
+        lines[f"GPU {number}"] = f"{gpu['name']}, capability {gpu['capability']}"
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        click.echo(f"{name:{width}}  {escaped(text)}")
+
+
+def _examined() -> dict[str, Any]:
+    import torch
+
+    from thalweg import __version__
+    from thalweg.engines.cuda.available import trouble
+
+    own = {"thalweg": __version__, "python": platform.python_version()}
+    return {
+        "versions": {**own, **{name: _version(name) for name in _PACKAGES}},
+        "engines": {"reference": "", "cpu": "", "cuda": trouble()},
+        "threads": torch.get_num_threads(),
+        "kernels": _kernels(),
+        "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu(number: int) -> dict[str, str]:
+    import torch
+
+    capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
+    return {"name": torch.cuda.get_device_name(number), "capability": capability}
+
+
+def _kernels() -> dict[str, str]:
+    """The folder of compiled kernels, and why none can be kept there; empty if they can."""
+    from thalweg.engines.cpu import private, store
+
+    folder, trouble = str(store.folder()), ""
+    if not private.AVAILABLE:
+        trouble = "who may write to a folder cannot be seen on this system"
+    else:
+        with warnings.catch_warnings(record=True) as said, ExitStack() as stack:
+            warnings.simplefilter("always")
+            try:
+                kept = private.opened(stack, folder)
+                name = f"doctor.{os.urandom(8).hex()}"
+                private.write(kept, name, b"")
+                os.unlink(name, dir_fd=kept)
+            except OSError as error:
+                trouble = str(error)
+        # A folder beside it is used where this one may be another user's.
+        trouble = trouble or " ".join(str(each.message) for each in said)
+    return {"folder": folder, "trouble": trouble}

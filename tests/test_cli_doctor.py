@@ -1,0 +1,76 @@
+"""`thalweg doctor` tells what is here, and why what is missing is missing."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import thalweg
+from thalweg.cli import doctor
+from thalweg.cli.main import main
+from thalweg.engines.cuda import available
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, ["doctor", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def test_versions_engines_and_threads(folder):
+    found = json.loads(run("--json"))
+    assert found["versions"]["thalweg"] == thalweg.__version__
+    assert found["versions"]["python"] == platform.python_version()
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["engines"] == {"reference": "", "cpu": "", "cuda": available.trouble()}
+    assert found["threads"] == torch.get_num_threads()
+    assert found["kernels"] == {"folder": str(folder), "trouble": ""}
+    assert len(found["gpus"]) == torch.cuda.device_count()
+    assert list(folder.iterdir()) == []
+
+
+def test_lines_for_eyes(folder, monkeypatch):
+    monkeypatch.setattr(available, "trouble", lambda: "torch sees no GPU")
+    monkeypatch.setattr(doctor, "version", lambda name: "1.2")
+    lines = dict(line.split("  ", 1) for line in run().splitlines())
+    found = {name.strip(): text.strip() for name, text in lines.items()}
+    assert found["triton"] == "1.2"
+    assert found["engine cpu"] == "yes"
+    assert found["engine cuda"] == "no: torch sees no GPU"
+    assert found["kernels"] == f"{folder} (private, can be written)"
+
+
+def test_what_is_not_installed(folder, monkeypatch):
+    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
+    assert json.loads(run("--json"))["versions"]["no-such-package"] is None
+    assert "not installed" in run()
+
+
+def test_a_folder_that_others_may_write_to(folder, monkeypatch):
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o777)
+    found = json.loads(run("--json"))["kernels"]
+    assert f"{folder}-2" in found["trouble"]
+
+
+def test_a_folder_that_is_no_absolute_path(monkeypatch):
+    monkeypatch.setenv("THALWEG_CACHE_DIR", "here")
+    assert "not absolute" in json.loads(run("--json"))["kernels"]["trouble"]
+
+
+def test_gpus(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
+    assert json.loads(run("--json"))["gpus"] == [{"name": "One\x1b[2J", "capability": "9.0"}]
+    assert "One\\x1b[2J, capability 9.0" in run()

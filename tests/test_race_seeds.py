@@ -1,0 +1,242 @@
+"""Races over several seeds and with several learning rates: ranks, tables, files."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from thalweg.cli.main import main
+from thalweg.race import outcome as outcomes
+from thalweg.race import plot, report, run, standings, sweep
+from thalweg.race.contestants import Contestant, line_up
+from thalweg.race.problems import PROBLEMS
+from thalweg.race.problems.problem import Scores
+from thalweg.race.run import Evaluation, Lane, Race
+
+LONG = "v1:ProximalGradientDescentOptimizer"
+
+
+def lane(name: str, accuracy: float, loss: float = 0.1, rate: float = 0.1) -> Lane:
+    contestant = Contestant(name, lambda rate: None, rate, "here")  # pyright: ignore[reportArgumentType]
+    made = Lane(contestant, torch.nn.Linear(1, 1), None, losses=[1.0, loss])
+    made.model_times, made.optimizer_times = [0.1, 0.1], [0.1, 0.1]
+    if math.isnan(accuracy):
+        made.diverged_at = 1
+    else:
+        made.evaluations.append(Evaluation(2, Scores(loss, loss, accuracy)))
+    return made
+
+
+def races(**accuracies: list[float]) -> list[Race]:
+    seeds = range(len(next(iter(accuracies.values()))))
+    problem: Any = None
+    return [
+        Race(problem, [lane(name, each[seed]) for name, each in accuracies.items()], 1, seed, 1, 2)
+        for seed in seeds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "ranks"),
+    [
+        ({"A": [0.9], "B": [0.8]}, "A1 B2"),
+        ({"A": [0.9], "B": [0.9]}, "A1 B2"),
+        ({"A": [0.90, 0.91, 0.92], "B": [0.80, 0.81, 0.82]}, "A1 B2"),
+        ({"A": [0.80, 0.81, 0.82], "B": [0.90, 0.91, 0.92]}, "B1 A2"),
+        ({"A": [0.90, 0.80, 0.91], "B": [0.80, 0.90, 0.90]}, "A1-2 B1-2"),
+        # What both seeds share is no difference: pairs are compared.
+        ({"A": [0.52, 0.91, 0.72], "B": [0.50, 0.89, 0.70]}, "A1 B2"),
+        ({"A": [0.9, 0.9], "B": [0.9, 0.9], "C": [0.1, 0.1]}, "A1-2 B1-2 C3"),
+        ({"A": [0.9, 0.8], "B": [0.8, 0.79]}, "A1-2 B1-2"),  # two seeds: t is 12.7
+        ({"A": [math.nan, math.nan], "B": [0.3, 0.31]}, "B1 A2"),
+    ],
+)
+def test_ranks_that_seeds_leave_open(accuracies: dict[str, list[float]], ranks: str) -> None:
+    found = standings.standings(races(**accuracies))
+    told = [f"{each.name}{report._ranks(each)}" for each in found]
+    assert " ".join(told) == ranks
+
+
+def test_means_and_spread() -> None:
+    (found,) = standings.standings(races(A=[0.5, 0.7, math.nan]))
+    assert found.accuracies == [0.5, 0.7, 0.0]
+    assert (found.accuracy, found.diverged) == (pytest.approx(0.4), 1)
+    assert found.spread == pytest.approx(0.36056, abs=1e-5)
+    assert found.train_loss == pytest.approx(0.1)
+    assert report.cells(found)[1:3] == ["NaN in 1 of 3", "40.00% ± 36.06"]
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [
+        (120, "# optimizer lr train loss test acc. seconds us/step"),
+        (85, "# optimizer lr train loss test acc. us/step"),
+        (75, "# optimizer lr train loss test acc."),
+        (60, "# optimizer lr test acc."),
+        (55, "# optimizer test acc."),
+        (50, "optimizer test acc."),
+        (20, "optimizer test acc."),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns(width: int, headings: str) -> None:
+    screen = Console(file=io.StringIO(), width=width)
+    table = report.table(races(**{LONG: [0.9], "SGD": [0.8]}), width)
+    assert " ".join(str(column.header) for column in table.columns) == headings
+    screen.print(table)
+    assert isinstance(screen.file, io.StringIO)
+    text = screen.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert (LONG in text) is (width >= 50)
+
+
+def test_the_table_of_a_sweep_gets_narrow_too() -> None:
+    lanes = [lane("SGD", 0.9, loss, rate) for loss, rate in zip((3, 2, 1, 2, 3), (1, 2, 3, 4, 5))]
+    swept = replace(races(SGD=[0.9])[0], lanes=lanes)
+    for width, count in ((80, 7), (40, 4), (10, 2)):
+        assert len(report.sweep_table(swept, width).columns) == count
+
+
+@pytest.mark.parametrize(
+    ("losses", "won", "edge"),
+    [
+        ((3, 2, 1, 2, 3), 3, False),
+        ((1, 2, 3, 4, 5), 1, True),
+        ((5, 4, 3, 2, 1), 5, True),
+        ((1, 1, 2, 3, 4), 1, True),
+        ((math.nan, 2, 1, math.nan, math.nan), 3, False),
+        ((math.nan,) * 5, 1, True),
+    ],
+)
+def test_the_lowest_train_loss_wins(losses: tuple[float, ...], won: int, edge: bool) -> None:
+    lanes = [
+        lane("SGD", loss if math.isnan(loss) else 0.5, loss, place)
+        for place, loss in enumerate(losses, start=1)
+    ]
+    assert sweep.best(lanes).learning_rate == won
+    assert sweep.is_at_the_edge(lanes) is edge
+
+
+def test_everyone_tries_as_many_rates_around_its_own() -> None:
+    entered = sweep.entrants(line_up(["SGD", "Adam"], {}, "digits"))
+    assert [each.name for each in entered] == ["SGD"] * 5 + ["Adam"] * 5
+    rates = [each.learning_rate for each in entered]
+    assert rates == [0.02, 0.06, 0.2, 0.6, 2, 0.0002, 0.0006, 0.002, 0.006, 0.02]
+
+
+# The command
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["race", "--epochs", "1", *arguments])
+
+
+def test_seeds_and_a_sweep() -> None:
+    result = invoke("--optimizers", "SGD,Adam", "--seed", "3", "--seeds", "2", "--lr", "sweep",
+                    "--logdir", "runs")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "seeds 3 to 4" in result.stdout
+    assert "Ranked by the mean test accuracy of 2 seeds" in result.stdout
+    assert Path("race.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads(Path("race.json").read_text())
+    assert told["settings"]["seeds"] == [3, 4]
+    swept = {each["optimizer"]: each for each in told["sweep"]}
+    assert all(len(each["tried"]) == 5 for each in swept.values())
+    rows = {each["optimizer"]: each for each in told["results"]}
+    for name, row in rows.items():
+        losses = {each["learning_rate"]: each["train_loss"] for each in swept[name]["tried"]}
+        assert row["learning_rate"] == swept[name]["learning_rate"] == min(losses, key=losses.get)
+        assert f"{row['learning_rate']:g}" in result.stdout
+        several = [
+            each["test_accuracy"]
+            for race in told["races"]
+            for each in race["results"]
+            if each["optimizer"] == name
+        ]
+        assert several == row["test_accuracies"]
+        assert len(list(Path("runs/digits", name).iterdir())) == 2
+
+
+def test_a_seed_of_several_is_the_race_of_that_seed() -> None:
+    several = json.loads(invoke("--optimizers", "SGD", "--seeds", "2", "--json").stdout)
+    alone = json.loads(invoke("--optimizers", "SGD", "--seed", "1", "--json").stdout)
+    one, other = several["races"][1]["results"][0], alone["results"][0]
+    assert one["losses"] == other["losses"]
+    assert alone["results"][0]["evaluations"][-1]["test_accuracy"] == one["test_accuracy"]
+
+
+@pytest.mark.parametrize("at", ["loading", "racing"])
+def test_ctrl_c_keeps_the_seeds_that_were_over(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(seed: int) -> Any:
+        if seed == 2 and at == "loading":
+            raise KeyboardInterrupt
+        return problem(seed)
+
+    def turns(race: Race, *arguments: Any) -> None:
+        take(race, *arguments)
+        if race.seed == 2:
+            raise KeyboardInterrupt
+
+    problem, take = PROBLEMS["digits"], run._take_turns
+    monkeypatch.setitem(PROBLEMS, "digits", load)
+    monkeypatch.setattr(run, "_take_turns", turns)
+    result = invoke("--optimizers", "SGD", "--seeds", "4")
+    assert result.exit_code == 130
+    assert "stopped; the races of 2 of 4 seeds are kept." in result.stderr
+    told = json.loads(Path("race.json").read_text())
+    assert (told["settings"]["seeds"], told["stopped"]) == ([0, 1], True)
+
+
+def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns(race: Race, *arguments: Any) -> None:
+        take(race, *arguments)
+        raise KeyboardInterrupt
+
+    take = run._take_turns
+    monkeypatch.setattr(run, "_take_turns", turns)
+    made = outcomes.ran(
+        PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0, 1], sweeps=True, epochs=1
+    )
+    assert made.stopped
+    (race,) = made.races
+    assert made.swept is not None
+    assert race.lanes == [sweep.best(made.swept.lanes)]
+
+
+def test_progress_goes_from_nothing_to_all() -> None:
+    shares: list[float] = []
+    titles: dict[str, bool] = {}
+
+    def progress(race: Race, part: outcomes.Part) -> None:
+        shares.append(part.done(race))
+        titles[part.title] = part.searching
+
+    outcomes.ran(
+        PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[5, 6], sweeps=True, epochs=1,
+        progress=progress,
+    )  # fmt: skip
+    assert shares == sorted(shares)
+    assert (0 < shares[0] < 0.1, shares[-1]) == (True, 1.0)
+    assert titles == {"seed 5 (1 of 2)": True, "seed 6 (2 of 2)": False}
+
+
+def test_the_picture_of_several_seeds_has_an_area_for_each() -> None:
+    made = outcomes.ran(
+        PROBLEMS["digits"], line_up(["SGD", "Adam"], {}, "digits"), seeds=[0, 1], epochs=1
+    )
+    left, right, *_ = plot.figure(made.races).axes
+    assert [len(axes.collections) for axes in (left, right)] == [2, 2]
+    assert [len(axes.lines) for axes in (left, right)] == [2, 2]
