@@ -19,7 +19,7 @@ RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
 FORMS: dict[str, dict[str, Any]] = {
     "torch fused": {"fused": True},
     "torch foreach": {"foreach": True},
-    "torch for-loop": {"foreach": False, "fused": False},
+    "torch for-loop": {"foreach": False},
 }
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 
@@ -84,6 +84,20 @@ def classes() -> list[Figure]:
     return figures
 
 
+def compiled() -> list[Figure]:
+    """Every dense class on resnet50 beside torch's under `torch.compile`, some minutes for each."""
+    figures: list[Figure] = []
+    for name, kind in KINDS.items():
+        made = problem.make(shapes.resnet50())
+        own = _step(getattr(optim, name), made.variables, kind.options)
+        theirs = _step(getattr(torch.optim, name), made.variables, kind.options, wrap=torch.compile)
+        contenders = [Contender("thalweg", own), Contender("torch compiled", theirs)]
+        timings = measure(contenders, rounds=7, block=0.1)
+        figure = f"optim_compiled_{name}"
+        figures.append(compared(figure, timings, "thalweg", "torch compiled", kind.target))
+    return figures
+
+
 def small() -> list[Figure]:
     """Adam over few and many small tensors, in units of torch's fused Adam."""
     figures: list[Figure] = []
@@ -121,6 +135,8 @@ def recipes() -> list[Figure]:
 
     sets = [_parameters_of(shapes.resnet50()) for _ in range(3)]
     module = torch.nn.ParameterList(sets[2])
+    for parameter, given in zip(module.parameters(), sets[2], strict=True):
+        parameter.grad = given.grad  # a list makes parameters of its own
     average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(AVERAGE))
     fused = _step(torch.optim.Adam, list(module.parameters()), FORMS["torch fused"])
 
@@ -161,10 +177,12 @@ def _step(
     cls: Callable[..., Any],
     parameters: Sequence[Any],
     *options: Mapping[str, Any],
+    wrap: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
 ) -> Callable[[], object]:
     """A step of an optimizer that has taken some."""
     given = {name: value for each in options for name, value in each.items()}
     step = cls(parameters, lr=RATE, **given).step
+    step = step if wrap is None else wrap(step)
     for _ in range(WARM_UP):
         step()
     return step

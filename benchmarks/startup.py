@@ -27,7 +27,6 @@ print(time.perf_counter() - start)
 FIRST = """
 import sys, time
 import torch
-{warm}
 from thalweg.bench import catalogue, problem, shapes
 step = problem.thalweg_step(
     catalogue.entry({rule!r}), problem.make(shapes.of("one", [(1000,)]))
@@ -35,10 +34,6 @@ step = problem.thalweg_step(
 start = time.perf_counter()
 step()
 print(time.perf_counter() - start)
-"""
-WITHOUT = """
-if "numba" in sys.modules:
-    sys.exit("The step imported numba.")
 """
 
 
@@ -69,7 +64,7 @@ def importing() -> list[Figure]:
 
 
 def first_steps() -> list[Figure]:
-    """Seconds of the first step: with nothing compiled; from the disk, with and without Numba."""
+    """Seconds of the first step: with nothing compiled, and from the disk."""
     figures: list[Figure] = []
     for rule in catalogue.ENTRIES:
         with _watched(figures):
@@ -78,14 +73,12 @@ def first_steps() -> list[Figure]:
 
 
 def _first_steps(rule: str) -> list[Figure]:
-    cold, warm, bare = [], [], []
+    cold, kept = [], []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
-            cold.append(_run(FIRST.format(rule=rule, warm=""), folder))
-            warm.append(_run(FIRST.format(rule=rule, warm="import numba"), folder))
-            bare.append(_run(FIRST.format(rule=rule, warm="") + WITHOUT, folder))
+            cold.append(_run(FIRST.format(rule=rule), folder))
+            kept.append(_run(FIRST.format(rule=rule), folder))
     return [
-        Figure(f"cold_{rule}", median(cold), 1.5, unit="s", note="compiling, with import numba"),
-        Figure(f"disk_{rule}", median(warm), 0.25, unit="s", note="after import numba"),
-        Figure(f"fresh_{rule}", median(bare), 0.25, unit="s", note="without importing numba"),
+        Figure(f"cold_{rule}", median(cold), 0.5, unit="s", note="compiling"),
+        Figure(f"disk_{rule}", median(kept), 0.25, unit="s", note="from the disk"),
     ]
