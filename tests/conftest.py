@@ -23,6 +23,14 @@ settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def eager_mode() -> None:
+    """Tests begin in eager mode, whatever the first of them calls."""
+    from thalweg.graph import enable_eager_execution  # after the environment is set
+
+    enable_eager_execution()
+
+
 @pytest.fixture
 def graph() -> Iterator[Any]:
     """A graph of its own, in which the test builds."""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods(
 _context: Any = multiprocessing.get_context(_METHOD)
 if _METHOD == "forkserver":
     _context.set_forkserver_preload(["torch", "torch._dynamo"])
+
+
+@cache
+def _bytecode() -> tempfile.TemporaryDirectory[str]:
+    """What one process has compiled of Python, so that the next need not; ours alone."""
+    return tempfile.TemporaryDirectory(prefix="thalweg-bytecode-")
 
 
 class Fresh:
@@ -36,7 +43,7 @@ class Fresh:
         self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
         own = {**os.environ, **environment}
         self._process = _context.Process(
-            target=_main, args=(program, arguments, own, self._outputs)
+            target=_main, args=(program, arguments, own, self._outputs, _bytecode().name)
         )
         self._process.start()
 
@@ -67,7 +74,11 @@ def run(
 
 
 def _main(
-    program: str | Path, arguments: tuple[str, ...], environment: Mapping[str, str], outputs: Any
+    program: str | Path,
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str],
+    outputs: Any,
+    bytecode: str,
 ) -> None:
     for number, path in enumerate(outputs, start=1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT)
@@ -75,6 +86,7 @@ def _main(
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode, sys.pycache_prefix = False, bytecode
     sys.argv[:] = [str(program), *arguments]
     if isinstance(program, Path):
         runpy.run_path(str(program), run_name="__main__")

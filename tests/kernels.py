@@ -8,17 +8,18 @@ import pytest
 
 from thalweg.engines.cpu import store
 
-TEXT = "import numba\n\n@numba.cfunc('float64()')\ndef NAME():\n    return VALUE\n"
+TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = float64(VALUE)\n"
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is in memory, as in a new process."""
-    for name in ("_loaded", "_addresses"):
-        monkeypatch.setattr(store, name, {})
+    monkeypatch.setattr(store, "_addresses", {})
     monkeypatch.setattr(store, "_warned", set())
 
 
 def made(name: str, value: float) -> float:
     """What the kernel of this name returns: `value`, unless another lies under its name."""
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
-    return ctypes.CFUNCTYPE(ctypes.c_double)(store.address(name, text))()
+    number = ctypes.c_double()
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address(name, text))(ctypes.byref(number))
+    return number.value

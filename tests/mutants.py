@@ -210,10 +210,10 @@ def _warm() -> None:
     """Load what is no part of the library, once for all children."""
     sys.dont_write_bytecode = True
     sys.path[:] = [each for each in sys.path if Path(each).resolve() != SOURCE]
-    import numba
+    import llvmlite.ir
     import torch.testing
 
-    _ = numba, torch
+    _ = llvmlite, torch
 
 
 def _measured(folder: Path, module: str, count: int, seed: int) -> tuple[int, int]:

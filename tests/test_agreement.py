@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 Told = list[dict[str, Any]]
-ranks = pytest.mark.parametrize("told", [2, 3], indirect=True)
+COUNTS = (2, pytest.param(3, marks=pytest.mark.slow))
+ranks = pytest.mark.parametrize("told", COUNTS, indirect=True)
 DIFFERS = "ReplicaMismatchError: rank {last} disagrees with rank 0 at "
 RAISED = "ReplicaMismatchError: rank {last} raised an error before its {what} were there: {error}"
 UNCHANGED = ". Nothing has changed on any rank."

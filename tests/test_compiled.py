@@ -266,7 +266,7 @@ def test_inductor():
 def test_importing_imports_no_compiler():
     code = (
         "import sys, thalweg, thalweg.v1, thalweg.tf, thalweg.keras.optimizers\n"
-        "import thalweg.openseq2seq.optimizers\n"
+        "import thalweg.openseq2seq.optimizers, thalweg.optim.tensorflow\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

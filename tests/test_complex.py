@@ -1,9 +1,12 @@
-"""Complex variables are pairs of real numbers under linear rules, and refused under others."""
+"""Complex variables are pairs of real numbers under linear rules, complex numbers under rules of
+arithmetic and roots, as in TensorFlow's kernels, and refused under others.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -77,8 +80,163 @@ def test_a_state_goes_on() -> None:
     assert torch.equal(w, copy)
 
 
+Arrays = tuple[Any, ...]
+
+
+# Keras keeps hyperparameters as float32.
+RHO, DECAY, BETA2, MOMENTUM = (float(np.float32(each)) for each in (0.95, 0.9, 0.999, 0.8))
+
+
+def _adagrad(var: Any, grad: Any, accumulator: Any) -> Arrays:
+    accumulator = accumulator + grad**2
+    return var - 0.5 * grad / (np.sqrt(accumulator) + 1e-7), accumulator
+
+
+def _adadelta(var: Any, grad: Any, of_grad: Any, of_var: Any) -> Arrays:
+    of_grad = RHO * of_grad + (1 - RHO) * grad**2
+    step = np.sqrt(of_var + 1e-7) / np.sqrt(of_grad + 1e-7) * grad
+    return var - 0.5 * step, of_grad, RHO * of_var + (1 - RHO) * step**2
+
+
+def _rmsprop(var: Any, grad: Any, rms: Any) -> Arrays:
+    rms = DECAY * rms + (1 - DECAY) * grad**2
+    return var - 0.5 * grad / (np.sqrt(rms) + 1e-7), rms
+
+
+def _centered(var: Any, grad: Any, rms: Any, mean: Any) -> Arrays:
+    rms, mean = DECAY * rms + (1 - DECAY) * grad**2, DECAY * mean + (1 - DECAY) * grad
+    return var - 0.5 * grad / (np.sqrt(rms - mean**2) + 1e-7), rms, mean
+
+
+def _with_momentum(var: Any, grad: Any, rms: Any, speed: Any) -> Arrays:
+    rms = DECAY * rms + (1 - DECAY) * grad**2
+    speed = MOMENTUM * speed + 0.5 * grad / np.sqrt(rms + 1e-7)
+    return var - speed, rms, speed
+
+
+def _adam(t: int, var: Any, grad: Any, m: Any, v: Any) -> Arrays:
+    m, v = DECAY * m + (1 - DECAY) * grad, BETA2 * v + (1 - BETA2) * grad**2
+    rate = 0.5 * np.sqrt(1 - BETA2**t) / (1 - DECAY**t)
+    return var - rate * m / (np.sqrt(v) + 1e-7), m, v
+
+
+ANALYTIC: dict[str, tuple[Any, Any, list[float]]] = {
+    "Adagrad": (lambda: keras.optimizers.Adagrad(0.5), _adagrad, [0.1]),
+    "Adadelta": (lambda: keras.optimizers.Adadelta(0.5), _adadelta, [0, 0]),
+    "RMSprop": (lambda: keras.optimizers.RMSprop(0.5), _rmsprop, [0]),
+    "centered": (lambda: keras.optimizers.RMSprop(0.5, centered=True), _centered, [0, 0]),
+    "momentum": (lambda: keras.optimizers.RMSprop(0.5, momentum=0.8), _with_momentum, [0, 0]),
+    "Adam": (lambda: keras.optimizers.Adam(0.5), _adam, [0, 0]),
+}
+
+
+@both_engines
+@pytest.mark.parametrize("kind", ["dense", "sparse", "conjugate"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_numbers_are_those_of_complex_arithmetic(
+    name: str, dtype: torch.dtype, kind: str, engine: Any
+) -> None:
+    make, update, starts = ANALYTIC[name]
+    w, beside = Variable(_numbers((5, 3), dtype, 0), name="w"), Variable(torch.ones(4))
+    expected = w.detach().numpy().astype("c16"), *(np.full((5, 3), each, "c16") for each in starts)
+    opt = make()
+    with thalweg.engine(engine, check_numerics=True):
+        for step in range(1, 5):
+            grad, _ = _gradient(kind, dtype, step)
+            opt.apply_gradients([(grad, w), (torch.ones(4), beside)])
+            if isinstance(grad, IndexedSlices):
+                summed = torch.zeros((5, 3), dtype=dtype).index_add_(0, grad.indices, grad.values)
+                grad, named = summed, np.isin(np.arange(5), [0, 1, 3])
+            else:
+                named = np.full(5, True)
+            numbers = (step,) if name == "Adam" else ()
+            var, *rest = expected
+            after = update(*numbers, var, grad.resolve_conj().numpy().astype("c16"), *rest)
+            if name in ("Adadelta", "Adagrad", "momentum"):  # the rest of the rows stay as they are
+                after = tuple(
+                    np.where(named[:, None], new, old)
+                    for new, old in zip(after, expected, strict=True)
+                )
+            expected = after
+    precision = 1e-4 if dtype == torch.complex64 else 1e-9
+    np.testing.assert_allclose(w.detach().numpy(), expected[0], rtol=precision, atol=precision)
+    for slot, wanted in zip(opt.get_slot_names(), expected[1:], strict=True):
+        found = opt.get_slot(w, slot)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=precision, atol=precision)
+
+
+def test_rows_may_be_numbered_by_int32() -> None:
+    found = []
+    for kind in (torch.int32, torch.int64):
+        w, opt = Variable(_numbers((3, 2), torch.complex64, 0)), keras.optimizers.RMSprop(0.1)
+        rows = torch.tensor([2, 0, 2], dtype=kind)
+        opt.apply_gradients(
+            [(IndexedSlices(_numbers((3, 2), torch.complex64, 1), rows, (3, 2)), w)]
+        )
+        found.append(w.detach())
+    assert torch.equal(*found)
+
+
+def test_rows_that_are_looked_up_have_sparse_gradients() -> None:
+    table = Variable(_numbers((4, 3), torch.complex128, 0))
+    before = table.detach().clone()
+
+    def loss() -> Tensor:
+        rows = thalweg.embedding_lookup(table, [2, 0, 2])
+        return (rows * rows.conj()).real.sum()
+
+    with thalweg.GradientTape() as tape:
+        value = loss()
+    grad = tape.gradient(value, table)
+    assert isinstance(grad, IndexedSlices)
+    expected = torch.zeros_like(before)
+    expected[0], expected[2] = 2 * before[0], 4 * before[2]
+    assert torch.equal(grad.to_dense(), expected)
+    keras.optimizers.SGD(0.25).minimize(loss, [table])
+    assert torch.equal(table.detach(), before - 0.25 * expected)
+
+
+def test_nadam_keeps_a_real_product() -> None:
+    """Its momentum schedule is one number, whichever variable comes first."""
+    found = []
+    for first in (True, False):
+        w, real = Variable(_numbers((3,), torch.complex64, 0)), Variable(torch.ones(3))
+        opt = keras.optimizers.Nadam(0.1)
+        for step in range(1, 4):
+            grad = _numbers((3,), torch.complex64, step)
+            pairs = [(grad, w), (grad.real.clone(), real)]
+            opt.apply_gradients(pairs if first else pairs[::-1])
+        found.append((w.detach(), real.detach()))
+    assert all(torch.equal(*each) for each in zip(*found, strict=True))
+    plain, other = Variable(torch.ones(3)), keras.optimizers.Nadam(0.1)
+    for step in range(1, 4):
+        other.apply_gradients([(_numbers((3,), torch.complex64, step).real.clone(), plain)])
+    assert torch.equal(plain, found[0][1])
+
+
+def test_a_step_that_fails_leaves_complex_variables_as_they_were() -> None:
+    w, beside = Variable(_numbers((3,), torch.complex64, 0)), Variable(torch.ones(2))
+    before = w.detach().clone()
+
+    class Failing(keras.optimizers.Adagrad):
+        def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+            if var is beside:
+                raise RuntimeError("no")
+            return super()._resource_apply_dense(grad, var, apply_state)
+
+    opt = Failing(0.5)
+    with pytest.raises(RuntimeError, match="no"):
+        opt.apply_gradients([(_numbers((3,), torch.complex64, 1), w), (torch.ones(2), beside)])
+    assert torch.equal(w, before)
+    assert opt.get_slot(w, "accumulator").tolist() == pytest.approx([0.1] * 3)
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
-    "Adam": (lambda: keras.optimizers.Adam(), "Adam is not defined for complex variables"),
+    "Ftrl": (lambda: keras.optimizers.Ftrl(), "Ftrl is not defined for complex variables"),
+    "Adamax": (lambda: keras.optimizers.Adamax(), "Adamax is not defined for complex variables"),
+    "amsgrad": (lambda: keras.optimizers.Adam(amsgrad=True), "is not defined for complex"),
     "clipped": (
         lambda: keras.optimizers.SGD(clipnorm=1.0),
         "Clipping is not defined for complex gradients",

@@ -27,7 +27,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(thalweg.__path__, "thalweg.")
-    if not re.search(r"\.(intrinsics|cli|race|bench)\b", module.name)
+    if not re.search(r"\.(cli|race|bench)\b", module.name)
 )
 NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
 
@@ -87,6 +87,8 @@ def test_docs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
     if NEEDS_KERAS.search(name) and find_spec("keras") is None:
+        return
+    if name.endswith("cuda.functions") and find_spec("triton") is None:
         return
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

@@ -108,7 +108,6 @@ REFUSALS = [
     Refusal("index of 2^31", EMB, slices([2**31]), STANDARD, r"indices\[0\] = 2147483648"),
     Refusal("index of -2^63", EMB, slices([-(2**63)]), STANDARD, r"= -9223372036854775808 is not"),
     Refusal("index of SGD", EMB, slices([4]), STANDARD, r"indices\[0\] = 4 is not in", SGD),
-    Refusal("dense shape", EMB, slices([1], (5, 2)), STANDARD, r"has shape \(5, 2\)"),
     Refusal("row width", EMB, slices([1], width=3), STANDARD, r"rows of shape \(3,\)"),
     Refusal(
         "torch sparse of another shape",
@@ -159,9 +158,10 @@ REFUSALS = [
             lambda dtype=dtype: leaf(torch.ones(2).to(dtype)),
             torch.ones(2).to(dtype),
             TYPE,
-            # The one of tf.train, the other of Keras, where other rules than Adam are defined.
+            # The one of tf.train, the other of Keras, where other rules than Ftrl are defined.
             rf"Invalid type {dtype} for Variable:0, expected: \[float32, float64, float16"
-            rf"|Adam is not defined for complex variables; 'Variable:0' is {str(dtype)[6:]}\.",
+            rf"|Ftrl is not defined for complex variables; 'Variable:0' is {str(dtype)[6:]}\.",
+            Ftrl,
         )
         for dtype in (torch.complex64, torch.complex128)
     ),

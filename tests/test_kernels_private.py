@@ -10,7 +10,7 @@ import pytest
 
 from kernels import forget, made
 from thalweg import PerformanceWarning
-from thalweg.engines.cpu import machine_code, private
+from thalweg.engines.cpu import private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
 
@@ -364,15 +364,3 @@ def test_a_folder_that_only_root_writes_is_read(planted, monkeypatch):
     assert values == (PLANTED, 2.5, 3.5)
     assert len(seen) == 1
     assert not list(planted.parent.glob("*.tmp"))
-
-
-# Numba's own cache unpickles what it finds
-
-
-def test_nothing_is_left_to_the_cache_of_numba(base, monkeypatch):
-    monkeypatch.setattr(machine_code, "link", lambda name, code: 0)
-    for _ in range(2):
-        assert silently("k_target", MINE) == MINE
-        forget(monkeypatch)
-    assert not list(base.rglob("*.nbi"))
-    assert not list(base.rglob("*.nbc"))

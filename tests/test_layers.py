@@ -25,6 +25,9 @@ LAYERS = (
         "locks",
         "lazily",
         "tracing",
+        "static_shape",
+        "scattering",
+        "tensorflow_names",
     ),
     ("storage",),
     ("formula", "rules"),
@@ -39,7 +42,7 @@ LAYERS = (
     ("by_pairs",),
     ("catalogue",),
     ("checkpoint",),
-    ("race", "bench"),
+    ("tables", "race", "bench", "scan"),
     ("cli", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -11,7 +11,19 @@ import torch
 import rulebook
 from attack.layout_cases import LAYOUTS, ROLES, possible, refused
 from attack.server import Server
-from rulebook import FIRST, FLUSH, KEEP, ROWS, Engines, Problem, assert_same, reference, take
+from rulebook import (
+    FIRST,
+    FLUSH,
+    KEEP,
+    KINDS,
+    ROWS,
+    Engines,
+    Problem,
+    assert_same,
+    reference,
+    slow_unless,
+    take,
+)
 from thalweg import LayoutError, PerformanceWarning
 from thalweg.engines import layout
 
@@ -25,7 +37,7 @@ def server():
         yield started
 
 
-@pytest.mark.parametrize("rule", ROWS)
+@pytest.mark.parametrize("rule", [slow_unless(rule in KINDS, rule) for rule in ROWS])
 @pytest.mark.parametrize("role", ROLES)
 def test_layouts_give_right_bits_or_a_layout_error(server, rule, role):
     names = [n for n in LAYOUTS if possible(rule, role, n)]

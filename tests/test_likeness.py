@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg import Variable
-from thalweg.engines.cpu import likeness, plan
-from thalweg.engines.cpu.likeness import Likeness
+from thalweg.engines import likeness, plan
+from thalweg.engines.likeness import Likeness
 from thalweg.keras.optimizers import Adam
 
 OTHERS: dict[str, Callable[[], Any]] = {

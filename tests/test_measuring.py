@@ -351,3 +351,13 @@ def test_norms_do_not_depend_on_strides() -> None:
         SGD(1.0, clipnorm=0.5).apply_gradients([(each, w)])
         found.append(w.detach().clone())
     assert torch.equal(*found)
+
+
+def test_sums_beyond_float64_are_infinite_without_a_warning() -> None:
+    # Each leaf has a sum, both together have none.
+    var = Variable(torch.zeros(2 * LEAF, dtype=torch.float64))
+    SGD(1.0, clipnorm=1.0).apply_gradients([(torch.full_like(var, 4e151), var)])
+    assert (var == 0).all()
+    leaves = np.array([np.inf, -np.inf, 1e308, 1e308])
+    np.testing.assert_array_equal(combined(leaves, np.array([2, 2])), [np.nan, np.inf])
+    assert np.isnan(leaves_of(np.array([np.inf, *[0.0] * (LANES - 1), -np.inf])))

@@ -17,7 +17,7 @@ from torch import Tensor
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
 from thalweg.core.slots import SlotStore
-from thalweg.engines.cpu.watched import Watched
+from thalweg.engines.watched import Watched
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers import optimize_loss
 

@@ -111,20 +111,28 @@ def test_functions_of_both_kinds(dtype: torch.dtype) -> None:
 STAGES = (clip_by_value, clip_by_norm)
 
 
-def one_step(name: str = "Adam") -> Request:
-    problem = Problem.make(case(name).row, [(5, 3)], [torch.float32], seed=0)
-    parts = (problem.variables, problem.gradients, problem.slots)
+def one_step(
+    name: str = "Adam", dtype: torch.dtype = torch.float32, slot: torch.dtype = torch.float32
+) -> Request:
+    problem = Problem.make(case(name).row, [(5, 3)], [dtype], seed=0)
+    slots = [[each.to(slot) for each in own] for own in problem.slots]
+    parts = (problem.variables, problem.gradients, slots)
     return Request(case(name).rule, STAGES, *parts, ["w"], KEEP)
 
 
 @pytest.mark.usefixtures("exact")
-def test_stages_and_update_are_those_of_numpy() -> None:
-    asked = one_step()
-    scalars = case("Adam").scalars(np.float32)
+@pytest.mark.parametrize("slot", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["Adam", "Adadelta"])
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_stages_and_update_are_those_of_numpy(
+    dtype: torch.dtype, name: str, slot: torch.dtype
+) -> None:
+    asked = one_step(name, dtype, slot)
+    scalars = case(name).scalars(compute_dtype(dtype))
     for stage in STAGES:
         code = stage.__code__
         wanted = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        scalars |= {name: np.float32(0.5) for name in wanted}
+        scalars |= {each: compute_dtype(dtype)(0.5) for each in wanted}
     tensors = [asked.variables[0], *asked.slots[0]]
     given = (asked.rule, STAGES, tensors, asked.gradients[0], scalars)
     pairs = zip(reference._torch_results(*given), reference._numpy_results(*given), strict=True)

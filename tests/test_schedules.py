@@ -534,13 +534,22 @@ WIDE = schedules.PiecewiseConstantDecay([10, 20], [1.0, F64(0.5), 0.1])
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 def test_a_schedule_of_a_tensor_of_a_graph_is_one(schedule: Any, dtype: Any) -> None:
+    steps = {number: torch.tensor(number, dtype=dtype) for number in (0, 301, 5000)}
+    expected = {number: schedule(step) for number, step in steps.items()}
     with Graph().as_default(), Session() as session:
         step = placeholder(dtype, [])
         symbolic = schedule(step)
-        assert (symbolic.dtype, symbolic.shape) == (schedule(0).dtype, ())
-        for number in (0, 301, 5000):
-            expected = schedule(torch.tensor(number, dtype=dtype))
-            assert session.run(symbolic, {step: number}).tobytes() == expected.numpy().tobytes()
+        assert (symbolic.dtype, symbolic.shape) == (expected[0].dtype, ())
+        for number, rate in expected.items():
+            assert session.run(symbolic, {step: number}).tobytes() == rate.numpy().tobytes()
+
+
+def test_a_schedule_is_a_tensor_of_the_graph_that_is_built() -> None:
+    schedule = schedules.ExponentialDecay(0.5, 1, 0.5)
+    with Graph().as_default() as graph, Session() as session:
+        rate = schedule(2)
+        assert rate.graph is graph
+        assert session.run(rate) == 0.125
 
 
 def test_a_field_of_a_schedule_may_be_a_tensor_of_a_graph() -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
 )
 
-COUNTS = (2, 3, pytest.param(4, marks=pytest.mark.slow))
+COUNTS = (2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4)))
 ranks = pytest.mark.parametrize("told", COUNTS, indirect=True)
 Told = list[dict[str, Any]]
 KINDS = len(sharding_cases.variables())

@@ -146,7 +146,8 @@ REFUSED: dict[str, tuple[Callable[[Training], Any], type[Exception], str]] = {
     "wider rows": (lambda _: slices32([1], torch.ones(1, 6)), ValueError, "has rows of shape"),
     "flat rows": (lambda _: slices32([1], torch.ones(1)), ValueError, "has rows of shape"),
     "another table": (
-        lambda _: IndexedSlices(ONE, [1], (ROWS + 1, WIDTH)), ValueError, "has shape (13, 5) but",
+        lambda _: torch.sparse_coo_tensor([[1]], ONE, (ROWS + 1, WIDTH), check_invariants=True),
+        ValueError, "has shape (13, 5) but",
     ),
     "a dense one of another shape": (lambda _: torch.ones(2, WIDTH), ValueError, "has shape"),
     "values without memory": (changed("values", ONE.to("meta")), ValueError, "on meta"),

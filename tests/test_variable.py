@@ -155,7 +155,7 @@ def test_repr_is_that_of_tensorflow(variable, text):
         lambda v: v == 1,
         lambda v: v.detach(),
         lambda v: v.data,
-        lambda v: v.value(),
+        lambda v: v.value() * 1,
         torch.empty_like,
         torch.exp,
     ],
@@ -253,6 +253,15 @@ def test_read_value_is_differentiable():
 def test_numpy_of_a_scalar_is_a_numpy_scalar():
     assert type(Variable(1.0).numpy()) is np.float32
     assert np.asarray(Variable(1.0)).shape == ()
+
+
+def test_memory_that_was_read_remains_torchs_own():
+    from thalweg.graph.exchange import exported
+
+    var = Variable(torch.ones(2))
+    for read in (Variable.numpy, np.asarray, exported):
+        assert list(read(var)) == [1, 1]
+    assert var.untyped_storage().resizable()
 
 
 def test_numpy_of_bfloat16_says_what_to_do():
@@ -404,3 +413,11 @@ def test_arrays_are_operands_in_the_dtype_of_the_variable(name, is_left, dtype):
 def test_an_array_of_fractions_is_no_operand_of_an_integer_variable():
     with pytest.raises(InvalidTypeError, match="Cannot convert float64 values to int32"):
         Variable([1, 2]) * np.array([0.5, 1.5])
+
+
+def test_tensors_and_numbers_are_divided_by_a_variable_itself() -> None:
+    x, y = torch.arange(1.0, 200.0), torch.arange(3.0, 202.0)
+    assert torch.equal(x / Variable(y), x / y)
+    assert torch.equal(x // Variable(y), x // y)
+    assert torch.equal(0.1 / Variable(y), torch.full_like(y, 0.1) / y)
+    assert torch.equal(0.5 / Variable([2]), torch.tensor([0.25]))

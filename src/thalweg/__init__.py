@@ -20,6 +20,7 @@ from thalweg.errors import (
     MissingFileError,
     NotFoundError,
     NumericsWarning,
+    OutOfRangeError,
     PerformanceWarning,
     ReplicaLostError,
     ReplicaMismatchError,
@@ -54,6 +55,7 @@ from thalweg.variable import (
 if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
+    from thalweg.tf.installing import install_as_tensorflow
 
 __version__ = "0.1.0"
 
@@ -78,6 +80,7 @@ __all__ = [
     "MissingFileError",
     "NotFoundError",
     "NumericsWarning",
+    "OutOfRangeError",
     "PerformanceWarning",
     "ReplicaLostError",
     "ReplicaMismatchError",
@@ -97,6 +100,7 @@ __all__ = [
     "embedding_lookup",
     "engine",
     "exp",
+    "install_as_tensorflow",
     "keras",
     "log",
     "maximum",
@@ -116,6 +120,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _FACES:
         return importlib.import_module(f"thalweg.{name}")
+    if name == "install_as_tensorflow":
+        return importlib.import_module("thalweg.tf.installing").install_as_tensorflow
     if name in _ENGINES:
         return getattr(importlib.import_module("thalweg.engines"), name)
     raise AttributeError(f"module 'thalweg' has no attribute {name!r}")

@@ -15,6 +15,11 @@ _HERE = str(Path(__file__).parent) + os.sep
 class ThalwegError(Exception):
     """Base of every error that the library raises on purpose."""
 
+    @property
+    def message(self) -> str:
+        """What it says."""
+        return str(self)
+
 
 class InvalidTypeError(ThalwegError, TypeError, ValueError):
     """A value has the wrong type or dtype. TensorFlow raises either class, so both catch it."""
@@ -34,6 +39,10 @@ class FailedPreconditionError(ThalwegError, RuntimeError):
 
 class CancelledError(ThalwegError, RuntimeError):
     """A wait was ended on purpose: the session was closed, or a stop was requested."""
+
+
+class OutOfRangeError(ThalwegError, RuntimeError):
+    """There is no next element."""
 
 
 class NotFoundError(ThalwegError, KeyError):

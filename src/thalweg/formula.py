@@ -255,6 +255,8 @@ def _namespace(*values: Any) -> Any:
 
 def sqrt(x: Any) -> Any:
     """Square root, correctly rounded."""
+    if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
+        return x.double().sqrt().float()  # torch's own is not, on the CPU
     return _namespace(x).sqrt(x)
 
 
@@ -310,3 +312,8 @@ def narrow(x: Any, like: Any) -> Any:
     if isinstance(like, torch.Tensor):
         return x.to(like.dtype)
     return np.asarray(x, np.asarray(like).dtype)[()]
+
+
+def number_like(number: float, like: Any) -> Any:
+    """A number in the type of a scalar, of the host or of a device; for `prepare`."""
+    return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)

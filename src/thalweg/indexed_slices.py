@@ -13,6 +13,12 @@ from thalweg.running import is_symbolic
 from thalweg.variable import REDUCED, dtype_name, to_tensor
 
 
+def assert_in_range(indices: torch.Tensor, rows: int) -> None:
+    """An assertion of their device that indices are in [0, rows); nobody waits for it."""
+    holds = ((indices >= 0) & (indices < rows)).all()
+    torch._assert_async(holds, f"indices of a sparse gradient are not in [0, {rows})")  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
 class IndexedSlices:
     """Rows of a dense tensor: row `indices[i]` has the value `values[i]`.
 
@@ -122,11 +128,18 @@ class IndexedSlices:
     def check_range(self, rows: int, style: Literal["fused", "scatter"] = "scatter") -> None:
         """Raise InvalidArgumentError unless all indices are in [0, rows).
 
+        Those on a GPU are checked there and nobody waits for it: one that is out of range is a
+        failed assertion of the device, after which CUDA refuses everything, as where torch's own
+        functions find one.
+
         Args:
             rows: Number of rows of the variable.
             style: Which of TensorFlow's two messages to give: that of the kernels which update
                 rows of slots and variable at once ("fused"), or that of scatter operations.
         """
+        if self.indices.is_cuda:
+            assert_in_range(self.indices, rows)
+            return
         indices = self.indices.detach().cpu().numpy()
         # As unsigned numbers negative indices are the largest, so that one pass finds both kinds.
         unsigned = indices.view(np.uint32 if indices.dtype == np.int32 else np.uint64)
@@ -196,6 +209,19 @@ class IndexedSlices:
         self.check_range(self.dense_shape[0])
         return self.dense_shape
 
+    def __add__(self, other: Any) -> torch.Tensor:
+        """The sum with a tensor, as a tensor."""
+        return self.to_dense() + _dense(other)
+
+    def __radd__(self, other: Any) -> torch.Tensor:
+        return _dense(other) + self.to_dense()
+
+    def __sub__(self, other: Any) -> torch.Tensor:
+        return self.to_dense() - _dense(other)
+
+    def __rsub__(self, other: Any) -> torch.Tensor:
+        return _dense(other) - self.to_dense()
+
     def __neg__(self) -> IndexedSlices:
         return IndexedSlices(-self.values, self.indices, self.dense_shape)
 
@@ -263,7 +289,9 @@ def table_of(params: Any) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
-    """The rows of `params` that `ids` names; the gradient of `params` is then IndexedSlices.
+    """The rows of `params` that `ids` names; the gradient of a variable is then IndexedSlices.
+
+    What was computed from variables gets a dense gradient, as most of torch's functions need one.
 
     Args:
         params: A tensor of shape (rows, *row shape), or a list of one.
@@ -284,10 +312,26 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     rows = IndexedSlices(ids.reshape(-1), ids.reshape(-1))  # validates the ids
     if ids.device.type == "cpu":  # elsewhere the check would wait for the device
         rows.check_range(len(params))
-    if params.dim() == 2:
-        return torch.nn.functional.embedding(ids, params, sparse=True)
-    flat = _RowLookup.apply(params, rows.indices)
+    by_rows = _takes_rows(params)
+    if params.dim() == 2 and not (by_rows and params.is_complex()):  # torch has no such gradient
+        return torch.nn.functional.embedding(ids, params, sparse=by_rows)
+    flat = (_RowLookup.apply if by_rows else _selected)(params, rows.indices)
     return flat.reshape(ids.shape + params.shape[1:])
+
+
+_PASSING = ("AliasBackward0", "CloneBackward0")  # what hands sparse gradients on as they are
+
+
+def _takes_rows(params: torch.Tensor) -> bool:
+    """Whether a gradient of the tensor may be sparse: it is a variable, or the same as one."""
+    node = params.grad_fn
+    while node is not None and node.name() in _PASSING:
+        node = node.next_functions[0][0]
+    return node is None or node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _selected(params: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return params.index_select(0, ids)
 
 
 def _refuse_symbol(part: Any, name: str) -> None:
@@ -315,6 +359,10 @@ class _RowLookup(torch.autograd.Function):
         rows = ids.long().unsqueeze(0)
         values = grad_outputs[0]
         return torch.sparse_coo_tensor(rows, values, ctx.shape, check_invariants=False), None
+
+
+def _dense(operand: Any) -> Any:
+    return operand.to_dense() if isinstance(operand, IndexedSlices) else operand
 
 
 def _scalar(factor: Any) -> Any:

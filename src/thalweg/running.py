@@ -52,9 +52,20 @@ def is_symbolic(x: Any) -> bool:
 
 
 class SessionVariable(Variable):
-    """The value that one session has of a graph variable."""
+    """The value that one session has of a graph variable.
+
+    In sets and dicts it is found where the graph's variable is.
+    """
 
     _handle: SymbolicVariable | None = None
+
+    def __hash__(self) -> int:
+        return hash(self._handle) if self._handle is not None else id(self)
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, SymbolicVariable):
+            return other is self._handle
+        return super().__eq__(other)
 
     def _state(self) -> dict[str, Any]:
         # A copy is a variable of nobody's, and a graph cannot be pickled.
@@ -65,6 +76,30 @@ def handle_of(leaf: Any) -> Any:
     """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
     handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
     return leaf if handle is None else handle
+
+
+class TensorReference:
+    """A tensor or variable as a key: equal to another of the same one, whatever its elements.
+
+    What a session has of a graph's variable is, to those who compare, that variable.
+    """
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def deref(self) -> Any:
+        """The tensor."""
+        return self._tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorReference) and handle_of(self._tensor) is handle_of(
+            other._tensor
+        )
+
+    def __hash__(self) -> int:
+        return id(handle_of(self._tensor))
 
 
 class _Thread(threading.local):
@@ -82,10 +117,18 @@ thread = _Thread()
 
 
 class _Process:
-    """What all threads share."""
+    """What all threads share.
+
+    Attributes:
+        eager: Whether calls compute at once outside of any graph.
+        settled: Whether the mode was asked for, or somebody was told that it is eager.
+        default_graph: Gives the graph that calls add to; None as long as there are no graphs.
+    """
 
     def __init__(self) -> None:
         self.eager = True
+        self.settled = False
+        self.default_graph: Callable[[], Any] | None = None
 
 
 process = _Process()
@@ -95,10 +138,16 @@ def executing_eagerly() -> bool:
     """Whether calls compute at once; False where they add nodes to a graph.
 
     True inside a running node: what a node does, it does eagerly.
+
+    Outside of any graph the answer settles the mode, for whoever was told it goes by it: only a
+    program that was told nothing yet can begin with graphs without asking for them.
     """
     if thread.frames or thread.eager_blocks:
         return True
-    return process.eager and not thread.graphs
+    if thread.graphs:
+        return False
+    process.settled = True
+    return process.eager
 
 
 @contextlib.contextmanager

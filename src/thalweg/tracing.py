@@ -19,8 +19,13 @@ _dynamo: Any = _frames
 _REASON = "thalweg reads and writes the memory of tensors, which cannot be traced"
 
 
-def untraced(function: _F) -> _F:
-    """Have `torch.compile` call a function as it is; nothing changes where nobody compiles."""
+def untraced(function: _F, reason: str = _REASON) -> _F:
+    """Have `torch.compile` call a function as it is; nothing changes where nobody compiles.
+
+    Args:
+        function: The function.
+        reason: What a graph is told that would have to leave for it.
+    """
     made: Any = function
     if hasattr(_dynamo, "set_code_exec_strategy"):
         skip = _dynamo._FrameAction.SKIP
@@ -29,7 +34,7 @@ def untraced(function: _F) -> _F:
     else:  # torch before 2.8
         made = _outside(function)
     made._torchdynamo_disable = True  # seen by the tracer of the function that calls it
-    made._torchdynamo_disable_msg = _REASON
+    made._torchdynamo_disable_msg = reason
     return cast("_F", made)
 
 

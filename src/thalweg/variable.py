@@ -7,7 +7,7 @@ import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -98,6 +98,27 @@ def _full_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
+class Value(torch.Tensor):
+    """A variable's value, of which NumPy gets a copy even where autograd tracks it.
+
+    What is computed from it is a plain tensor.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
+        return _copied(self)[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(_copied(self), dtype=dtype)
+
+
+def _copied(tensor: torch.Tensor) -> np.ndarray:
+    # Copied by torch: memory that NumPy has shared once counts as another's ever after.
+    return tensor.detach().to("cpu", copy=True).numpy()
+
+
 class Variable(torch.nn.Parameter):
     """A tensor that training updates in place.
 
@@ -130,6 +151,13 @@ class Variable(torch.nn.Parameter):
         updates do not change, and operators take arrays and lists on either side, as in
         TensorFlow. Those of a tensor that was computed from a variable are torch's and do not.
     """
+
+    if TYPE_CHECKING:  # given by `tensorflow_names`, with a face of TensorFlow's
+        handle: Any
+        op: Any
+        ref: Callable[[], Any]
+        scatter_sub: Callable[..., Any]
+        scatter_update: Callable[..., Any]
 
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
@@ -174,11 +202,15 @@ class Variable(torch.nn.Parameter):
     def constraint(self, function: Constraint | None) -> None:
         self._constraint = function
 
-    def assign(self, value: Any) -> Variable:
+    def assign(
+        self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
 
-        `value` is what `to_tensor` accepts, of exactly the variable's shape. A tensor must have
-        the variable's dtype; numbers, lists and arrays are converted.
+        Args:
+            value: What `to_tensor` accepts, of exactly the variable's shape. A tensor must have
+                the variable's dtype; numbers, lists and arrays are converted.
+            use_locking, name, read_value: Accepted for compatibility.
 
         Raises:
             InvalidArgumentError: The shapes differ.
@@ -188,13 +220,17 @@ class Variable(torch.nn.Parameter):
             self.copy_(self._operand(value))
         return self
 
-    def assign_add(self, delta: Any) -> Variable:
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Add to all elements in place; otherwise like `assign`."""
         with torch.no_grad():
             self.add_(self._operand(delta))
         return self
 
-    def assign_sub(self, delta: Any) -> Variable:
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Subtract from all elements in place; otherwise like `assign`."""
         with torch.no_grad():
             self.sub_(self._operand(delta))
@@ -211,8 +247,11 @@ class Variable(torch.nn.Parameter):
         return tensor.to(self.device)
 
     def read_value(self) -> torch.Tensor:
-        """A copy of the present value, tracked by autograd, that later updates leave alone."""
-        return self.clone()
+        """A copy of the present value, tracked by autograd, that later updates leave alone.
+
+        NumPy takes it as it is, as it takes the variable.
+        """
+        return self.clone().as_subclass(Value)
 
     value = read_value
 
@@ -228,11 +267,11 @@ class Variable(torch.nn.Parameter):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         try:
-            shared = self.detach().cpu().numpy()
+            own = _copied(self)
         except TypeError as error:
             what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
             raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
-        return np.array(shared, dtype=dtype)
+        return np.asarray(own, dtype=dtype)
 
     def __float__(self) -> float:
         return float(self.item())  # torch's own warns where the variable requires a gradient
@@ -285,6 +324,11 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
 
     @functools.wraps(plain)
     def apply(self: Variable, other: Any) -> Any:
+        if reflects:  # torch's own would multiply by the reciprocal
+            if isinstance(other, int | float) and self.is_floating_point():
+                other = torch.tensor(other, dtype=self.dtype, device=self.device)
+            if isinstance(other, torch.Tensor):
+                return forward(other, self)
         if not isinstance(other, np.ndarray | list):
             return plain(self, other)
         operand = to_tensor(other, self.dtype).to(self.device)

@@ -151,9 +151,7 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Fill a folder in a child, and wake Numba, with no kernel in memory."""
-    import numba
-
+    """Fill a folder in a child, with no kernel in memory."""
     global _pristine
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -162,7 +160,6 @@ def warm() -> None:
     os.environ["THALWEG_CACHE_DIR"] = str(_pristine)
     with engine("reference"):
         _wanted.append(steps())
-    numba.cfunc("float64(float64)")(lambda x: x + 1)
     in_child(steps)
     assert any(path.is_file() for path in _pristine.rglob("*")), "no kernel was kept"
 

@@ -11,9 +11,9 @@ from thalweg.core import outcome, state
 from thalweg.core.state import loading
 from thalweg.engines import gate, layout
 from thalweg.engines.cpu import store
-from thalweg.engines.cpu.likeness import Likeness
-from thalweg.engines.cpu.plan import DensePlan
-from thalweg.engines.cpu.watched import Watched
+from thalweg.engines.likeness import Likeness
+from thalweg.engines.plan import DensePlan
+from thalweg.engines.watched import Watched
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward

@@ -15,9 +15,9 @@ from thalweg import optim
 
 lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
 
-# What Lightning 2.6 asks an optimizer for.
+# What Lightning 2.6 asks an optimizer for; `_own` for methods of ours that its wrapper inherits.
 ASKED = """
-    _on_after_step _on_before_step _optimizer _strategy _zero_grad_profile_name
+    _on_after_step _on_before_step _optimizer _own _strategy _zero_grad_profile_name
     consolidate_state_dict defaults load_state_dict param_groups state state_dict step zero_grad
 """
 

@@ -87,20 +87,6 @@ def test_a_compiled_step_has_the_bits_of_eager_mode(name: str) -> None:
     assert_same_training(found, trained(OPTIMIZERS[name], data(4)))
 
 
-def test_a_step_is_one_break_in_a_compiled_function() -> None:
-    module = model()
-    optimizer = optim.AdamW(module.parameters(), lr=0.05)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        x = x + 1
-        optimizer.step()
-        return x * 2
-
-    torch._dynamo.reset()
-    explained = torch._dynamo.explain(step)(torch.ones(2))
-    assert (explained.graph_count, explained.graph_break_count) == (2, 1)
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_profiler_tells_steps_by_name(name: str) -> None:
     module = model()

@@ -19,7 +19,7 @@ from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.around import KEYWORDS, NONE
 from thalweg.optim.groups import Group, hypers_of
-from thalweg.optim.loading import setting
+from thalweg.optim.loading import is_before_steps, setting
 from thalweg.optim.stepping import OneSweep
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
@@ -146,8 +146,9 @@ class OfTorch:
     ) -> dict[str, Any]:
         """The state of one parameter, in memory of its own."""
         if self._is_ours:
-            lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
-            found += [f"'{title}/{key}' is missing" for key in lacking if given]
+            if not is_before_steps(given):
+                lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
+                found += [f"'{title}/{key}' is missing" for key in lacking]
             for key, value in given.items():
                 if isinstance(value, Tensor) and value.shape not in (param.shape, ()):
                     shapes = f"of shape {tuple(value.shape)}, not {tuple(param.shape)}"

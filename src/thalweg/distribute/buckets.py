@@ -155,8 +155,13 @@ class Bucket:
 
     def holders(self) -> int:
         """See `Sent`."""
-        storage = self._flat.untyped_storage()
-        return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
+        return holders_of(self._flat)
+
+
+def holders_of(tensor: Tensor) -> int:
+    """How many tensors lie in the memory of one."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
 
 
 def planned(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement, Said
-from thalweg.distribute.context import Replicas, across
+from thalweg.distribute.context import Replicas, across, within
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.graph.nest import leaves_of
@@ -45,6 +45,13 @@ class Extended:
             destinations, options: Accepted for compatibility.
         """
         return reduced(self._strategy, reduce_op, value)
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """As `Strategy.run`: call a function as this rank's replica."""
+        with within(ReplicaContext(self._strategy)):
+            return fn(*args, **(kwargs or {}))
 
     def batch_reduce_to(
         self,

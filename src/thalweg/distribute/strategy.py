@@ -172,6 +172,14 @@ class Strategy:
 
     experimental_run_v2 = run
 
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """`run`, with what an iterator gives next as the argument of `fn`, if there is one."""
+        if input_iterator is None:
+            return self.run(fn)
+        is_of_tensorflow = hasattr(input_iterator, "get_next")
+        given = input_iterator.get_next() if is_of_tensorflow else next(input_iterator)
+        return self.run(fn, (given,))
+
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Sums or means of what `run` returned on all ranks.
 

@@ -60,10 +60,13 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
     size = -(-flat.numel() // ranks.size)
     sent = flat.new_zeros(size * ranks.size)
     sent[: flat.numel()] = flat
-    found, arriving = ranks.begin_exchanging(sent, [size] * ranks.size)
-    arriving.wait()
     shards = sent.view(ranks.size, size).unbind()
-    shards[ranks.rank].copy_(in_pairs(found.view(ranks.size, size).unbind()))
+    found = [*flat.new_empty(ranks.size, size).unbind()]
+    found[ranks.rank] = shards[ranks.rank]
+    ranks.begin_exchanging(shards, found).wait()
+    total = in_pairs(found)
+    if total is not shards[ranks.rank]:
+        shards[ranks.rank].copy_(total)
     ranks.begin_sharing(shards).wait()
     return sent[: flat.numel()]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import is_symbolic
+from thalweg.running import executing_eagerly, is_symbolic, process
 from thalweg.scalars import (
     Number,
     Scalar,
@@ -120,12 +120,14 @@ class FormulaSchedule(LearningRateSchedule):
     def __call__(self, step: Step) -> Any:
         """The learning rate at `step` as a 0-d tensor on the CPU.
 
-        Of a tensor of a graph, or where a field is one, it is a tensor of the graph.
+        While a graph is built, or of a tensor of one, it is a tensor of the graph.
         """
         own = self._own()
         graph = next(
             (leaf.graph for leaf in _leaves([step, *own.values()]) if is_symbolic(leaf)), None
         )
+        if graph is None and process.default_graph is not None and not executing_eagerly():
+            graph = process.default_graph()
         if graph is not None:
             return self._recorded(graph, step, own)
         with np.errstate(all="ignore"):

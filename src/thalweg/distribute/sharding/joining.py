@@ -14,6 +14,8 @@ from thalweg.distribute.sharding.shards import Shards, flat
 from thalweg.engines import layout
 from thalweg.indexed_slices import IndexedSlices
 
+_LARGE = 2**18  # bytes of a part that is sent from where it lies: to copy it would take longer
+
 
 def join(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: int) -> None:
     """Set tensors to what the ranks have made of their parts.
@@ -34,8 +36,11 @@ def join(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: in
     def made(places: Sequence[int], own: Sequence[Tensor]) -> _Parcel:
         return _Parcel(shards, [tensors[place][0] for place in places], own)
 
+    large = {place for place, each in dense if each.nbytes >= _LARGE * shards.ranks.size}
+    parcels = [made([place], [each]) for place, each in dense if place in large]
+    parcels += planned([each for each in dense if each[0] not in large], size, made)
     waiting: list[_Parcel] = []
-    for parcel in planned(dense, size, made):
+    for parcel in parcels:
         parcel.send(shards.ranks)
         waiting.append(parcel)
         if len(waiting) > 1:  # for the memory that they take

@@ -77,6 +77,9 @@ class Measured:
                 leaves[np.concatenate(each)] = part.cpu().numpy()
         return combined(leaves, counts)
 
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+        """See `Ready`."""
+
     def peaks(self) -> Float64:
         """See `Ready`."""
         # As whole numbers, magnitudes have the same order, and NaN is the largest.

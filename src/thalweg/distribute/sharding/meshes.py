@@ -180,6 +180,9 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
+    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+        """See `Ready`."""
+
     def peaks(self) -> Float64:
         """See `Ready`."""
         found = np.abs(self._ready.peaks())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thalweg.distribute.buckets import copied_to
+from thalweg.distribute.buckets import copied_to, holders_of
 from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flat
 from thalweg.distribute.tree import in_pairs
@@ -50,7 +50,14 @@ class Scatter:
             self._targets[place].append((slice(start, stop), target))
             self._sizes[rank] += stop - start
             begin += stop - start
-        self._arriving: tuple[Tensor, Pending] | None = None
+        self._parts = self._flat.split(self._sizes)
+        rank, others = shards.ranks.rank, shards.ranks.size - 1
+        own = self._parts[rank]
+        with torch.inference_mode(False):
+            self._taken = own.new_empty(others, own.numel())
+        self._found = [*self._taken.unbind()]
+        self._found.insert(rank, own)
+        self._arriving: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """See `Sent`."""
@@ -70,22 +77,20 @@ class Scatter:
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """See `Sent`; the order is that of a tree in either case."""
-        self._arriving = ranks.begin_exchanging(self._flat, self._sizes)
+        self._arriving = ranks.begin_exchanging(self._parts, self._found)
 
     def wait(self) -> None:
         """See `Sent`."""
         if self._arriving is not None:
-            self._arriving[1].wait()
+            self._arriving.wait()
             self._arriving = None
 
     def sums(self) -> dict[int, Tensor]:
         """See `Sent`; they have the shapes of the parts."""
         if self._arriving is None:
             raise RuntimeError("nothing was sent")
-        parts, _ = self._arriving
         self.wait()
-        own = self._sizes[self._shards.ranks.rank]
-        total = in_pairs(parts.view(len(self._sizes), own).unbind())
+        total = in_pairs(self._found)
         found: dict[int, Tensor] = {}
         begin = 0
         for place, var in self._variables.items():
@@ -96,5 +101,5 @@ class Scatter:
         return found
 
     def holders(self) -> int:
-        """See `Sent`; sums do not lie in it."""
-        return 0
+        """See `Sent`."""
+        return sum(map(holders_of, (self._flat, self._taken)))

@@ -179,12 +179,15 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         wrapped = self.__dict__.get("wrapped")
+        if name == "lr":
+            return self.learning_rate
         if wrapped is not None and name in wrapped._hyper:
             return getattr(wrapped, name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = self.__dict__.get("wrapped")
+        name = "learning_rate" if name == "lr" else name
         if wrapped is not None and name in wrapped._hyper and name != "learning_rate":
             wrapped._set_hyper(name, value)
         else:

@@ -31,7 +31,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
-from thalweg.v1.train.state import base_name
+from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import name_of
 
 _SCALING = ("loss_scale", "loss_scaling_params")

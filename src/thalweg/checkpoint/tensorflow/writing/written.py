@@ -17,7 +17,6 @@ from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.stored import Stored, of_tensor
-from thalweg.v1.contrib.opt import AdaMaxOptimizer
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import to_tensor
@@ -160,10 +159,7 @@ def _locked(optimizer: Any) -> Any:
 def _scalars(optimizer: Any) -> dict[str, Stored]:
     if isinstance(optimizer, KerasOptimizer):
         return _of_keras(optimizer)
-    own = {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
-    if isinstance(optimizer, AdaMaxOptimizer):  # TensorFlow's has no other power
-        own.pop("beta2_power", None)
-    return own
+    return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
 
 
 def _of_keras(optimizer: Any) -> dict[str, Stored]:
