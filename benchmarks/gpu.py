@@ -32,7 +32,7 @@ Makers = dict[str, Callable[[], Step]]  # each makes its state when it is measur
 RATE, WARM, ROUNDS, SCALE = 1e-4, 5, 30, 1024.0
 ROWS, WIDTH, ENTRIES = 1_000_000, 64, 100_000
 TORCHS = {"torch fused": {"fused": True}, "torch foreach": {"foreach": True}}
-OWN, FUSED = "thalweg", "torch fused"
+OWN, FUSED, DEEPSPEED = "thalweg", "torch fused", "DeepSpeedCPUAdam"
 
 
 class Measured(NamedTuple):
@@ -210,6 +210,31 @@ def masters(made: shapes.ShapeSet, device: str) -> Makers:
     return makers
 
 
+def state_on_the_cpu(made: shapes.ShapeSet, device: str) -> Makers:
+    """Adam over bfloat16, masters and slots on the CPU, beside DeepSpeed's."""
+    own = variables(made, device, torch.bfloat16)
+
+    def with_deepspeed() -> Step:
+        kind = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+        wide = [var.detach().float().cpu().pin_memory().requires_grad_() for var in own]
+        optimizer = kind(wide, lr=RATE, adamw_mode=False)
+
+        def step() -> None:
+            for each, var in zip(wide, own, strict=True):
+                each.grad = var.grad.cpu().float()
+            optimizer.step()
+            with torch.no_grad():
+                for each, var in zip(wide, own, strict=True):
+                    var.copy_(each, non_blocking=True)
+
+        return step
+
+    makers: Makers = {OWN: lambda: optim.Adam(own, lr=RATE, masters=True, state_device="cpu").step}
+    if importlib.util.find_spec("deepspeed"):
+        makers[DEEPSPEED] = with_deepspeed
+    return makers
+
+
 def rows(device: str, height: int = ROWS, entries: int = ENTRIES) -> Makers:
     """A sparse gradient of 100,000 of a million rows: lazy Adam, beside torch's SparseAdam."""
     own = torch.randn(height, WIDTH, device=device, requires_grad=True)
@@ -242,6 +267,9 @@ def tables(device: str) -> list[Callable[[], Table]]:
         # The norm, and the look for overflows, read the gradients once more each.
         lambda: Table("AdamW pipeline, gpt2", pipeline(gpt2, device), 9 * gpt2.bytes, 0.55),
         lambda: Table("Adam with masters, gpt2", masters(gpt2, device), halves, 1.0),
+        lambda: Table(
+            "Adam, state on the CPU, gpt2", state_on_the_cpu(gpt2, device), 0, 1.0, DEEPSPEED
+        ),
         lambda: Table(
             f"Sparse rows, {ENTRIES:,} of {ROWS:,} x {WIDTH}", rows(device), 0, 1.0,
             "torch SparseAdam",

@@ -27,7 +27,7 @@ def cuda() -> Any:
     return module
 
 
-@pytest.mark.parametrize("kind", ["adam", "pipeline", "masters", "rows"])
+@pytest.mark.parametrize("kind", ["adam", "pipeline", "masters", "rows", "state_on_the_cpu"])
 def test_steps_run(cuda: Any, kind: str) -> None:
     makers = cuda.rows("cpu", 20, 5) if kind == "rows" else getattr(cuda, kind)(SMALL, "cpu")
     assert cuda.OWN in makers

@@ -325,6 +325,20 @@ def test_options(name):
     assert_same([each.detach().cpu() for each in found.params], wanted.params)
 
 
+@by(OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_state_on_the_cpu(make, clip, monkeypatch):
+    monkeypatch.setattr("thalweg.engines.far.RUN", 1000)
+    own = Training(make, state_device="cpu", clip_grad_norm=clip)
+    other = Training(make, "cpu", clip_grad_norm=clip)
+    for _ in range(3):
+        own.step()
+        other.step()
+    assert_same(own.written(), other.written())
+    states = own.optimizer.state.values()
+    assert {each.device.type for kept in states for each in kept.values()} == {"cpu"}
+
+
 def test_a_sparse_step_does_not_wait():
     var = torch.randn(9, 4, device="cuda", requires_grad=True)
     optimizer = Adam(0.1)

@@ -22,6 +22,7 @@ def laid_out(
     dtypes: Sequence[torch.dtype],
     initial: float,
     scalar: bool = False,
+    device: torch.device | None = None,
 ) -> list[Tensor]:
     """New tensors of the variables' shapes, devices and strides, filled with `initial`.
 
@@ -30,16 +31,17 @@ def laid_out(
         dtypes: For each its dtype.
         initial: A number.
         scalar: Whether they have the shape () instead.
+        device: Where they are, if not on the variables' devices.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, (var, dtype) in enumerate(zip(variables, dtypes, strict=True)):
-        kinds.setdefault((dtype, var.device), []).append(index)
+        kinds.setdefault((dtype, device or var.device), []).append(index)
     made: dict[int, Tensor] = {}
-    for (dtype, device), members in kinds.items():
+    for (dtype, place), members in kinds.items():
         step = ALIGNMENT // dtype.itemsize
         counts = [1 if scalar else variables[index].numel() for index in members]
         sizes = [-(-count // step) * step for count in counts]
-        memory = block(sum(sizes), initial, dtype, device)
+        memory = block(sum(sizes), initial, dtype, place)
         start = 0
         for index, count, size in zip(members, counts, sizes, strict=True):
             piece = memory[start : start + count]

@@ -37,9 +37,9 @@ class Request(NamedTuple):
         slots: For each variable its slots of its own shape, in the rule's order.
         titles: The variables' names for messages.
         selection: Engine and denormals.
-        copies: For each variable a tensor of its shape and of a 16-bit type that is set to it, or
-            None; None stands for no copies at all. Where a sparse gradient leaves rows alone, the
-            copy's rows are left alone, too.
+        copies: For each variable a tensor of its shape that is set to it, or None; None stands for
+            no copies at all. It is of a 16-bit type, or on another device, where its gradient may
+            be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone, too.
     """
 
     rule: Rule

@@ -16,6 +16,7 @@ from thalweg.engines.cuda.available import computes
 from thalweg.engines.cuda.group import Group as CudaGroup
 from thalweg.engines.cuda.sparse import RowsPart
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
+from thalweg.engines.far import Crossing, Far
 from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
@@ -76,8 +77,9 @@ class Gate:
 
     def __init__(self) -> None:
         # The last ones, for steps with other gradients, too.
-        self._dense: dict[Home, DensePlan] = {}
+        self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
         self._sparse: dict[tuple[int, int], SparsePlan] = {}  # by variable and round
+        self._far: dict[int, Far] = {}  # by `id` of variables
         self._warned: set[int] = set()
 
     def ready(self, asked: Request) -> Ready:
@@ -93,12 +95,25 @@ class Gate:
             self._sparse = {key: each for key, each in self._sparse.items() if key[0] in here}
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
+        crossing = self._crossing(asked)
+        asked = crossing.asked
+        copies = copies if asked.copies is None else asked.copies
         asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
         homes = self._homes(asked, len(rounds) > 1)
-        made = [self._round(asked, number, own, homes) for number, own in enumerate(rounds)]
+        made = [
+            self._round(asked, number, own, homes, crossing) for number, own in enumerate(rounds)
+        ]
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
         return Together(asked, made)
+
+    def _crossing(self, asked: Request) -> Crossing:
+        """What crosses between devices, if anything does."""
+        crossing = Crossing(asked, self._far)
+        if len(self._far) > 2 * len(asked.variables) + _SPARE:
+            here = set(map(id, asked.variables))
+            self._far = {key: each for key, each in self._far.items() if key in here}
+        return crossing
 
     def _homes(self, asked: Request, repeats: bool) -> list[Home]:
         """The engine of each variable; one that repeats has one engine."""
@@ -134,23 +149,28 @@ class Gate:
         return fits
 
     def _round(
-        self, asked: Request, number: int, members: Sequence[int], homes: Sequence[Home]
+        self,
+        asked: Request,
+        number: int,
+        members: Sequence[int],
+        homes: Sequence[Home],
+        crossing: Crossing,
     ) -> Parts:
         """The parts of a round of distinct variables."""
-        dense: dict[Home, list[int]] = {}
+        dense: dict[tuple[Home, int], list[int]] = {}
         parts: list[tuple[Sequence[int], Part]] = []
         for index in members:
             home = homes[index]
             if home == "reference":
                 parts.append(([index], ReferencePart(share_of(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
-                dense.setdefault(home, []).append(index)
+                dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
             elif home == "cuda":
                 parts.append(([index], RowsPart(share_of(asked, [index]))))
             else:
                 parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
-        plans = [(own, self._dense_plan(share_of(asked, own), home)) for home, own in dense.items()]
-        return [*plans, *parts]
+        plans = [(own, self._dense_plan(share_of(asked, own), key)) for key, own in dense.items()]
+        return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
 
     def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
@@ -161,15 +181,15 @@ class Gate:
         plan.point_at(asked.gradients[0])
         return plan
 
-    def _dense_plan(self, asked: Request, home: Home) -> DensePlan:
+    def _dense_plan(self, asked: Request, key: tuple[Home, int]) -> DensePlan:
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
         fitting = map(layout.like, asked.gradients, asked.variables)
         asked = asked._replace(gradients=list(fitting))
-        plan = self._dense.get(home)
+        plan = self._dense.get(key)
         if plan is not None and not plan.is_aimed and plan.serves(asked):
             plan.point_at(asked.gradients)
         else:
-            plan = self._dense[home] = DensePlan(asked, _GROUPS[home])
+            plan = self._dense[key] = DensePlan(asked, _GROUPS[key[0]])
         return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,11 @@ def same_strides(a: Tensor, b: Tensor) -> bool:
 def aligned(tensor: Tensor) -> bool:
     """Whether the first element lies at a multiple of its size."""
     return tensor.data_ptr() % tensor.element_size() == 0
+
+
+def is_far(tensor: Any, device: torch.device) -> bool:
+    """Whether a tensor, or `IndexedSlices`, is on another device."""
+    return tensor.device != device
 
 
 def check_memory(tensor: Tensor, what: str) -> None:
@@ -222,25 +228,26 @@ def _share(a: Tensor, b: Tensor) -> bool:
 
 
 def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
-    """Refuse a tensor that cannot hold a variable's numbers in a 16-bit type.
+    """Refuse a tensor that cannot hold a variable's numbers in a 16-bit type, or elsewhere.
 
     Raises:
-        InvalidTypeError: If it is of no 16-bit type.
-        InvalidArgumentError: If shapes or devices differ.
+        InvalidTypeError: If it is of no 16-bit type, nor of the variable's on another device.
+        InvalidArgumentError: If shapes differ.
         LayoutError: If elements of the copy share memory.
     """
-    if var.dtype in REDUCED:
+    same = is_far(copy, var.device) and copy.dtype == var.dtype
+    if var.dtype in REDUCED and not same:
         raise InvalidTypeError(
             f"{name} is {dtype_name(var.dtype)} and can have no copy, expected: [float32, float64]."
         )
-    if copy.dtype not in REDUCED:
+    if copy.dtype not in REDUCED and not same:
         raise InvalidTypeError(
             f"Invalid type {copy.dtype} for the copy of {name}, expected: [float16, bfloat16]."
         )
-    if copy.shape != var.shape or copy.device != var.device:
+    if copy.shape != var.shape:
         raise InvalidArgumentError(
-            f"The copy of '{name}' has shape {tuple(copy.shape)} on {copy.device} but the variable"
-            f" has shape {tuple(var.shape)} on {var.device}."
+            f"The copy of '{name}' has shape {tuple(copy.shape)} but the variable has shape"
+            f" {tuple(var.shape)}."
         )
     check_variable(copy, f"the copy of {name}")
 

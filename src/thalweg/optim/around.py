@@ -64,6 +64,9 @@ class Around:
             Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
         gradients: "flat" gives all parameters gradients in a few buffers, which stay where they are
             and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
+        state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
+            gradients go there, values come back. None keeps it with the parameters. Not with
+            `in_backward`.
     """
 
     clip_grad_norm: float | None = None
@@ -76,6 +79,7 @@ class Around:
     wide_sums: bool = False
     in_backward: bool = False
     gradients: str | None = None
+    state_device: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
@@ -110,6 +114,14 @@ class Around:
                         f"in_backward applies each gradient as it arrives, and {other} needs all of"
                         " them first."
                     )
+        if self.state_device not in (None, "cpu"):
+            raise InvalidArgumentError(
+                f"state_device must be None or 'cpu', not {self.state_device!r}."
+            )
+        if self.state_device and self.in_backward:
+            raise InvalidArgumentError(
+                "state_device takes a step at a time, and in_backward parts."
+            )
         if self.state_dtype not in (None, *STORED):
             raise InvalidTypeError(
                 "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
@@ -123,14 +135,19 @@ class Around:
 
     def __bool__(self) -> bool:
         """Whether anything happens that a step of torch's would not do."""
-        own = self.ema_decay is not None or self.masters or self.state_dtype is not None
+        own = not self.keeps_as_torch
         return self.clips or own or self.accumulate > 1 or self.in_backward
 
     @property
     def is_lossless(self) -> bool:
         """Whether torch's own loader would keep all dtypes."""
-        kept = self.ema_decay is None and not self.masters and self.state_dtype is None
-        return kept and not self.wide_sums
+        return self.keeps_as_torch and not self.wide_sums
+
+    @property
+    def keeps_as_torch(self) -> bool:
+        """Whether the state is what torch would keep, where it would."""
+        others = self.ema_decay, self.state_dtype, self.state_device
+        return not self.masters and all(each is None for each in others)
 
     def keys(self, param: Tensor) -> list[str]:
         """What the state of a parameter holds beside torch's own."""
@@ -140,7 +157,8 @@ class Around:
     @property
     def kinds(self) -> Kinds:
         """What the state of parameters is kept in."""
-        return Kinds(self.masters, self.state_dtype)
+        device = None if self.state_device is None else torch.device(self.state_device)
+        return Kinds(self.masters, self.state_dtype, device)
 
     def rule(self, rule: Rule) -> Rule:
         """A rule with all that is done beside it."""

@@ -121,13 +121,13 @@ class DropIn(OneSweep):
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
         if group.get("capturable"):
             params = [param for each in self.param_groups for param in each["params"]]
-            if device_of(params) is None:
+            if self._around.state_device or device_of(params) is None:
                 return True
         is_refused = bool(group.get("foreach")) and isinstance(group["lr"], Tensor)
         return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
-        if self._plain:
+        if self._plain or self._around.state_device:
             return False
         if self._around.fused_unscale or self._asks("capturable"):
             return True
@@ -138,7 +138,8 @@ class DropIn(OneSweep):
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
         found = super()._homes_of(params)
-        if found[0] is None and not is_host(params) and self._asks("fused"):
+        is_there = not (is_host(params) or self._around.state_device)
+        if found[0] is None and is_there and self._asks("fused"):
             return None, device_of(params) or CPU
         return found
 
@@ -160,7 +161,9 @@ class DropIn(OneSweep):
                     raise RuntimeError(refusal)
             if has_rows and not self._takes_rows(self.param_groups[place]):
                 return False
-        return fits(share.pairs, self.state, self._around.masters and self._own.sums is not None)
+        around = self._around
+        wide, away = around.masters and self._own.sums is not None, around.state_device is not None
+        return fits(share.pairs, self.state, wide, away)
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:

@@ -19,7 +19,10 @@ _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
 
 def fits(
-    pairs: Sequence[tuple[Tensor, Tensor]], state: Mapping[Tensor, Any], wide: bool = False
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    state: Mapping[Tensor, Any],
+    wide: bool = False,
+    anywhere: bool = False,
 ) -> bool:
     """Whether gradients, parameters and their state are such as engines here compute.
 
@@ -27,34 +30,37 @@ def fits(
         pairs: Gradients and parameters.
         state: That of parameters.
         wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
+        anywhere: Whether they may be on a device without an engine.
     """
     once = {id(param) for _, param in pairs}
-    return len(once) == len(pairs) and all(_fits(*pair, state, wide) for pair in pairs)
+    return len(once) == len(pairs) and all(_fits(*pair, state, wide, anywhere) for pair in pairs)
 
 
-def _fits(grad: Tensor, param: Tensor, state: Mapping[Tensor, Any], wide: bool) -> bool:
+def _fits(
+    grad: Tensor, param: Tensor, state: Mapping[Tensor, Any], wide: bool, anywhere: bool
+) -> bool:
     kept = [value for value in state.get(param, {}).values() if isinstance(value, Tensor)]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
-        all(map(_is_ours, map(local, (param, *kept))))
+        all(_is_ours(local(each), anywhere) for each in (param, *kept))
         and (grad.dtype == param.dtype or is_sum)
         and is_on_mesh(grad) == is_on_mesh(param)
         and not (is_on_mesh(param) and param.is_complex())
-        and (_is_ours(local(grad)) or _is_of_rows(grad))
+        and (_is_ours(local(grad), anywhere) or _is_of_rows(grad, anywhere))
     )
 
 
-def _is_ours(tensor: Tensor) -> bool:
+def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
     return (
-        _has_engine(tensor.device)
+        (anywhere or _has_engine(tensor.device))
         and tensor.layout == torch.strided
         and (tensor.dtype in _COMPUTED or not tensor.dim())
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
     )
 
 
-def _is_of_rows(grad: Tensor) -> bool:
-    is_here = _has_engine(grad.device) and not grad.is_complex()
+def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
+    is_here = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
     return is_here and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
 
 

@@ -15,7 +15,7 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.core.there import along
-from thalweg.engines import Selection, current
+from thalweg.engines import Selection, current, layout
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
@@ -104,6 +104,11 @@ class GroupHooks(Hooks):
         return as_real(grad), real
 
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        # A gradient is where its parameter is, which may be elsewhere than what is updated.
+        pairs = [
+            (grad, self._real.get(id(var), var)) if layout.is_far(grad, var.device) else (grad, var)
+            for grad, var in pairs
+        ]
         check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=True, narrow=narrow)
 
     def create(self, variables: Sequence[Tensor]) -> None:

@@ -51,11 +51,15 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
         load(state_dict)
     finally:
         handle.remove()
+    device = optimizer._around.kinds.device
     for key, param in _owners(optimizer, seen[0]).items():
         for name, value in seen[0]["state"].get(key, {}).items():
             own = optimizer.state[param].get(name)
-            if isinstance(own, Tensor) and own.dtype != value.dtype:
-                optimizer.state[param][name] = value.detach().to(param.device, copy=True)
+            if not isinstance(own, Tensor):
+                continue
+            if own.dtype != value.dtype or (device is not None and own.device != device):
+                there = device or param.device
+                optimizer.state[param][name] = value.detach().to(there, copy=True)
 
 
 def is_before_steps(own: Mapping[str, Any]) -> bool:

@@ -72,7 +72,7 @@ class Part:
         self.rule = rule
         self.first = next((slot.name for slot in rule.element_slots), "")
         self._kinds = kinds
-        self._masters = Masters()
+        self._masters = Masters(kinds)
         self._target_of: dict[int, Tensor] = {}
         self.kept = Kept()
         self.columns: list[AnyColumn] = []
@@ -138,7 +138,8 @@ class Part:
             if slot.name not in self._numbers:
                 self._make_slots(slot, starts)
         for param in params:
-            if (target := self._target_of.get(id(param), param)) is not param:
+            target = self._target_of.get(id(param), param)
+            if target is not param and self._kinds.has_master(param):
                 self._fresh[id(param)][MASTER] = target
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Own]) -> None:
@@ -149,7 +150,8 @@ class Part:
         lacking = list(compress(self._params, lacks))
         plain = [param for param in lacking if not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
-        made = iter(laid_out(list(map(local, plain)), dtypes, start, slot.scalar))
+        device = self._kinds.device
+        made = iter(laid_out(list(map(local, plain)), dtypes, start, slot.scalar, device))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
             if param.is_complex():
@@ -214,16 +216,19 @@ class Part:
     def targets(
         self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
     ) -> Sequence[Tensor]:
-        """What a step updates in place of parameters: masters, where they have some.
+        """What a step updates in place of parameters, where something stands for them.
 
         Args:
             state: The optimizer's.
             params: The parameters.
             stands: Whether these are those of the step before, with the state that it left.
         """
-        if not self._kinds.masters:
+        if not self._kinds.stand_in:
             return params
-        check_whole(params, "masters")
+        option = "masters" if self._kinds.device is None else "state_device"
+        check_whole(params, option)
+        if any(map(Tensor.is_complex, params)) and self._kinds.device is not None:
+            raise NotImplementedError(f"{option} is not defined for complex parameters.")
         masters = self._masters
         targets = masters.again() if stands else masters.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}

@@ -14,7 +14,7 @@ from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
-from thalweg.errors import did_you_mean
+from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
@@ -95,6 +95,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
                 raise TypeError(f"{rule.name} takes no {title_of(name)!r}. {near}".rstrip())
         own |= given
         check_rule(rule, {**own, **self._extra})
+        if capturable and around.get("state_device"):
+            raise InvalidArgumentError("capturable steps are those of a GPU, state_device is not.")
         self.rule = rule
         self._initial = dict(initial or {})
         self._capturable = capturable
@@ -194,6 +196,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         return {self._around.rule(self.rule)}
 
     def _counts_there(self) -> bool:
+        if self._around.state_device:
+            return False
         return self._capturable or self._around.fused_unscale
 
     def _has_state(self, group: Group, param: Tensor) -> bool:

@@ -89,6 +89,9 @@ class OneSweep(Scaled):
         if around is not NONE:
             self._around = around
         super().__init__(*args, **keywords)
+        if around.kinds.device is not None:
+            for own in self.state.values():  # that torch's constructor makes
+                own |= {name: each.to(around.kinds.device) for name, each in own.items()}
         if around.fused_unscale:
             self._step_supports_amp_scaling = True
 

@@ -160,12 +160,18 @@ class Writer:
         if kind in REDUCED:
             stored = f"from_{kind}({stored})"
             kind = "float32"
-        return self.flushed(stored if kind == self.compute else f"{stored}.to(tl.{self.compute})")
+        if kind == self.compute:
+            return self.flushed(stored)
+        if kind == "float32":  # whose denormal numbers are none in float64
+            return f"{self.flushed(stored)}.to(tl.{self.compute})"
+        return self.flushed(f"{stored}.to(tl.{self.compute})")
 
     def stored(self, value: str, kind: str) -> str:
         """The other way round."""
         if kind == self.compute:
             return value
+        if self.compute == "float64":  # what is denormal in float32 only
+            value = self.flushed(f"{value}.to(tl.float32)")
         return f"to_{kind}({value})" if kind in REDUCED else f"{value}.to(tl.{kind})"
 
     def lines(self, transcript: Transcript) -> list[str]:
