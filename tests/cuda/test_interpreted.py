@@ -36,6 +36,7 @@ from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
 from thalweg.indexed_slices import assert_in_range
 from thalweg.keras.optimizers import Adam
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.openseq2seq.optimizers.training import optimize_loss
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.v1.contrib.opt import LARSOptimizer
 
@@ -342,6 +343,41 @@ def test_norms_are_brought_to_the_host_when_somebody_reads_them():
     with thalweg.engine("cuda"):
         assert clipped() == wanted
         clipped(waiting_for_nothing)
+
+
+LARC = {"larc_eta": 0.01, "larc_mode": "clip"}
+
+
+def processed(last=contextlib.nullcontext, **options):
+    """Variables after steps of `optimize_loss`, of which gradients are clipped or scaled."""
+    torch.manual_seed(0)
+    variables = [thalweg.Variable(torch.randn(4, 3), name=name) for name in "abc"]
+    step = optimize_loss(
+        lambda: sum((var * torch.arange(1.0, 4.0)).sum() for var in variables), "Momentum",
+        {"momentum": 0.9}, lambda step: 0.1, var_list=variables, **options,
+    )  # fmt: skip
+    gradients = [torch.randn(4, 3) for _ in variables]
+    for number in range(3):
+        with last(step._rate.tensors) if number == 2 else contextlib.nullcontext():
+            step.apply_gradients(gradients)
+    return [var.detach() for var in variables]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_gradients": 0.1},
+        {"larc_params": LARC},
+        {"larc_params": {**LARC, "larc_mode": "scale"}},
+    ],
+    ids=str,
+)
+def test_gradients_are_processed_without_asking(options):
+    with thalweg.engine("cpu"):
+        wanted = processed(**options)
+    with thalweg.engine("cuda"):
+        assert_same(processed(**options), wanted)
+        processed(lambda host: waiting_for_nothing(host=host), **options)
 
 
 def test_a_sparse_step_asks_for_nothing(monkeypatch):

@@ -100,6 +100,4 @@ def larc_ratio(
         ratio = eta * variable_norm / bounds
         if not zero_by_zero:
             ratio = of.where((variable_norm == 0) & (bounds == 0), 0.0, ratio)
-        return of.maximum(
-            ratio, ratio.dtype.type(min_update) if of is np else ratio.new_tensor(min_update)
-        )
+        return of.maximum(ratio, of.full_like(ratio, min_update))

@@ -88,7 +88,8 @@ class Processing:
         factor: Makes of the common norm and its limit what gradients are multiplied by, all of one
             dtype. TensorFlow's if None.
         trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
-            shape (n,), as float32. Sparse gradients are made dense for it.
+            shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
+            dense for it.
         decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
             the step is taken. It writes nothing.
         exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
@@ -108,7 +109,7 @@ class Processing:
     overflow: bool = True
     whole_is_nan: bool = True
     factor: Callable[[Any, Any], Any] | None = None
-    trust: Callable[[Float64, Float64], Array] | None = None
+    trust: Callable[[Any, Any], Any] | None = None
     decide: Callable[[bool, float], Decision] | None = None
     exact: bool = False
     calls: Sequence[Call] = ()
@@ -201,7 +202,7 @@ class Known:
         now = [each for each in formulas if each in _STANDARD or not how.stages]
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         # Measures stay on a device where nothing on the host is to be decided by them.
-        self._stays = not (numbers or how.numbers or how.decide or how.trust)
+        self._stays = not (numbers or how.numbers or how.decide)
         self._sums: dict[Formula, Any] = {}
 
     def _sum(self, formula: Formula) -> Any:
@@ -298,7 +299,7 @@ class Known:
             return float(norms.global_norm(squares, self._how.overflow))
 
     @lazy
-    def trust(self) -> Array:
+    def trust(self) -> Any:
         """What each gradient is multiplied by last, of shape (n,)."""
         if self._how.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)

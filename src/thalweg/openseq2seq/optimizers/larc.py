@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from thalweg.core.norms import larc_ratio
+from thalweg.core.vectors import alike, number, place_of, rounded
 from thalweg.engines import saturated
 from thalweg.openseq2seq.params import check_params
 from thalweg.variable import REDUCED
 
-_LARGEST = np.finfo(np.float32).max
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Larc(NamedTuple):
@@ -55,21 +56,22 @@ class Larc(NamedTuple):
 
     def ratios(
         self,
-        variable_norms: np.ndarray,
-        gradient_norms: np.ndarray,
+        variable_norms: Any,
+        gradient_norms: Any,
         rate: Any,
         as_shipped: bool = False,
-    ) -> np.ndarray:
+    ) -> Any:
         """r for each variable, before it is capped at 1; float32 of shape (n,).
 
-        A variable of norm 0 has `min_update`. With `as_shipped` it has NaN where lr is 0, too, as
-        0 / 0.
+        Of norms that are tensors of a device it is one, too. A variable of norm 0 has `min_update`.
+        With `as_shipped` it has NaN where lr is 0, too, as 0 / 0.
         """
+        there = place_of(variable_norms)
         with np.errstate(all="ignore"):
             return larc_ratio(
-                variable_norms.astype(np.float32),
-                gradient_norms.astype(np.float32),
-                np.float32(float(rate)),
+                rounded(variable_norms, np.float32, there),
+                rounded(gradient_norms, np.float32, there),
+                number(np.float32(float(rate)), there),
                 eta=float(self.eta),
                 clips=self.clips,
                 min_update=float(self.min_update),
@@ -77,11 +79,12 @@ class Larc(NamedTuple):
                 zero_by_zero=as_shipped,
             )
 
-    def factors(self, ratios: np.ndarray, dtypes: Sequence[torch.dtype]) -> np.ndarray:
+    def factors(self, ratios: Any, dtypes: Sequence[torch.dtype]) -> Any:
         """What gradients of variables of these dtypes are multiplied by; finite or NaN."""
-        capped = np.minimum(ratios, np.float32(1)) if self.clips else ratios
-        found = torch.from_numpy(capped.clip(-_LARGEST, _LARGEST))
-        for index, dtype in enumerate(dtypes):
-            if dtype in REDUCED:
-                found[index] = saturated(found[index], dtype)
-        return found.numpy()
+        is_array = not isinstance(ratios, torch.Tensor)
+        found = torch.from_numpy(ratios) if is_array else ratios
+        found = found.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)
+        for dtype in [each for each in REDUCED if each in dtypes]:
+            own = alike(np.array([each is dtype for each in dtypes]), found)
+            found = torch.where(own, saturated(found, dtype).float(), found)
+        return found.numpy() if is_array else found

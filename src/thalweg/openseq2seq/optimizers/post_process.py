@@ -97,17 +97,15 @@ class PostProcessing(NamedTuple):
             whole_is_nan=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
-            numbers=True,
+            numbers=journal is not None,
             narrow=True,
             **others,
         )
 
-    def _ratios(self, larc: Larc, rate: Any, sizes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def _ratios(self, larc: Larc, rate: Any, sizes: Any, lengths: Any) -> Any:
         return larc.ratios(sizes, lengths, rate, self.as_shipped)
 
-    def _trust(
-        self, larc: Larc, pairs: Sequence[Pair], rate: Any, sizes: np.ndarray, lengths: np.ndarray
-    ) -> np.ndarray:
+    def _trust(self, larc: Larc, pairs: Sequence[Pair], rate: Any, sizes: Any, lengths: Any) -> Any:
         dtypes = [var.dtype for _, var in pairs]
         return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
 
