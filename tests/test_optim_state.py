@@ -182,6 +182,28 @@ def test_state_that_was_moved_is_found(how: str) -> None:
     assert_same(tensors(ours), tensors(other))
 
 
+@pytest.mark.parametrize("name", ["ASGD", "NAdam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_that_were_loaded_go_on_as_torchs(name: str, dtype: torch.dtype) -> None:
+    """Torch gives them the parameter's dtype."""
+    options = {"lambd": 0.3, "t0": 2} if name == "ASGD" else {}
+    made = [
+        getattr(each, name)(params_of(dtype), lr=0.1, **options) for each in (optim, torch.optim)
+    ]
+    for step in range(8):
+        if step == 4:
+            for each in made:
+                each.load_state_dict(copy.deepcopy(each.state_dict()))
+        for each in made:
+            give(each.param_groups[0]["params"], step)
+            each.step()
+        ours, torchs = [next(iter(each.state.values())) for each in made]
+        for key in ("eta", "mu", "mu_product", "step"):
+            if key in torchs:
+                assert ours[key].dtype == torchs[key].dtype
+                assert torch.equal(ours[key], torchs[key]), (key, step)
+
+
 def test_a_loaded_state_has_numbers_of_its_own() -> None:
     """Torch takes over the tensors that it is given; steps of one are none of the other's."""
     one = trained(FIRST["Adam"], optim)

@@ -204,6 +204,7 @@ class ASGD(DropIn, torch.optim.ASGD):
 
     _torch = torch.optim.ASGD
     _sparse = "ASGD does not support sparse gradients"
+    _as_tensors = ("eta", "mu")
 
     @staticmethod
     def _rule(group: Group) -> Rule:

@@ -45,6 +45,7 @@ class DropIn(OneSweep):
     _counts: ClassVar[bool] = True  # whether each parameter has a step number
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
 
     defaults: dict[str, Any]
 

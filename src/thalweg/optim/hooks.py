@@ -244,4 +244,7 @@ class TorchHooks(GroupHooks):
         return {**options.numbers(self._stays), **numbers, **made}
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        return self._made[key][column.name]
+        value = self._made[key][column.name]
+        if column.name in self._optimizer._as_tensors and not isinstance(value, Tensor):
+            return torch.tensor(value).item()
+        return value
