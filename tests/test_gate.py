@@ -40,9 +40,9 @@ COPIES: dict[str, tuple[Tensor, Tensor, type[Exception], str]] = {
         torch.ones(2), torch.ones(3, dtype=HALF), InvalidArgumentError,
         r"^The copy of 'w' has shape \(3,\) on cpu but the variable has shape \(2,\) on cpu\.$",
     ),
-    "on another device": (
+    "without memory": (
         torch.ones(2), torch.ones(2, dtype=HALF, device="meta"), InvalidArgumentError,
-        r"^The copy of 'w' has shape \(2,\) on meta",
+        "^'the copy of w' is on meta",
     ),
     "that overlaps": (
         torch.ones(2), torch.ones((), dtype=HALF).expand(2), LayoutError,

@@ -56,6 +56,10 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
         [(0, 5), (1, 6)],
     ),
     "map to an array": (lambda: Dataset.range(2).map(lambda x: np.ones(2) * 3), [[3, 3], [3, 3]]),
+    "flat_map": (
+        lambda: Dataset.range(3).flat_map(lambda n: Dataset.range(n).map(lambda x: (x, n))),
+        [(0, 1), (0, 2), (1, 2)],
+    ),
     "filter": (lambda: Dataset.range(5).filter(lambda x: x % 2 == 0), [0, 2, 4]),
     "take": (lambda: Dataset.range(5).take(2), [0, 1]),
     "take all": (lambda: Dataset.range(3).take(-1), [0, 1, 2]),
@@ -66,6 +70,31 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
     "whole batches": (lambda: Dataset.range(5).batch(2, drop_remainder=True), [[0, 1], [2, 3]]),
     "batch of pairs": (
         lambda: Dataset.range(3).enumerate().batch(2), [([0, 1], [0, 1]), ([2], [2])],
+    ),
+    "padded batch": (
+        lambda: growing().padded_batch(2, [None]), [[[0, 0], [0, 1]], [[0, 1, 2]]],
+    ),
+    "padded batch of no shapes": (
+        lambda: growing().padded_batch(3), [[[0, 0, 0], [0, 1, 0], [0, 1, 2]]],
+    ),
+    "padded batch of a shape": (
+        lambda: growing().padded_batch(2, [4], -1.0),
+        [[[0, -1, -1, -1], [0, 1, -1, -1]], [[0, 1, 2, -1]]],
+    ),
+    "padded whole batches": (
+        lambda: growing().padded_batch(2, drop_remainder=True), [[[0, 0], [0, 1]]],
+    ),
+    "padded batch of pairs": (
+        lambda: Dataset.zip((growing(), Dataset.range(3))).padded_batch(
+            2, ([-1], tf.TensorShape([])), (tf.constant(7), None)
+        ),
+        [([[0, 7], [0, 1]], [0, 1]), ([[0, 1, 2]], [2])],
+    ),
+    "padded batch of dicts": (
+        lambda: growing().map(lambda x: {"x": x, "y": x[:1]}).padded_batch(
+            3, {"x": [3], "y": [None]}, {"x": 5, "y": 0}
+        ),
+        [{"x": [[0, 5, 5], [0, 1, 5], [0, 1, 2]], "y": [[0], [0], [0]]}],
     ),
     "repeat": (lambda: Dataset.range(2).repeat(2), [0, 1, 0, 1]),
     "repeat without end": (lambda: Dataset.range(2).repeat().take(5), [0, 1, 0, 1, 0]),
@@ -84,6 +113,9 @@ def listed(element: Any) -> Any:
     return np.asarray(element).tolist()
 
 
+UNCOUNTED = ("generator", "filter", "flat_map", "padded")
+
+
 @pytest.mark.parametrize("name", DATASETS)
 def test_dataset_in_eager_mode(name: str) -> None:
     make, expected = DATASETS[name]
@@ -92,7 +124,7 @@ def test_dataset_in_eager_mode(name: str) -> None:
         assert [listed(x) for x in dataset.as_numpy_iterator()] == expected
     assert [listed(x) for x in dataset] == expected
     assert dataset.cardinality() in (len(expected), -2)
-    assert (dataset.cardinality() == -2) == (name.split()[0] in ("generator", "filter"))
+    assert (dataset.cardinality() == -2) == (name.split()[0] in UNCOUNTED)
 
 
 def test_endless_datasets_have_no_length() -> None:
@@ -120,6 +152,11 @@ SPECS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "batch": (lambda: Dataset.range(5).batch(2), "(None,) torch.int64"),
     "whole batches": (lambda: Dataset.range(5).batch(2, True), "(2,) torch.int64"),
+    "padded": (lambda: growing().padded_batch(2), "(None, None) torch.int64"),
+    "padded to a shape": (lambda: growing().padded_batch(2, [5], None, True), "(2, 5) torch.int64"),
+    "flat_map": (
+        lambda: Dataset.range(1).flat_map(lambda _: growing().batch(1)), "(None, None) torch.int64",
+    ),
     "map of a batch": (
         lambda: Dataset.from_tensor_slices(np.ones((4, 3), "f4")).batch(2).map(lambda x: x @ x.T),
         "(None, None) torch.float32",
@@ -252,6 +289,13 @@ def test_eager_iterators_have_the_names_of_both_versions() -> None:
         next(iterator)
 
 
+def growing() -> Any:
+    """[0], [0, 1], [0, 1, 2]."""
+    return Dataset.from_generator(
+        lambda: map(list, (range(1), range(2), range(3))), tf.int64, [None]
+    )
+
+
 # name: (what is refused, the error, a part of the message)
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rows": (
@@ -259,6 +303,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"as many rows, not \[1, 2\]",
     ),
     "batch of 0": (lambda: Dataset.range(1).batch(0), InvalidArgumentError, "greater than zero"),
+    "padding to less": (
+        lambda: list(growing().padded_batch(3, [2])), InvalidArgumentError,
+        r"up to \[3\] cannot be padded to \[2\]",
+    ),
+    "padding of dimensions": (
+        lambda: list(growing().padded_batch(3, [2, 2])), InvalidArgumentError,
+        r"1 dimensions cannot have the shape \(2, 2\)",
+    ),
+    "flat_map to no dataset": (
+        lambda: list(Dataset.range(1).flat_map(lambda x: x)), TypeError, "must return a Dataset",
+    ),
     "buffer of 0": (lambda: Dataset.range(1).shuffle(0), InvalidArgumentError, "greater than zero"),
     "file": (lambda: Dataset.range(1).cache("/tmp/x"), NotImplementedError, "in memory only"),
     "no function": (lambda: Dataset.from_generator([1], tf.int32), TypeError, "callable"),

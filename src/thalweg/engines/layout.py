@@ -246,8 +246,8 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
         )
     if copy.shape != var.shape:
         raise InvalidArgumentError(
-            f"The copy of '{name}' has shape {tuple(copy.shape)} but the variable has shape"
-            f" {tuple(var.shape)}."
+            f"The copy of '{name}' has shape {tuple(copy.shape)} on {copy.device} but the variable"
+            f" has shape {tuple(var.shape)} on {var.device}."
         )
     check_variable(copy, f"the copy of {name}")
 

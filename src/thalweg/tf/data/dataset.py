@@ -19,7 +19,7 @@ from thalweg.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.steps import batches, checked, shuffled
+from thalweg.tf.data.steps import batches, checked, padded, shuffled
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)
@@ -218,6 +218,23 @@ class Dataset:
 
         return self._then(step, spec)
 
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements of the datasets that the function returns, one dataset after the other."""
+
+        def inner(element: Any) -> Dataset:
+            made = _called(map_func, element)
+            if not isinstance(made, Dataset):
+                raise TypeError(f"map_func must return a Dataset, not {type(made).__name__}.")
+            return made
+
+        def step(every: Iterator[Any]) -> Iterator[Any]:
+            return (each for element in every for each in inner(element)._begin())
+
+        def spec() -> Any:
+            return inner(next(self._begin())).element_spec
+
+        return self._then(step, spec, lambda _: None)
+
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements of which the function says so."""
 
@@ -277,6 +294,48 @@ class Dataset:
             batch_size,
             step,
             lambda: mapped(lambda each: specs.batch(each, known), self.element_spec),
+            lambda count: count // (size or 1) if drop_remainder else -(-count // (size or 1)),
+        )
+
+    def padded_batch(
+        self,
+        batch_size: Any,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """As `batch`, of tensors of several sizes, which are padded at their ends.
+
+        Args:
+            batch_size, drop_remainder: As in `batch`.
+            padded_shapes: A shape for each tensor of an element; None and -1 in it, or no shape at
+                all, stand for the largest size in a batch.
+            padding_values: A number for each tensor, or one for all; 0 if None.
+
+        Raises:
+            InvalidArgumentError: While it is read, if a tensor is larger than its shape, or a
+                padding value is computed in a graph.
+        """
+        size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
+        known = size if drop_remainder else None
+
+        def sizes() -> list[Any]:
+            return specs.shapes_for(self.element_spec, padded_shapes)
+
+        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+            values = specs.values_for(self.element_spec, padding_values)
+            return batches(every, size, drop_remainder, padded(sizes(), values))
+
+        def spec() -> Any:
+            shapes = iter(sizes())
+            return mapped(lambda each: specs.padded(each, known, next(shapes)), self.element_spec)
+
+        return self._sized(
+            "batch_size",
+            batch_size,
+            step,
+            spec,
             lambda count: count // (size or 1) if drop_remainder else -(-count // (size or 1)),
         )
 

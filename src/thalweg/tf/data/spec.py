@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thalweg import graph
+from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nest import mapped
 from thalweg.graph.shapes import inferred
 from thalweg.running import eagerly, is_symbolic
@@ -60,6 +61,47 @@ def row(spec: TensorSpec) -> TensorSpec:
 def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
     """That of several tensors, stacked."""
     return TensorSpec(None if spec.shape is None else [size, *spec.shape], spec.dtype)
+
+
+def shapes_for(spec: Any, shapes: Any) -> list[tuple[int | None, ...] | None]:
+    """A shape for each tensor of an element, of a nest of them; None for an unknown size."""
+    if isinstance(spec, dict):
+        parts = [(each, shapes and shapes[key]) for key, each in spec.items()]
+    elif isinstance(spec, tuple):
+        parts = list(zip(spec, shapes or [None] * len(spec), strict=True))
+    elif shapes is None:
+        return [None]
+    else:
+        return [tuple(None if size in (None, -1) else int(size) for size in shapes)]
+    return [shape for part in parts for shape in shapes_for(*part)]
+
+
+def values_for(spec: Any, values: Any) -> list[Any]:
+    """A number for each tensor of an element, of a nest of them or one for all; 0 if None."""
+    if isinstance(spec, dict):
+        each = values if isinstance(values, dict) else dict.fromkeys(spec, values)
+        parts = [(own, each[key]) for key, own in spec.items()]
+    elif isinstance(spec, tuple):
+        each = values if isinstance(values, tuple | list) else [values] * len(spec)
+        parts = list(zip(spec, each, strict=True))
+    else:
+        return [0 if values is None else _number(values)]
+    return [value for part in parts for value in values_for(*part)]
+
+
+def _number(value: Any) -> Any:
+    if is_symbolic(value):
+        if value.op.type != "Const":
+            raise InvalidArgumentError(f"padding_values must be constants; '{value.name}' is none.")
+        value = value.op.function()
+    return value.item() if hasattr(value, "item") else value
+
+
+def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
+    """That of several tensors, padded to a shape and stacked."""
+    rank = None if spec.shape is None else len(spec.shape)
+    sizes = shape if shape is not None or rank is None else [None] * rank
+    return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 
 
 def paired(types: Any, shapes: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +25,17 @@ def checked(title: str, number: Any) -> int:
     return size
 
 
-def batches(every: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[Any]:
+Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of many elements
+
+
+def batches(
+    every: Iterator[Any], size: int, drop_remainder: bool, stack: Stack | None = None
+) -> Iterator[Any]:
     """So many elements stacked at a time."""
     while chunk := list(itertools.islice(every, size)):
         if len(chunk) == size or not drop_remainder:
             columns = zip(*map(leaves_of, chunk), strict=True)
-            yield packed(chunk[0], map(_stacked, columns))
+            yield packed(chunk[0], stack(columns) if stack else map(_stacked, columns))
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
@@ -37,6 +43,36 @@ def _stacked(rows: Sequence[Any]) -> Any:
     if len(shapes) > 1:
         raise InvalidArgumentError(f"batch takes tensors of one shape, not of shapes {shapes}.")
     return torch.stack(list(rows))
+
+
+def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[Any]) -> Stack:
+    """What stacks tensors of several sizes.
+
+    Args:
+        shapes: For each tensor of an element the sizes that it is padded to; None, for one or for
+            all, stands for the largest of a batch.
+        values: For each what it is padded with.
+    """
+
+    def stack(columns: Iterator[Sequence[Any]]) -> Iterator[Any]:
+        return map(_padded, columns, shapes, values)
+
+    return stack
+
+
+def _padded(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
+    rank = rows[0].dim()
+    wanted = [None] * rank if shape is None else shape
+    if len(wanted) != rank or any(row.dim() != rank for row in rows):
+        raise InvalidArgumentError(f"A tensor of {rank} dimensions cannot have the shape {shape}.")
+    largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    sizes = [each if size is None else size for each, size in zip(largest, wanted, strict=True)]
+    if any(map(operator.gt, largest, sizes)):
+        raise InvalidArgumentError(f"Tensors of up to {largest} cannot be padded to {sizes}.")
+    made = rows[0].new_full((len(rows), *sizes), value)
+    for place, row in zip(made, rows, strict=True):
+        place[tuple(map(slice, row.shape))] = row
+    return made
 
 
 def shuffled(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
