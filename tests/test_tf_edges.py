@@ -157,6 +157,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda a, e, i: tf.math.segment_sum(a, [1, 1, 3]),
         np.stack([A[0] * 0, A[0] + A[1], A[0] * 0, A[2]]),
     ),
+    "clip_by_value with bounds that cross": (
+        lambda a, e, i: tf.clip_by_value(a, 2.0, [1.0, 3.0, 1.0, 9.0]),
+        np.maximum(np.minimum(A, np.array([1, 3, 1, 9], "f4")), 2),
+    ),
     "clip_by_value of integers": (
         lambda a, e, i: tf.clip_by_value(i, 1, 5),
         np.array([2, 1], "i4"),

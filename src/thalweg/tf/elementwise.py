@@ -205,13 +205,20 @@ def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Elements below the minimum become the minimum, those above the maximum the maximum."""
+    """Elements below the minimum become the minimum, those above the maximum the maximum.
+
+    Where the minimum is the larger one, it is all there is.
+    """
     if isinstance(t, IndexedSlices | graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
         return type(t)(values, t.indices, t.dense_shape)
     t, low = pair(t, clip_value_min)
     high = pair(t, clip_value_max)[1]
-    return call(torch.clamp, t, low, high, name=name or "clip_by_value")
+    return call(_clipped, t, low, high, name=name or "clip_by_value")
+
+
+def _clipped(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(t, low, torch.maximum(low, high))
 
 
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
