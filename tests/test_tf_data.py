@@ -78,7 +78,7 @@ DATASETS: dict[str, tuple[Callable[[], Any], list[Any]]] = {
         lambda: growing().padded_batch(3), [[[0, 0, 0], [0, 1, 0], [0, 1, 2]]],
     ),
     "padded batch of a shape": (
-        lambda: growing().padded_batch(2, [4], -1.0),
+        lambda: growing().padded_batch(2, [4], -1),
         [[[0, -1, -1, -1], [0, 1, -1, -1]], [[0, 1, 2, -1]]],
     ),
     "padded whole batches": (
@@ -153,7 +153,7 @@ SPECS: dict[str, tuple[Callable[[], Any], str]] = {
     "batch": (lambda: Dataset.range(5).batch(2), "(None,) torch.int64"),
     "whole batches": (lambda: Dataset.range(5).batch(2, True), "(2,) torch.int64"),
     "padded": (lambda: growing().padded_batch(2), "(None, None) torch.int64"),
-    "padded to a shape": (lambda: growing().padded_batch(2, [5], None, True), "(2, 5) torch.int64"),
+    "padded to a shape": (lambda: growing().padded_batch(2, 5, None, True), "(2, 5) torch.int64"),
     "flat_map": (
         lambda: Dataset.range(1).flat_map(lambda _: growing().batch(1)), "(None, None) torch.int64",
     ),
@@ -309,7 +309,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "padding of dimensions": (
         lambda: list(growing().padded_batch(3, [2, 2])), InvalidArgumentError,
-        r"1 dimensions cannot have the shape \(2, 2\)",
+        r"of 2 dimensions here, not of \[1\]",
+    ),
+    "padding of another dtype": (
+        lambda: list(growing().padded_batch(3, None, 0.5)), TypeError,
+        "0.5 for a tensor of torch.int64",
+    ),
+    "padding of another structure": (
+        lambda: list(growing().map(lambda x: {"x": x}).padded_batch(3, {"y": [2]})),
+        InvalidArgumentError, "padded_shapes is {'y'",
+    ),
+    "padding of fewer parts": (
+        lambda: list(growing().map(lambda x: (x, x)).padded_batch(3, None, (1,))),
+        InvalidArgumentError, "padding_values is",
+    ),
+    "flat_map over nothing": (
+        lambda: Dataset.range(0).flat_map(lambda _: growing()).element_spec,
+        InvalidArgumentError, "no elements",
     ),
     "flat_map to no dataset": (
         lambda: list(Dataset.range(1).flat_map(lambda x: x)), TypeError, "must return a Dataset",

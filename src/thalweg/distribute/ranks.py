@@ -288,15 +288,17 @@ def _join(timeout: timedelta | None) -> None:
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=timeout, **_meeting())
-        atexit.register(_leave, weakref.ref(default_group()))
+        if backend == "gloo":
+            atexit.register(_leave, weakref.ref(default_group()), os.getpid())
 
 
-def _leave(joined: weakref.ref[Any]) -> None:
-    """End the group's threads at exit: one with a tensor in hand would abort the interpreter's end.
+def _leave(joined: weakref.ref[Any], process: int) -> None:
+    """End Gloo's threads at exit: one with a tensor in hand would abort the interpreter's end.
 
     (https://github.com/pytorch/pytorch/pull/179291)
     """
-    if has_group() and default_group() is joined():
+    is_own = os.getpid() == process  # a fork has no such threads
+    if is_own and has_group() and default_group() is joined():
         distributed.destroy_process_group()
 
 

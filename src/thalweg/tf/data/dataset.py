@@ -231,7 +231,10 @@ class Dataset:
             return (each for element in every for each in inner(element)._begin())
 
         def spec() -> Any:
-            return inner(next(self._begin())).element_spec
+            first = next(self._begin(), None)
+            if first is None:
+                raise InvalidArgumentError("Nothing is known of a flat_map over no elements.")
+            return inner(first).element_spec
 
         return self._then(step, spec, lambda _: None)
 
@@ -287,15 +290,26 @@ class Dataset:
         def step(every: Iterator[Any], size: int) -> Iterator[Any]:
             return batches(every, size, drop_remainder)
 
+        def spec(size: int | None) -> Any:
+            return mapped(lambda each: specs.batch(each, size), self.element_spec)
+
+        return self._batched(batch_size, drop_remainder, step, spec)
+
+    def _batched(
+        self,
+        batch_size: Any,
+        drop_remainder: bool,
+        step: Callable[[Iterator[Any], int], Iterator[Any]],
+        spec: Callable[[int | None], Any],
+    ) -> Dataset:
+        """`_sized`, of a step that makes batches; `spec` is given their size, if all have one."""
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
+
+        def counted(count: int) -> int:
+            return count // (size or 1) if drop_remainder else -(-count // (size or 1))
+
         known = size if drop_remainder else None
-        return self._sized(
-            "batch_size",
-            batch_size,
-            step,
-            lambda: mapped(lambda each: specs.batch(each, known), self.element_spec),
-            lambda count: count // (size or 1) if drop_remainder else -(-count // (size or 1)),
-        )
+        return self._sized("batch_size", batch_size, step, lambda: spec(known), counted)
 
     def padded_batch(
         self,
@@ -314,11 +328,10 @@ class Dataset:
             padding_values: A number for each tensor, or one for all; 0 if None.
 
         Raises:
-            InvalidArgumentError: While it is read, if a tensor is larger than its shape, or a
-                padding value is computed in a graph.
+            InvalidArgumentError: While it is read, if a tensor is larger than its shape, a nest is
+                not that of an element, or a padding value is computed in a graph.
+            TypeError: Likewise, if a padding value is no number of the tensor's dtype.
         """
-        size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
-        known = size if drop_remainder else None
 
         def sizes() -> list[Any]:
             return specs.shapes_for(self.element_spec, padded_shapes)
@@ -327,17 +340,11 @@ class Dataset:
             values = specs.values_for(self.element_spec, padding_values)
             return batches(every, size, drop_remainder, padded(sizes(), values))
 
-        def spec() -> Any:
+        def spec(size: int | None) -> Any:
             shapes = iter(sizes())
-            return mapped(lambda each: specs.padded(each, known, next(shapes)), self.element_spec)
+            return mapped(lambda each: specs.padded(each, size, next(shapes)), self.element_spec)
 
-        return self._sized(
-            "batch_size",
-            batch_size,
-            step,
-            spec,
-            lambda count: count // (size or 1) if drop_remainder else -(-count // (size or 1)),
-        )
+        return self._batched(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """All elements so many times, without end for None and -1."""

@@ -64,29 +64,51 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
 
 
 def shapes_for(spec: Any, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """A shape for each tensor of an element, of a nest of them; None for an unknown size."""
-    if isinstance(spec, dict):
-        parts = [(each, shapes and shapes[key]) for key, each in spec.items()]
-    elif isinstance(spec, tuple):
-        parts = list(zip(spec, shapes or [None] * len(spec), strict=True))
-    elif shapes is None:
+    """A shape for each tensor of an element, of a nest of them; None for an unknown size.
+
+    Raises:
+        InvalidArgumentError: The nest is not that of an element.
+    """
+    if (parts := _parts(spec, shapes, "padded_shapes")) is not None:
+        return [shape for part in parts for shape in shapes_for(*part)]
+    if shapes is None:
         return [None]
-    else:
-        return [tuple(None if size in (None, -1) else int(size) for size in shapes)]
-    return [shape for part in parts for shape in shapes_for(*part)]
+    sizes = [shapes] if isinstance(shapes, int) else shapes
+    return [tuple(None if size in (None, -1) else int(size) for size in sizes)]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """A number for each tensor of an element, of a nest of them or one for all; 0 if None."""
+    """A number for each tensor of an element, of a nest of them or one for all; 0 if None.
+
+    Raises:
+        InvalidArgumentError: The nest is not that of an element, or a number is computed.
+        TypeError: A number is not one of its tensor's dtype.
+    """
+    if isinstance(spec, dict) and not isinstance(values, dict):
+        values = dict.fromkeys(spec, values)
+    if isinstance(spec, tuple) and not isinstance(values, tuple | list):
+        values = [values] * len(spec)
+    if (parts := _parts(spec, values, "padding_values")) is not None:
+        return [value for part in parts for value in values_for(*part)]
+    value = 0 if values is None else _number(values)
+    if isinstance(value, float) and not spec.dtype.is_floating_point:
+        raise TypeError(f"padding_values has {value} for a tensor of {spec.dtype}.")
+    return [value]
+
+
+def _parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] | None:
+    """The parts of an element, each with its part of a nest; None for a tensor."""
     if isinstance(spec, dict):
-        each = values if isinstance(values, dict) else dict.fromkeys(spec, values)
-        parts = [(own, each[key]) for key, own in spec.items()]
+        keys = spec if nest is None else nest
+        if isinstance(keys, dict) and keys.keys() == spec.keys():
+            return [(each, nest and nest[key]) for key, each in spec.items()]
     elif isinstance(spec, tuple):
-        each = values if isinstance(values, tuple | list) else [values] * len(spec)
-        parts = list(zip(spec, each, strict=True))
+        items = [None] * len(spec) if nest is None else nest
+        if isinstance(items, tuple | list) and len(items) == len(spec):
+            return list(zip(spec, items, strict=True))
     else:
-        return [0 if values is None else _number(values)]
-    return [value for part in parts for value in values_for(*part)]
+        return None
+    raise InvalidArgumentError(f"{title} is {nest}, and elements are {spec}.")
 
 
 def _number(value: Any) -> Any:

@@ -61,10 +61,12 @@ def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[Any])
 
 
 def _padded(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
-    rank = rows[0].dim()
-    wanted = [None] * rank if shape is None else shape
-    if len(wanted) != rank or any(row.dim() != rank for row in rows):
-        raise InvalidArgumentError(f"A tensor of {rank} dimensions cannot have the shape {shape}.")
+    ranks = sorted({row.dim() for row in rows})
+    wanted = [None] * ranks[0] if shape is None else list(shape)
+    if ranks != [len(wanted)]:
+        raise InvalidArgumentError(
+            f"padded_batch takes tensors of {len(wanted)} dimensions here, not of {ranks}."
+        )
     largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
     sizes = [each if size is None else size for each, size in zip(largest, wanted, strict=True)]
     if any(map(operator.gt, largest, sizes)):
