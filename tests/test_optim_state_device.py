@@ -196,6 +196,23 @@ def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sent) == 2 * 7
 
 
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+def test_masters_keep_what_is_too_large_for_parameters(
+    device: Device, options: dict[str, Any]
+) -> None:
+    """A parameter is the largest number there; it was not others who wrote that."""
+    value = torch.tensor([60000.0, 1.0], dtype=torch.float16)
+    param = torch.nn.Parameter(device.take(value) if options else value)
+    made = optim.SGD([param], lr=1.0, masters=True, ema_decay=0.5, **options)
+    for slope in (-10000.0, -10000.0, 0.0):
+        grad = torch.tensor([slope, 0.0], dtype=torch.float16)
+        param.grad = device.take(grad) if options else grad
+        made.step()
+        with made.swapped():
+            pass
+    assert made.state[param]["master"].tolist() == [80000.0, 1.0]
+
+
 def test_what_others_write_to_parameters_counts(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"]).steps(2)
     with torch.no_grad():

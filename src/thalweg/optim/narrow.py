@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.slots import dtype_of
-from thalweg.engines import layout
+from thalweg.engines import layout, saturated
 from thalweg.formula import Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.folding import SUM
@@ -135,7 +135,7 @@ class Masters:
                 if master is not param and version != known_version:
                     own = param.detach().to(master.device)
                     if master.dtype != own.dtype:  # where it has not changed, the master has more
-                        own = torch.where(master.to(own.dtype) == own, master, own)
+                        own = torch.where(saturated(master, own.dtype) == own, master, own)
                     master.copy_(own)
             self._versions = versions
         return self._targets
