@@ -9,17 +9,23 @@ import copy
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rulebook import assert_same
-from thalweg import optim
-from thalweg.engines import far, layout
+from thalweg import engine, optim
+from thalweg.checkpoint.of_torch import OfTorch
+from thalweg.engines import current, far, layout
+from thalweg.engines.engine import Columns, Request
+from thalweg.engines.reference import ReferencePart
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow
+from thalweg.optim.loading import setting
 from thalweg.rules.novograd import NOVOGRAD
+from thalweg.rules.torch import TORCH_SGD
 from torch_inputs import INPUTS, ROWS, SHAPES, Input, give, params_of
 
 MAKERS: dict[str, Any] = {
@@ -190,6 +196,23 @@ def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sent) == 2 * 7
 
 
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+def test_masters_keep_what_is_too_large_for_parameters(
+    device: Device, options: dict[str, Any]
+) -> None:
+    """A parameter is the largest number there; it was not others who wrote that."""
+    value = torch.tensor([60000.0, 1.0], dtype=torch.float16)
+    param = torch.nn.Parameter(device.take(value) if options else value)
+    made = optim.SGD([param], lr=1.0, masters=True, ema_decay=0.5, **options)
+    for slope in (-10000.0, -10000.0, 0.0):
+        grad = torch.tensor([slope, 0.0], dtype=torch.float16)
+        param.grad = device.take(grad) if options else grad
+        made.step()
+        with made.swapped():
+            pass
+    assert made.state[param]["master"].tolist() == [80000.0, 1.0]
+
+
 def test_what_others_write_to_parameters_counts(device: Device) -> None:
     pair = Pair(device, MAKERS["Adam"]).steps(2)
     with torch.no_grad():
@@ -243,6 +266,223 @@ def test_a_scaler_leaves_steps_out(device: Device) -> None:
     pair.check()
 
 
+def test_a_step_that_fails_is_not_the_one_that_is_repeated(device: Device) -> None:
+    """It was of other parameters, for which others stand."""
+    pair = Pair(device, MAKERS["Adam"], [(4,)] * 3)
+    for given, fails in (((0, 1), False), ((0, 2), True), ((0, 1), False)):
+        for made in (pair.near, pair.far):
+            give(params(made), 0)
+            for index, param in enumerate(params(made)):
+                if made is pair.far:
+                    assert param.grad is not None
+                    param.grad = device.take(param.grad)
+                if index not in given:
+                    param.grad = None
+            last, kept = params(made)[2], params(made)[2].data
+            if fails:
+                last.data = device.take(torch.zeros(7)) if made is pair.far else torch.zeros(7)
+                last.grad = last.data
+                last.data = kept
+                with pytest.raises(InvalidArgumentError, match="shape"):
+                    made.step()
+            else:
+                made.step()
+    pair.check()
+
+
+@pytest.mark.filterwarnings("ignore:.*reference engine")
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("name", ["Adam", "tensorflow"])
+def test_what_takes_the_place_of_parameters_counts(
+    device: Device, name: str, masters: bool
+) -> None:
+    """What is assigned to `data` is no write that torch counts."""
+    dtype = torch.bfloat16 if masters else torch.float32
+    pair = Pair(device, MAKERS[name], [(3, 3), (5,)], dtype, masters=masters).steps(2)
+    for change in (Tensor.neg, Tensor.t, lambda x: x[::2, 1:], Tensor.t):
+        here, there = params(pair.near)[0], params(pair.far)[0]
+        here.data, there.data = change(here.data), device.take(change(there.data))
+        if here.shape != (3, 3):
+            here.data, there.data = torch.ones(3, 3).to(dtype), device.take(here.new_ones(3, 3))
+        before = here.detach().clone()
+        pair.step(2)
+        pair.check()
+        assert (here - before).abs().max() < 0.3
+        assert_same([there.detach()], [here.detach()])
+
+
+def test_twice_replaced_may_lie_where_it_lay(device: Device) -> None:
+    pair = Pair(device, MAKERS["Adam"], [(1000,)]).steps(2)
+    for made in (pair.near, pair.far):
+        (param,) = params(made)
+        for _ in range(4):
+            param.data = device.take(param.data * 0.5)
+    device._memory = [params(pair.far)[0].untyped_storage()]
+    pair.step(2)
+    pair.check()
+
+
+@pytest.mark.parametrize("name", ["Adam", "tensorflow"])
+def test_parameters_move(device: Device, name: str) -> None:
+    """An optimizer may be made, and take steps, before its module is moved."""
+    here, there = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(5))
+    near, moving = MAKERS[name]([here]), MAKERS[name]([there], **OFF)
+    for number in range(6):
+        if number in (2, 4):
+            there.data = device.take(there.data) if number == 2 else there.data.clone()
+        here.grad = torch.full((5,), 0.1 * number)
+        there.grad = device.take(here.grad) if number in (2, 3) else here.grad.clone()
+        near.step()
+        moving.step()
+        assert_same([there.detach(), *slots(moving)], [here.detach(), *slots(near)])
+
+
+def test_signs_of_zeros_count(device: Device) -> None:
+    pair = Pair(device, MAKERS["momentum"], [(3,)])
+    for value in (0.0, -0.0):
+        for made in (pair.near, pair.far):
+            (param,) = params(made)
+            param.grad = torch.zeros(3) if made is pair.near else device.take(torch.zeros(3))
+            with torch.no_grad():
+                param.fill_(value)
+            made.step()
+    pair.check()
+
+
+@pytest.mark.filterwarnings("ignore:.*reference engine")
+def test_norms_of_parameters_with_gaps(device: Device) -> None:
+    """What stands for one is in the order of its elements: norms are added up in that order."""
+    made = torch.Generator().manual_seed(3)
+    base, grad = (torch.randn(600, 80, generator=made).exp() for _ in range(2))
+    here = torch.nn.Parameter(base.clone()[:, 3:50].t())
+    there = torch.nn.Parameter(device.take(base)[:, 3:50].t())
+    device._memory.append(there.untyped_storage())
+    norms: list[Any] = []
+    for param, options in ((here, {}), (there, OFF)):
+        optimizer = MAKERS["Adam"]([param], clip_grad_norm=0.1, **options)
+        param.grad = grad[:, 3:50].t().clone() if not options else device.take(grad[:, 3:50].t())
+        optimizer.step()
+        norms.append(optimizer.last_step.grad_norm)
+    assert norms[0] == norms[1]
+    assert_same([there.detach()], [here.detach()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"masters": True}, {"clip_grad_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("name", ["Adam", "tensorflow"])
+def test_constraints(
+    device: Device, name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    pair = Pair(device, MAKERS[name], dtype=dtype, **options)
+    for made in (pair.near, pair.far):
+        params(made)[1].constraint = lambda param: param.clamp(min=0)  # pyright: ignore
+    for number in range(3):
+        pair.step(number)
+        pair.check()
+        assert (params(pair.far)[1] >= 0).all()
+    param = params(pair.far)[1]
+    param.grad = device.take(torch.ones(len(param), dtype=dtype).to_sparse())
+    if name == "tensorflow":
+        with pytest.raises(RuntimeError, match="constraint function on a sparse variable"):
+            pair.far.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"masters": True}], ids=str)
+def test_groups_that_several_rules_update(device: Device, options: dict[str, Any]) -> None:
+    """A gradient that does not fit is refused before any of them is written."""
+
+    def make(given: list[Tensor], **all_options: Any) -> Any:
+        groups = [{"params": given[:2]}, {"params": given[2:], "momentum": 0.9}]
+        return optim.SGD(groups, lr=0.1, **all_options)
+
+    dtype = torch.bfloat16 if options else torch.float32
+    pair = Pair(device, make, [(4,)] * 4, dtype, **options).steps(3)
+    pair.check()
+    before = [each.detach().clone() for each in (*params(pair.far), *slots(pair.far))]
+    give(params(pair.near), 3)
+    for here, there in zip(params(pair.near), params(pair.far), strict=True):
+        assert here.grad is not None
+        there.grad = device.take(here.grad)
+    for made in (pair.near, pair.far):
+        param, value = params(made)[3], params(made)[3].data
+        param.data = torch.zeros(7, dtype=dtype)
+        param.grad = torch.zeros(7, dtype=dtype)
+        if made is pair.far:
+            param.data = device.take(param.data)
+            param.grad = device.take(param.grad)
+        param.data = value
+        with pytest.raises(InvalidArgumentError, match="shape"):
+            made.step()
+    pair.check()
+    assert_same([each.detach() for each in (*params(pair.far), *slots(pair.far))], before)
+
+
+@pytest.mark.parametrize("what", ["state", "numbers"])
+def test_no_rule_is_written_before_all_are_looked_at(device: Device, what: str) -> None:
+    def make(given: list[Tensor], **options: Any) -> Any:
+        groups = [{"params": given[:1]}, {"params": given[1:], "momentum": 0.9}]
+        return optim.SGD(groups, lr=0.1, **options)
+
+    pair = Pair(device, make, [(4,)] * 2).steps(2)
+    for made in (pair.near, pair.far):
+        last = params(made)[1]
+        before = [each.detach().clone() for each in params(made)]
+        if what == "state":
+            made.state[last]["momentum_buffer"] = torch.zeros(7)
+        else:
+            assert last.grad is not None
+            last.grad[0] = float("nan")
+        with engine(check_numerics=True), pytest.raises(InvalidArgumentError):
+            made.step()
+        assert_same([each.detach() for each in params(made)], before)
+
+
+def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference engine computes while its calls are collected."""
+    on_its_way, param = torch.zeros(3), torch.zeros(3)
+
+    class Event:
+        def synchronize(self) -> None:
+            on_its_way.fill_(1.0)
+
+    asked = Request(TORCH_SGD, (), [param], [on_its_way], [[]], ["w"], current())
+    part = far.FarPart(ReferencePart(asked), [], [Event()], [])
+    monkeypatch.setattr(part, "_waiting", list)  # that of a GPU's events
+    scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
+    for call in part.calls(Columns({np.float32: scalars}, {})):
+        call()
+    assert_same([param], [torch.full((3,), -0.5)])
+
+
+def test_state_is_loaded_to_its_device() -> None:
+    """State to the CPU; sums of gradients to where the next gradients are."""
+    sizes = {"exp_avg": (3,), "exp_avg_sq": (3,), "step": (), "gradient_sum": (3,)}
+    for name in ("torch", "file", "rule"):
+        maker = MAKERS["tensorflow" if name == "rule" else "Adam"]
+        here = torch.nn.Parameter(torch.ones(3))
+        near = maker([here], **OFF, accumulate=2)
+        for _ in range(3):
+            here.grad = torch.ones(3)
+            near.step()
+        there = torch.nn.Parameter(torch.ones(3, device="meta"))
+        other = maker([there], **OFF, accumulate=2) if name != "rule" else near
+        if name == "rule":
+            found: list[str] = []
+            own = dict(near.state[here])
+            for call in setting(own, near.state[here], "w", found, torch.device("meta")):
+                call()
+            assert not found
+        elif name == "torch":
+            other.load_state_dict(near.state_dict())
+            own = other.state[there]
+        else:
+            loader = OfTorch(other)
+            own = loader._state(there, other.param_groups[0], near.state[here], "w", [])
+        assert name == "rule" or own.keys() == sizes.keys()
+        for key, value in own.items():
+            assert value.device.type == ("meta" if key == "gradient_sum" else "cpu"), key
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -273,3 +513,11 @@ def test_parameters_of_the_cpu_are_as_without_it() -> None:
     for of in (params, slots):
         assert_same(*([each.detach() for each in of(one)] for one in made))
     assert made[1]._own.steady is not None
+
+
+def test_complex_parameters_of_the_cpu_are_as_without_it() -> None:
+    given = [torch.nn.Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2)]
+    for param, options in zip(given, ({}, OFF), strict=True):
+        param.grad = torch.full((3,), 1 + 2j)
+        optim.Adam([param], **options).step()
+    assert_same([torch.view_as_real(given[0].detach())], [torch.view_as_real(given[1].detach())])

@@ -20,6 +20,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.around import KEYWORDS, NONE
 from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.loading import is_before_steps, setting
+from thalweg.optim.narrow import PLAIN
 from thalweg.optim.stepping import OneSweep
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
@@ -131,7 +132,8 @@ class OfTorch:
                     found.append(f"{name!r} of group {index} {lacks}")
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
-                    calls += setting(self.optimizer.state[param], given.get(name, {}), name, found)
+                    own = self.optimizer.state[param]
+                    calls += setting(own, given.get(name, {}), name, found, param.device)
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)
@@ -154,7 +156,10 @@ class OfTorch:
                     shapes = f"of shape {tuple(value.shape)}, not {tuple(param.shape)}"
                     found.append(f"'{title}/{key}' is {shapes}")
         moves = group.get("capturable") or group.get("fused")
-        devices = {key: "cpu" if key == "step" and not moves else param.device for key in given}
+        kinds = self.optimizer._around.kinds if self._is_ours else PLAIN
+        devices = {
+            key: "cpu" if key == "step" and not moves else kinds.home(key, param) for key in given
+        }
         return {
             key: _mapped(value, lambda own, to=devices[key]: own.to(to, copy=True))
             for key, value in given.items()

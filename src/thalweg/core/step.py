@@ -279,7 +279,8 @@ def _at_once(
     (own,) = rounds
     if hooks.constrains:
         places = _constrained(asked)
-        then = [constraint_of(asked.variables[k], asked.titles[k]) for k in places] + then
+        owners = _owners(asked)
+        then = [constraint_of(owners[k], asked.titles[k]) for k in places] + then
     joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
     if joining is not None:
         then = [joining, *then]
@@ -288,9 +289,20 @@ def _at_once(
     return written(own.calls, then, counts, hooks.begun)
 
 
+def _owners(asked: Request) -> Sequence[Tensor]:
+    """What may have a constraint: a variable, or the copy that stands for it outside."""
+    if asked.copies is None:
+        return asked.variables
+    pairs = zip(asked.variables, asked.copies, strict=True)
+    return [
+        copy if copy is not None and getattr(var, "constraint", None) is None else var
+        for var, copy in pairs
+    ]
+
+
 def _constrained(asked: Request) -> list[int]:
     """Positions of the variables that have a constraint, which may have been given just now."""
-    found = [getattr(var, "constraint", None) for var in asked.variables]
+    found = [getattr(var, "constraint", None) for var in _owners(asked)]
     if found.count(None) == len(found):
         return []
     places = [place for place, constraint in enumerate(found) if constraint is not None]
@@ -307,6 +319,7 @@ def _in_rounds(
     tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
     tensors += [copy for copy in asked.copies or () if copy is not None]
     errors: list[BaseException] = []
+    owners = _owners(asked)
     undo = calls(putting_back(distinct(tensors)))
     memory = Memory(asked) if hooks.constrains and _constrained(asked) else None
     try:
@@ -315,7 +328,7 @@ def _in_rounds(
                 memory.check()
             consume(calls(own.calls))
             for index in own.members if hooks.constrains else ():
-                errors += constrained(asked.variables[index], asked.titles[index])
+                errors += constrained(owners[index], asked.titles[index])
         return errors + written([], then, list(map(while_whole, counts)), hooks.begun)
     except BaseException:
         if not hooks.begun:

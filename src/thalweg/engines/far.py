@@ -17,6 +17,7 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.reference import ReferencePart
 from thalweg.engines.together import Part
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -196,6 +197,8 @@ class FarPart:
 
     def calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
+        if isinstance(self._inner, ReferencePart):  # which computes now
+            self._wait()
         return [*self._waiting(), *self._inner.calls(columns), *self._sends]
 
     def let_go(self) -> None:

@@ -94,8 +94,8 @@ class Column:
     def wrote(self, values: Sequence[Any]) -> None:
         """Those were written. What the type of the state rounds is read again."""
         if self.name == STEP:
-            self._version += 1
             self._know([*values])
+            self._version += 1  # last: what is interrupted before is read again
 
 
 class DeviceColumn:

@@ -87,7 +87,7 @@ class DropIn(OneSweep):
             if len(shares) > 1:
                 # What fails does so before the first of them is written.
                 for rule, (pairs, _) in given.items():
-                    hooks[rule].rehearse(pairs)
+                    hooks[rule].rehearse(pairs, self._around.masters)
         seen = Seen()
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:

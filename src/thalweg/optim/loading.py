@@ -51,14 +51,14 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
         load(state_dict)
     finally:
         handle.remove()
-    device = optimizer._around.kinds.device
+    kinds = optimizer._around.kinds
     for key, param in _owners(optimizer, seen[0]).items():
         for name, value in seen[0]["state"].get(key, {}).items():
             own = optimizer.state[param].get(name)
             if not isinstance(own, Tensor):
                 continue
-            if own.dtype != value.dtype or (device is not None and own.device != device):
-                there = device or param.device
+            there = kinds.home(name, param)
+            if own.dtype != value.dtype or (kinds.device is not None and own.device != there):
                 optimizer.state[param][name] = value.detach().to(there, copy=True)
 
 
@@ -92,7 +92,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             found.append(f"its rule is {other.get('rule')!r}, here {group['rule']!r}")
         for param, key, title in _matched(group, other, found):
             given = state_dict["state"].get(key, {})
-            calls += setting(optimizer.state[param], given, title, found)
+            calls += setting(optimizer.state[param], given, title, found, param.device)
     if found:
         raise mismatch(found, type(optimizer).__name__)
     for other in saved:
@@ -122,15 +122,22 @@ def _matched(
 
 
 def setting(
-    own: dict[str, Any], given: Mapping[str, Any], title: str, found: list[str]
+    own: dict[str, Any],
+    given: Mapping[str, Any],
+    title: str,
+    found: list[str],
+    device: torch.device,
 ) -> list[Call]:
-    """What sets the state of one parameter; differences are added to those found."""
+    """What sets the state of one parameter, of this device; differences are added to those found.
+
+    Sums of gradients are there, where the next gradients are added to them.
+    """
     calls: list[Call] = []
     for name in chain(own, (name for name in given if name not in own)):
         what = f"'{title}/{name}'"
         if name == SUM:
             begun = name in given
-            value = (given[name].detach().clone(),) if begun else (None,)
+            value = (given[name].detach().to(device, copy=True),) if begun else (None,)
             calls.append(partial(own.__setitem__ if begun else own.pop, name, *value))
         elif name not in given:
             found.append(f"{what} is missing")

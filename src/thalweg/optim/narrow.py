@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.slots import dtype_of
-from thalweg.engines import layout
+from thalweg.engines import layout, saturated
 from thalweg.formula import Slot
 from thalweg.optim.averaging import EMA
-from thalweg.variable import REDUCED
+from thalweg.optim.folding import SUM
+from thalweg.variable import REDUCED, variable_constraint
 
 MASTER = "master"
 
@@ -44,6 +46,10 @@ class Kinds(NamedTuple):
         """Whether a parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
 
+    def home(self, name: str, param: Tensor) -> torch.device:
+        """The device of a tensor in a parameter's state; sums are where the gradients are."""
+        return param.device if self.device is None or name == SUM else self.device
+
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
         """The dtype of a parameter's slot."""
         dtype = dtype_of(slot, param)
@@ -73,7 +79,8 @@ class Masters:
         self._kinds = kinds
         self._params: Sequence[Tensor] = ()
         self._targets: list[Tensor] = []
-        self._versions: list[int] = []
+        self._versions: list[int | None] = []
+        self._places: list[Any] = []
         self._away: dict[int, tuple[Tensor, Tensor]] = {}  # by `id` of parameters
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
@@ -90,30 +97,62 @@ class Masters:
         self._away = {id(param): self._standing_for(param) for param in away}
         fresh |= {key: target for key, (_, target) in self._away.items()}
         self._params = list(params)
+        self._places = [_place_of(param) for param in params]
         self._targets, self._versions = [], []
         for param in params:
             own: Mapping[str, Tensor] = state.get(param) or {}
             self._targets.append(fresh.get(id(param), own.get(MASTER, param)))
         return self.again()
 
+    def stand(self) -> bool:
+        """Whether parameters lie where they lay, as what they were."""
+        # `param.data = other` is no write that torch counts.
+        return all(
+            memory.cdata == param.untyped_storage()._cdata and kind == _kind_of(param)
+            for param, (memory, kind) in zip(self._params, self._places, strict=True)
+        )
+
     def _standing_for(self, param: Tensor) -> tuple[Tensor, Tensor]:
         known = self._away.get(id(param))
-        if known is not None and known[0] is param and known[1].shape == param.shape:
-            return known
-        here = torch.empty_like(param, device=self._kinds.device, pin_memory=param.is_cuda)
+        if known is not None and known[0] is param:
+            here = known[1]
+            if (here.shape, here.dtype) == (param.shape, param.dtype):
+                return known
+        # In the order of their elements, as the slots of a parameter with gaps.
+        order = torch.preserve_format if layout.dense(param) else torch.contiguous_format
+        here = torch.empty_like(
+            param, device=self._kinds.device, pin_memory=param.is_cuda, memory_format=order
+        )
         return param, here.detach().copy_(param.detach())
 
     def again(self) -> list[Tensor]:
         """The same. What others wrote to parameters since the last step is taken over."""
-        versions = [param._version for param in self._params]
+        versions: list[int | None] = [param._version for param in self._params]
         if self._versions != versions:
-            for param, master in zip(self._params, self._targets, strict=True):
-                if master is not param:
+            known = self._versions or [None] * len(versions)
+            given = zip(self._params, self._targets, versions, known, strict=True)
+            for param, master, version, known_version in given:
+                if master is not param and version != known_version:
                     own = param.detach().to(master.device)
-                    master.copy_(torch.where(master.to(own.dtype) == own, master, own))
+                    if master.dtype != own.dtype:  # where it has not changed, the master has more
+                        own = torch.where(saturated(master, own.dtype) == own, master, own)
+                    master.copy_(own)
             self._versions = versions
         return self._targets
 
     def settle(self) -> None:
         """A step was written."""
-        self._versions = [param._version for param in self._params]
+        # What a constraint made of a parameter is one of the writes to take over.
+        self._versions = [
+            None if variable_constraint(param) is not None else param._version
+            for param in self._params
+        ]
+
+
+def _place_of(param: Tensor) -> tuple[Any, Any]:
+    # An address may be another's by now; that of a storage to which somebody refers is not.
+    return StorageWeakRef(param.untyped_storage()), _kind_of(param)
+
+
+def _kind_of(param: Tensor) -> tuple[Any, ...]:
+    return param.dtype, param.shape, param.stride(), param.storage_offset()

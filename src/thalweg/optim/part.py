@@ -102,6 +102,7 @@ class Part:
             and sum(map(len, self._owners)) == len(known)
             and all(map(is_, chain.from_iterable(map(dict.values, self._owners)), known))
             and all(column.stands() for column in self.columns)
+            and self._masters.stand()
         )
 
     def make(
@@ -227,9 +228,11 @@ class Part:
             return params
         option = "masters" if self._kinds.device is None else "state_device"
         check_whole(params, option)
-        if any(map(Tensor.is_complex, params)) and self._kinds.device is not None:
+        if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
         masters = self._masters
+        if not stands:
+            self._known = None  # this step may fail, and others stand for the parameters by then
         targets = masters.again() if stands else masters.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
