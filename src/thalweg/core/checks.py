@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf, isfinite
 
+import torch
 from torch import Tensor
 
 from thalweg.core.pairs import Pair, has_rows
@@ -25,20 +26,25 @@ def scatters(rule: Rule) -> bool:
 
 
 def check_pairs(
-    pairs: Sequence[Pair], titles: Sequence[str], *, scatter: bool, narrow: bool = False
+    pairs: Sequence[Pair],
+    titles: Sequence[str],
+    *,
+    scatter: bool,
+    narrow: bool = False,
+    devices: Sequence[torch.device] | None = None,
 ) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
     Args:
         pairs: The step, gradients converted.
         titles: The variables' names for messages.
-        scatter, narrow: As in `check_gradients` of the engines, which raises most.
+        scatter, narrow, devices: As in `check_gradients` of the engines, which raises most.
 
     Raises:
         RuntimeError: For a sparse gradient of a constrained variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow)
+    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow, devices=devices)
     for grad, var, title in zip(gradients, variables, titles, strict=True):
         if has_rows(grad) and variable_constraint(var) is not None:
             raise sparse_and_constrained(title)

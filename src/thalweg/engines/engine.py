@@ -38,8 +38,8 @@ class Request(NamedTuple):
         titles: The variables' names for messages.
         selection: Engine and denormals.
         copies: For each variable a tensor of its shape that is set to it, or None; None stands for
-            no copies at all. It is of a 16-bit type, or on another device, where its gradient may
-            be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone, too.
+            no copies at all. It is of a 16-bit type, or on another device, where a dense gradient
+            may be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone.
     """
 
     rule: Rule

@@ -47,15 +47,12 @@ class Far:
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def here(self, grad: Any) -> Any:
-        """A gradient beside the variable; a dense one is on its way there."""
-        if not layout.is_far(grad, self._var.device):
+        """A gradient beside the variable; it is on its way there, to memory that the next uses."""
+        if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
-        if isinstance(grad, IndexedSlices):
-            values, indices = grad.values.to(self._var.device), grad.indices.to(self._var.device)
-            return IndexedSlices(values, indices, grad.dense_shape)
         if self._gradient is None or self._gradient.dtype != grad.dtype:
             self._gradient = beside(self._var, grad)
-        return self._gradient.copy_(grad.detach(), non_blocking=True)
+        return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def sending(self, rows: Tensor | None) -> list[Call]:
         """What has the values on their way there, as functions in C.
@@ -65,9 +62,10 @@ class Far:
         """
         source, there = self._var if self.near is None else self.near, self.copy.detach()
         if rows is None:
-            return [partial(there.copy_, source.detach(), True)]
+            return [partial(there.copy_, source.detach(), there.is_cuda)]
         picked = source.new_empty((len(rows), *source.shape[1:]))
-        sent, places = torch.empty_like(picked, device=there.device), rows.to(there.device)
+        sent = torch.empty_like(picked, device=there.device)
+        places = rows.long().to(there.device)  # torch's functions take no other type
         return [
             partial(torch.index_select, source.detach(), 0, rows, out=picked),
             partial(sent.copy_, picked),
@@ -84,7 +82,8 @@ class Crossing:
     """What crosses between devices in a step; gradients are on their way when it is made.
 
     Args:
-        asked: The step. A copy may be on another device, with its gradient, and comes once then.
+        asked: The step. A copy may be on another device, with a dense gradient, and comes once
+            then.
         known: The memory beside variables, by their `id`; what is missing is added.
 
     Attributes:
@@ -126,7 +125,7 @@ class Crossing:
                 streams[device].wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(streams.get(device)):
                 gradients[index] = far.here(gradients[index])
-            if index in self.runs:
+            if index in self.runs and self.runs[index] != self.runs.get(index + 1):
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
 

@@ -37,6 +37,7 @@ def check_gradients(
     *,
     scatter: bool = True,
     narrow: bool = False,
+    devices: Sequence[torch.device] | None = None,
 ) -> None:
     """Refuse a step that cannot be taken as a whole; nothing has changed then.
 
@@ -45,18 +46,20 @@ def check_gradients(
         scatter: Whether a bad index is reported as TensorFlow's scatter kernels do, or as its
             fused sparse kernels do.
         narrow: Whether a gradient of a float32 variable may be of a 16-bit type.
+        devices: Where dense gradients are to be, if not with their variables.
 
     Raises:
         InvalidTypeError: For a dtype that is not computed, or a gradient of another dtype.
         InvalidArgumentError: For another shape or device, or an index out of range.
         LayoutError: For memory that cannot be updated in place.
     """
-    for var, grad, name in zip(variables, gradients, names, strict=True):
+    homes = devices or [None] * len(variables)
+    for var, grad, name, home in zip(variables, gradients, names, homes, strict=True):
         layout.check_variable(var, name)
         if isinstance(grad, IndexedSlices):
             layout.check_slices(grad, var, name, scatter, narrow)
         else:
-            layout.check_gradient(grad, var, name, narrow)
+            layout.check_gradient(grad, var, name, narrow, home)
     once: dict[int, int] = {}
     for index, var in enumerate(variables):
         once.setdefault(id(var), index)

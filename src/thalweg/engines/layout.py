@@ -252,18 +252,25 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     check_variable(copy, f"the copy of {name}")
 
 
-def check_gradient(grad: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
+def check_gradient(
+    grad: Tensor,
+    var: Tensor,
+    name: str,
+    narrow: bool = False,
+    device: torch.device | None = None,
+) -> None:
     """Refuse a dense gradient that does not belong to its variable.
 
     Args:
         grad, var, name: Gradient and variable.
         narrow: Whether the gradient of a float32 variable may be of a 16-bit type.
+        device: Where the gradient is to be, if not with the variable.
 
     Raises:
         InvalidTypeError: If the dtypes differ.
         InvalidArgumentError: If shapes or devices differ.
     """
-    check_kind(grad, var, name, narrow)
+    check_kind(grad, var, name, narrow, device)
     check_shape(grad, var, name)
 
 
@@ -290,7 +297,13 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
         )
 
 
-def check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> None:
+def check_kind(
+    values: Tensor,
+    var: Tensor,
+    name: str,
+    narrow: bool = False,
+    device: torch.device | None = None,
+) -> None:
     """Refuse a gradient's elements that lie elsewhere, or are of another dtype, than a variable's.
 
     Raises:
@@ -306,8 +319,9 @@ def check_kind(values: Tensor, var: Tensor, name: str, narrow: bool = False) -> 
             f"Gradient of '{name}' is {dtype_name(values.dtype)} but the variable is"
             f" {dtype_name(var.dtype)}. Cast the gradient."
         )
-    if values.device != var.device:
-        raise InvalidArgumentError(f"'{name}' is on {var.device}, its gradient on {values.device}.")
+    device = device or var.device
+    if values.device != device:
+        raise InvalidArgumentError(f"'{name}' is on {device}, its gradient on {values.device}.")
     check_memory(values, f"The gradient of '{name}'")
 
 

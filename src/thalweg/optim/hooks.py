@@ -95,7 +95,11 @@ class GroupHooks(Hooks):
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         if grad.layout == torch.sparse_coo:
-            return IndexedSlices.from_sparse(grad), param
+            rows = IndexedSlices.from_sparse(grad)
+            if layout.is_far(rows, param.device):
+                values, indices = rows.values.to(param.device), rows.indices.to(param.device)
+                rows = IndexedSlices(values, indices, rows.dense_shape)
+            return rows, param
         if not param.is_complex():
             return grad, param
         check_whole([param], "A complex type")
@@ -108,12 +112,10 @@ class GroupHooks(Hooks):
             param = self._real.get(id(var), var)
             if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
                 raise sparse_and_constrained(*self.titles([param]))
+        variables = [var for _, var in pairs]
         # A gradient is where its parameter is, which may be elsewhere than what is updated.
-        pairs = [
-            (grad, self._real.get(id(var), var)) if layout.is_far(grad, var.device) else (grad, var)
-            for grad, var in pairs
-        ]
-        check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=True, narrow=narrow)
+        homes = [self._real.get(id(var), var).device for var in variables]
+        check_pairs(pairs, self.titles(variables), scatter=True, narrow=narrow, devices=homes)
 
     def create(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer

@@ -33,7 +33,7 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
     """
     seen: list[Mapping[str, Any]] = []
 
-    def look(_: Any, given: Mapping[str, Any]) -> None:
+    def look(_: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
         owners = _owners(optimizer, given)
         lacking = [
             f"'{key}/{name}' is missing"
@@ -45,21 +45,38 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
             what = f"{type(optimizer).__name__} with {optimizer._around.named()}"
             raise mismatch(lacking, what)
         seen.append(given)
+        return given if kinds.device is None else _without_slots(given)
 
+    kinds = optimizer._around.kinds
     handle = optimizer.register_load_state_dict_pre_hook(look)  # after all others
     try:
         load(state_dict)
     finally:
         handle.remove()
-    kinds = optimizer._around.kinds
     for key, param in _owners(optimizer, seen[0]).items():
         for name, value in seen[0]["state"].get(key, {}).items():
             own = optimizer.state[param].get(name)
             if not isinstance(own, Tensor):
                 continue
             there = kinds.home(name, param)
-            if own.dtype != value.dtype or (kinds.device is not None and own.device != there):
+            if own.dtype != value.dtype or own.shape != value.shape or _is_far(own, kinds, there):
                 optimizer.state[param][name] = value.detach().to(there, copy=True)
+
+
+def _is_far(own: Tensor, kinds: Any, there: torch.device) -> bool:
+    return kinds.device is not None and own.device != there
+
+
+def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of which torch sends nothing that is large to a parameter's device."""
+    states = {
+        key: {
+            name: each.new_empty((0, 0)) if isinstance(each, Tensor) and each.dim() else each
+            for name, each in own.items()
+        }
+        for key, own in given["state"].items()
+    }
+    return {**given, "state": states}
 
 
 def is_before_steps(own: Mapping[str, Any]) -> bool:

@@ -50,6 +50,14 @@ class Kinds(NamedTuple):
         """The device of a tensor in a parameter's state; sums are where the gradients are."""
         return param.device if self.device is None or name == SUM else self.device
 
+    def brought_home(self, own: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
+        """Tensors of a parameter's state that others have moved to its device."""
+        if not self.is_away(param):
+            return {}
+        found = {name: each for name, each in own.items() if isinstance(each, Tensor)}
+        homes = {name: self.home(name, param) for name in found}
+        return {n: each.to(homes[n]) for n, each in found.items() if each.device != homes[n]}
+
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
         """The dtype of a parameter's slot."""
         dtype = dtype_of(slot, param)
@@ -79,9 +87,10 @@ class Masters:
         self._kinds = kinds
         self._params: Sequence[Tensor] = ()
         self._targets: list[Tensor] = []
-        self._versions: list[int | None] = []
+        # By `id` of parameters: what their version was, where what stands for them agrees.
+        self._versions: dict[int, int] = {}
         self._places: list[Any] = []
-        self._away: dict[int, tuple[Tensor, Tensor]] = {}  # by `id` of parameters
+        self._away: dict[int, tuple[Tensor, Any, Tensor]] = {}  # likewise, with their places
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
         """Make what parameters lack.
@@ -94,64 +103,64 @@ class Masters:
         made = laid_out(lacking, [torch.float32] * len(lacking), 0.0, device=kinds.device)
         fresh = {id(param): master for param, master in zip(lacking, made, strict=True)}
         away = [p for p in params if kinds.is_away(p) and not kinds.has_master(p)]
-        self._away = {id(param): self._standing_for(param) for param in away}
-        fresh |= {key: target for key, (_, target) in self._away.items()}
+        fresh |= {id(param): self._standing_for(param) for param in away}
         self._params = list(params)
         self._places = [_place_of(param) for param in params]
-        self._targets, self._versions = [], []
+        self._targets = []
         for param in params:
             own: Mapping[str, Tensor] = state.get(param) or {}
             self._targets.append(fresh.get(id(param), own.get(MASTER, param)))
+            if kinds.has_master(param):  # which may have been loaded
+                self._versions.pop(id(param), None)
         return self.again()
 
     def stand(self) -> bool:
         """Whether parameters lie where they lay, as what they were."""
         # `param.data = other` is no write that torch counts.
-        return all(
-            memory.cdata == param.untyped_storage()._cdata and kind == _kind_of(param)
-            for param, (memory, kind) in zip(self._params, self._places, strict=True)
-        )
+        return all(map(_lies_at, self._params, self._places))
 
-    def _standing_for(self, param: Tensor) -> tuple[Tensor, Tensor]:
-        known = self._away.get(id(param))
-        if known is not None and known[0] is param:
-            here = known[1]
-            if (here.shape, here.dtype) == (param.shape, param.dtype):
-                return known
+    def _standing_for(self, param: Tensor) -> Tensor:
+        owner, place, here = self._away.get(id(param), (None, None, param))
+        if owner is param and _lies_at(param, place):
+            return here
         # In the order of their elements, as the slots of a parameter with gaps.
         order = torch.preserve_format if layout.dense(param) else torch.contiguous_format
         here = torch.empty_like(
             param, device=self._kinds.device, pin_memory=param.is_cuda, memory_format=order
         )
-        return param, here.detach().copy_(param.detach())
+        here = here.detach().copy_(param.detach())
+        self._away[id(param)] = param, _place_of(param), here
+        self._versions[id(param)] = param._version
+        return here
 
     def again(self) -> list[Tensor]:
         """The same. What others wrote to parameters since the last step is taken over."""
-        versions: list[int | None] = [param._version for param in self._params]
-        if self._versions != versions:
-            known = self._versions or [None] * len(versions)
-            given = zip(self._params, self._targets, versions, known, strict=True)
-            for param, master, version, known_version in given:
-                if master is not param and version != known_version:
-                    own = param.detach().to(master.device)
-                    if master.dtype != own.dtype:  # where it has not changed, the master has more
-                        own = torch.where(saturated(master, own.dtype) == own, master, own)
-                    master.copy_(own)
-            self._versions = versions
+        for param, master in zip(self._params, self._targets, strict=True):
+            version = param._version
+            if master is not param and version != self._versions.get(id(param)):
+                own = param.detach().to(master.device)
+                if master.dtype != own.dtype:  # where it has not changed, the master has more
+                    own = torch.where(saturated(master, own.dtype) == own, master, own)
+                master.copy_(own)
+                self._versions[id(param)] = version
         return self._targets
 
     def settle(self) -> None:
         """A step was written."""
-        # What a constraint made of a parameter is one of the writes to take over.
-        self._versions = [
-            None if variable_constraint(param) is not None else param._version
-            for param in self._params
-        ]
+        for param in self._params:
+            self._versions[id(param)] = param._version
+            if variable_constraint(param) is not None:  # what it made is to be taken over
+                del self._versions[id(param)]
 
 
 def _place_of(param: Tensor) -> tuple[Any, Any]:
     # An address may be another's by now; that of a storage to which somebody refers is not.
     return StorageWeakRef(param.untyped_storage()), _kind_of(param)
+
+
+def _lies_at(param: Tensor, place: tuple[Any, Any]) -> bool:
+    memory, kind = place
+    return memory.cdata == param.untyped_storage()._cdata and kind == _kind_of(param)
 
 
 def _kind_of(param: Tensor) -> tuple[Any, ...]:

@@ -128,9 +128,10 @@ class Part:
             self.locals = locals_of(params)
         self._params = list(params)
         self._owners = [
-            state[param] if remembers or self._target_of.get(id(param), param) is not param else {}
-            for param in params
+            state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]
+        for param, own in zip(params, self._owners, strict=True):
+            own |= self._kinds.brought_home(own, param)
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
         self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
