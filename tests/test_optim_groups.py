@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -96,3 +97,62 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         for other in others:
             other.step()
     assert_same([p.detach() for p in params], [p.detach() for p in alone])
+
+
+def interrupted_at(number: int, step: Any) -> bool:
+    """Whether a step was interrupted: at a line of ours, counted from its beginning."""
+    seen = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal seen
+        if "/thalweg/" not in frame.f_code.co_filename:
+            return None
+        seen += event == "line"
+        if seen == number and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def of_three_rules() -> Any:
+    params = [torch.nn.Parameter(each.detach()) for each in params_of(torch.float32)]
+    groups = [{"params": params[:1]}, {"params": params[1:2], "momentum": 0.9}]
+    return optim.SGD([*groups, {"params": params[2:], "momentum": 0.9, "nesterov": True}], lr=0.1)
+
+
+def everything(made: Any) -> list[torch.Tensor]:
+    slots = [each for own in made.state.values() for each in own.values()]
+    return [each.detach().clone() for group in made.param_groups for each in group["params"]] + [
+        each.clone() for each in slots
+    ]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_step_of_several_rules_is_whole(begun: bool) -> None:
+    number, is_interrupted, outcomes = 1, True, set()
+    while is_interrupted:
+        made, twin = of_three_rules(), of_three_rules()
+        for each in (made, twin):
+            for count in range(1 + begun):
+                give([param for group in each.param_groups for param in group["params"]], count)
+                if count < begun:
+                    each.step()
+        before = everything(made)
+        is_interrupted = interrupted_at(number, made.step)
+        twin.step()
+        after, found = everything(twin), everything(made)
+        is_new = len(found) == len(after) and all(map(torch.equal, found, after))
+        is_old = len(found) == len(before) and all(map(torch.equal, found, before))
+        assert is_new or is_old, number
+        outcomes.add(is_new)
+        number += 7
+    assert outcomes == {True, False}

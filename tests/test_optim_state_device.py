@@ -487,7 +487,7 @@ def test_state_is_loaded_to_its_device() -> None:
     ("options", "error", "said"),
     [
         ({"state_device": "cuda"}, InvalidArgumentError, "state_device must be None or 'cpu'"),
-        ({**OFF, "in_backward": True}, InvalidArgumentError, "state_device takes a step"),
+        ({**OFF, "in_backward": True}, InvalidArgumentError, "choose one"),
     ],
 )
 def test_refused(options: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -35,7 +35,7 @@ from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -100,6 +100,31 @@ def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
         return Training(step, lambda: [*own, count, *opt.variables()])
 
     return build
+
+
+def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
+    def build() -> Training:
+        own = [torch.nn.Parameter(each.detach()) for each in variables([dtype])]
+        opt = make(own)
+
+        def step(number: int) -> None:
+            for param, grad in zip(own, gradients(own, number), strict=True):
+                param.grad = grad
+            opt.step()
+
+        def state() -> list[Tensor]:
+            return [*own, *(each for kept in opt.state.values() for each in kept.values())]
+
+        return Training(step, state)
+
+    return build
+
+
+def of_many_rules(own: list[Tensor]) -> Any:
+    """Three rules in one step."""
+    momenta: list[dict[str, Any]] = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}]
+    groups = [{"params": [param], **how} for param, how in zip(own, momenta, strict=False)]
+    return optim.SGD([*groups, {"params": own[3:]}], lr=0.01)
 
 
 def in_session() -> Training:
@@ -182,11 +207,15 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optimize_loss": optimize(False),
     "optimize_loss mixed": optimize(True),
     "session": in_session,
+    "optim": of_optim(lambda own: optim.AdamW(own, 0.01, clip_grad_norm=1.0)),
+    "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
+    "optim many rules": of_optim(of_many_rules),
+    "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
 }
 
 
 TRIED = (
-    "steps of 12 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
+    "steps of 16 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
 )
 CASES = {False: 170, True: 2040}  # of each training and kind
 KINDS = ("signal", "exception")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups
-from thalweg.core.outcome import After
+from thalweg.core.outcome import After, Gathered
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.section import Call
 from thalweg.core.sharing import Sharing
@@ -35,6 +35,7 @@ class Hooks:
         there: The device that knows scalars of this step which the host does not; None for none.
         taken: Whether the step is taken, a bool of shape () on that device; None if it is.
         sharing: How this step is shared with other processes; None for not at all.
+        gathered: Is given the writes in place of their being done; None does them.
         begun: Is given a sentence when the step is written: that it was taken.
     """
 
@@ -46,6 +47,7 @@ class Hooks:
     there: torch.device | None = None
     taken: Tensor | None = None
     sharing: Sharing | None = None
+    gathered: Gathered | None = None
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -134,6 +134,36 @@ def written(
             errors.append(error)
 
 
+class Gathered:
+    """The writes of several steps, which become one section: all of them or nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._writes: list[Call] = []
+        self._then: list[After] = []
+        self._counts: list[Call] = []
+        self._ready: list[Any] = []
+
+    def add(self, writes: Sequence[Call], then: Sequence[After], counts: Sequence[Call]) -> None:
+        """What `written` is given for one of them."""
+        self._writes += writes
+        self._then += then
+        self._counts += counts
+
+    def hold(self, ready: Any) -> None:
+        """Keep what the writes need until they are done."""
+        self._ready.append(ready)
+
+    def let_go(self) -> None:
+        """Forget the gradients of all steps."""
+        for ready in self._ready:
+            ready.let_go()
+
+    def written(self) -> list[BaseException]:
+        """Write everything; see the function of this name."""
+        return written(self._writes, self._then, self._counts, self.begun)
+
+
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """What sets tensors to the values that they have now, as functions in C.
 

@@ -256,7 +256,10 @@ def _carried_out(
         write = _at_once if ready.is_single else _in_rounds
         return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
     finally:
-        ready.let_go()
+        if hooks.gathered is None:
+            ready.let_go()
+        else:
+            hooks.gathered.hold(ready)
 
 
 def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
@@ -286,6 +289,9 @@ def _at_once(
         then = [joining, *then]
     if hooks.sharing is not None:
         hooks.sharing.begin()
+    if hooks.gathered is not None:
+        hooks.gathered.add(own.calls, then, counts)
+        return []
     return written(own.calls, then, counts, hooks.begun)
 
 

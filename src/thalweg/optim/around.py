@@ -120,7 +120,8 @@ class Around:
             )
         if self.state_device and self.in_backward:
             raise InvalidArgumentError(
-                "state_device takes a step at a time, and in_backward parts."
+                "state_device='cpu' updates all parameters in one step, and in_backward=True each"
+                " by itself: choose one."
             )
         if self.state_dtype not in (None, *STORED):
             raise InvalidTypeError(

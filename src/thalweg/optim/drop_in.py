@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing, together
@@ -84,21 +84,30 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-            if len(shares) > 1:
-                # What fails does so before the first of them is written.
-                for rule, (pairs, _) in given.items():
-                    hooks[rule].rehearse(pairs, self._around.masters)
         seen = Seen()
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             around, unscaling = together(around, unscaling, shares.values(), seen)
-        for rule, (pairs, copies) in given.items():
-            own, kept = hooks[rule], parts[rule].kept
-            how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-            outcome = repeat(own, kept, pairs, how, copies)
-            outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+        gathered = Gathered() if len(shares) > 1 else None
+        errors: list[BaseException] = []
+        try:
+            for rule, (pairs, copies) in given.items():
+                own, kept = hooks[rule], parts[rule].kept
+                if gathered is not None:
+                    own.gathered, own.begun = gathered, gathered.begun
+                how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
+                outcome = repeat(own, kept, pairs, how, copies)
+                outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+                errors += outcome.errors
+            if gathered is not None:
+                with not_taken(gathered.begun), torch.inference_mode(False), torch.no_grad():
+                    errors += gathered.written()
+        finally:
+            if gathered is not None:
+                gathered.let_go()
+        for own in hooks.values():
             own.settle()
-            raise_first(outcome.errors)
+        raise_first(errors)
         if only is None and shares:
             self._told(seen)
             if len(shares) == 1:
@@ -210,6 +219,12 @@ class DropIn(OneSweep):
 
     def _step_of_torch(self) -> None:
         if self._around:
+            if self._around.state_device:
+                raise NotImplementedError(
+                    f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
+                    " strided or sparse, without capturable=True and differentiable=True; this one"
+                    " is torch's."
+                )
             raise NotImplementedError(
                 f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"
                 " the CPU, and of GPUs for which there is an engine; this one is torch's."

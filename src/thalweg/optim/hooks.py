@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_numerics, check_pairs, sparse_and_constrained
+from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.complexes import as_real
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.core.there import along
-from thalweg.engines import Selection, Tensors, current, layout
-from thalweg.indexed_slices import IndexedSlices, values_of
+from thalweg.engines import Selection, current, layout
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number
@@ -219,33 +218,6 @@ class TorchHooks(GroupHooks):
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)
         self._made: dict[Hashable, dict[str, Any]] = {}
-
-    def rehearse(self, given: Sequence[tuple[Any, Any]], narrow: bool) -> None:
-        """Raise what a step would before it writes, and change nothing.
-
-        Args:
-            given: Gradients and what is updated.
-            narrow: Whether gradients of what is float32 may be of a 16-bit type.
-        """
-        pairs = self.convert(given)
-        self.check(pairs if self.sharing is None else self.sharing.checked(pairs), narrow)
-        variables = [var for _, var in pairs]
-        if not self.repeats:
-            self.create(variables)
-            if self.sharing is None:
-                self._check_slots(variables)
-        if self.selection.check_numerics and self.sharing is None and self.taken is None:
-            peaks = Tensors([values_of(grad) for grad, _ in pairs], variables).peaks()
-            check_numerics(peaks, self.titles(variables))
-        self.prepare(self._params)
-        for key in [None] if self._keys is None else dict.fromkeys(self._keys):
-            self.scalars(np.float32, key)
-
-    def _check_slots(self, variables: Sequence[Tensor]) -> None:
-        kinds = self._part.rule.slots
-        for var, title in zip(variables, self.titles(variables), strict=True):
-            given = zip(self.slots(var), kinds, strict=True)
-            layout.check_slots(var, [slot for slot, kind in given if not kind.scalar], title)
 
     def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if group not in self._made:

@@ -120,9 +120,9 @@ class Masters:
         return all(map(_lies_at, self._params, self._places))
 
     def _standing_for(self, param: Tensor) -> Tensor:
-        owner, place, here = self._away.get(id(param), (None, None, param))
-        if owner is param and _lies_at(param, place):
-            return here
+        known = self._away.get(id(param))
+        if known is not None and known[0] is param and _lies_at(param, known[1]):
+            return known[2]
         # In the order of their elements, as the slots of a parameter with gaps.
         order = torch.preserve_format if layout.dense(param) else torch.contiguous_format
         here = torch.empty_like(

@@ -50,7 +50,7 @@ class Part:
         rule: The rule.
         numbers: What each parameter has of its own, by name.
         plain: Whether these are numbers of Python's.
-        kinds: What parameters of 16 bits have beside them.
+        kinds: What stands for parameters, and what their state is kept in.
 
     Attributes:
         kept: The core's plans.

@@ -96,7 +96,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         own |= given
         check_rule(rule, {**own, **self._extra})
         if capturable and around.get("state_device"):
-            raise InvalidArgumentError("capturable steps are those of a GPU, state_device is not.")
+            raise InvalidArgumentError(
+                "capturable=True needs the state on the GPU: leave out state_device='cpu'."
+            )
         self.rule = rule
         self._initial = dict(initial or {})
         self._capturable = capturable

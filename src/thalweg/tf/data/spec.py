@@ -84,15 +84,13 @@ def values_for(spec: Any, values: Any) -> list[Any]:
         InvalidArgumentError: The nest is not that of an element, or a number is computed.
         TypeError: A number is not one of its tensor's dtype.
     """
-    if isinstance(spec, dict) and not isinstance(values, dict):
-        values = dict.fromkeys(spec, values)
-    if isinstance(spec, tuple) and not isinstance(values, tuple | list):
-        values = [values] * len(spec)
+    if not isinstance(values, dict | tuple | list):  # for all
+        values = mapped(lambda _: values, spec)
     if (parts := _parts(spec, values, "padding_values")) is not None:
         return [value for part in parts for value in values_for(*part)]
-    value = 0 if values is None else _number(values)
-    if isinstance(value, float) and not spec.dtype.is_floating_point:
-        raise TypeError(f"padding_values has {value} for a tensor of {spec.dtype}.")
+    value, own = 0 if values is None else _number(values), as_dtype(spec.dtype)
+    if isinstance(value, float) and not own.is_floating_point:
+        raise TypeError(f"padding_values has {value} for a tensor of {own}.")
     return [value]
 
 
