@@ -160,6 +160,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "len": (len, TypeError, "has no value"),
     "numpy": (lambda x: x.numpy(), TypeError, "Session.run"),
     "asarray": (np.asarray, TypeError, "has no value"),
+    "sum": (np.sum, TypeError, "Session.run"),
+    "max": (lambda x: np.max(x, 0), TypeError, "Session.run"),
     "item": (lambda x: x.item(), TypeError, "has no value"),
     "contains": (lambda x: 1 in x, TypeError, "has no value"),
     "iteration": (list, TypeError, "iterate over it"),

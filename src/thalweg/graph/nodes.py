@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
@@ -216,6 +217,12 @@ class SymbolicTensor(Operators):
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        """What functions of NumPy's make of it: these two look at no element."""
+        if function is np.shape:
+            return self.shape
+        return self.ndim if function is np.ndim else self._refuse()
 
     def _way_out(self) -> str:
         if self.op.type != "Placeholder":
