@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rulebook import label, slow_unless
-from test_dtypes import FORMS, QUICK, ROWS, SIGNATURES, equal_measures, equal_steps
+from rulebook import FIRST, KINDS, label, slow_unless
+from test_dtypes import FORMS, OWN, QUICK, SIGNATURES, equal_measures, equal_steps
 
 BY_FORM = pytest.mark.parametrize("form", FORMS)
+SOME = [case for case in FIRST if case.rule.name in KINDS]
 
 
-@pytest.mark.parametrize(("case", "signature"), ROWS, ids=label)
+@pytest.mark.parametrize(
+    ("case", "signature"),
+    [
+        slow_unless(case in OWN and signature in QUICK, case, signature)
+        for case in [*OWN, *SOME]
+        for signature in SIGNATURES
+    ],
+    ids=label,
+)
 @BY_FORM
 def test_steps(case, signature, form):
     equal_steps(case, signature, form, "cuda")
