@@ -59,12 +59,9 @@ def load_as_torch(optimizer: Any, state_dict: Mapping[str, Any], load: Callable[
             if not isinstance(own, Tensor):
                 continue
             there = kinds.home(name, param)
-            if own.dtype != value.dtype or own.shape != value.shape or _is_far(own, kinds, there):
+            is_moved = kinds.device is not None and own.device != there
+            if is_moved or own.dtype != value.dtype or own.shape != value.shape:
                 optimizer.state[param][name] = value.detach().to(there, copy=True)
-
-
-def _is_far(own: Tensor, kinds: Any, there: torch.device) -> bool:
-    return kinds.device is not None and own.device != there
 
 
 def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
