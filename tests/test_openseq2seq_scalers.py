@@ -17,6 +17,7 @@ from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
 from openseq2seq_small import stepping
 from thalweg import IndexedSlices, Variable, graph
+from thalweg.core.section import run
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.scalars import log, power
@@ -46,6 +47,22 @@ def test_states_are_the_recorded_bits(case: Case) -> None:
         for _ in range(repeat):
             scaler.update_op(has_nan, float(amax))
         check(scaler.state_dict(), recorded, (has_nan, amax))
+
+
+@by_case("scaler/")
+def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
+    """But for logarithms and powers, which are computed in float64 there and rounded once."""
+    scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
+    for (has_nan, amax, repeat), recorded in zip(case["events"], case["expected"][1:], strict=True):
+        given = torch.tensor(has_nan), torch.tensor(float(amax), dtype=torch.float64)
+        for _ in range(repeat):
+            run(scaler.scaler.advanced(*given))
+        if case["algorithm"].strip().lower() == "backoff":
+            check(scaler.state_dict(), recorded, (has_nan, amax))
+            continue
+        for name, value in scaler.state_dict().items():
+            expected = np.float64(recorded[name])
+            np.testing.assert_allclose(value.item(), expected, rtol=2e-6, atol=1e-9, err_msg=name)
 
 
 @by_case("scaler/")

@@ -54,6 +54,15 @@ def test_the_scale_follows_the_gradients(case: str, in_graph: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_the_scale_is_divided_in_float32() -> None:
+    scale = experimental.DynamicLossScale(2**15, 3, 1.1)
+    wanted = np.float32(2**15)
+    for _ in range(9):
+        scale.update([torch.tensor(math.inf)])
+        wanted /= np.float32(1.1)
+        assert scale().item() == wanted
+
+
 def test_loss_scales_are_named_copied_and_printed() -> None:
     fixed, moving = scales.get(123), scales.get("dynamic")
     assert repr(fixed) == "FixedLossScale(123.0)"

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.counters import number_of
+
 Scalar = np.float32 | np.float64
 ScalarType = type[np.float32] | type[np.float64]
 Number = float | int | np.number[Any] | np.ndarray[Any, Any] | torch.Tensor
@@ -68,6 +70,8 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
         return value
     if kind is float or kind is int or isinstance(value, (int, float, np.number)):
         return dtype(value)  # pyright: ignore[reportArgumentType]
+    if isinstance(value, torch.Tensor):
+        return dtype(number_of(value))
     if hasattr(value, "item"):
         return dtype(value.item())
     raise TypeError(f"Expected a number, received {value!r} ({type(value).__name__}).")

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 
 import rulebook
 import thalweg
@@ -19,6 +20,7 @@ from thalweg.engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
 from thalweg.optim import tensorflow
+from thalweg.v1.train import AdamOptimizer, experimental
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 # Powers of float64 may differ in the last place from the C library's.
@@ -243,6 +245,35 @@ def test_a_scaler_does_not_wait(make):
     assert own.state_dict() == theirs.state_dict()
     assert found.optimizer.last_step.count == wanted.optimizer.last_step.count == 4
     assert found.optimizer.last_step.taken
+
+
+@pytest.mark.parametrize("key", MAKES)
+@pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
+def test_a_loss_scaler_decides_there(key, scaling):
+    found = trained("auto", partial(fresh(key, scaling), device="cuda"), lambda _: no_waiting())
+    wanted = trained("cpu", fresh(key, scaling))
+    assert all(each.is_cuda for each in found.there())
+    assert list(map(bool, found.told)) == wanted.told
+    if scaling is BACKOFF:
+        assert_same(found.written(), wanted.written())
+    else:
+        assert_near(found.written(), wanted.written())
+
+
+def test_a_dynamic_loss_scale_decides_there():
+    def trained(device, waits=contextlib.nullcontext):
+        var = torch.ones(300, device=device, requires_grad=True)
+        step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
+        optimizer = experimental.MixedPrecisionLossScaleOptimizer(
+            AdamOptimizer(0.1), experimental.DynamicLossScale(8.0, 2, 3.0)
+        )
+        for number in range(8):
+            grad = torch.full((300,), float("inf") if number in (1, 4) else 0.5, device=device)
+            with waits() if number > 1 else contextlib.nullcontext():
+                optimizer.apply_gradients([(grad, var)], step)
+        return [each.detach().cpu().double() for each in (var, step, *optimizer.variables())]
+
+    assert_same(trained("cuda", no_waiting), trained("cpu"))
 
 
 @by(CAPTURABLE)

@@ -15,21 +15,24 @@ _WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "__bool__", "
 
 
 @contextlib.contextmanager
-def waiting_for_nothing(runs=False, host=()):
+def waiting_for_nothing(runs=False, host=(), there=()):
     """A block in which what waits for a device fails, and kernels do nothing, unless they run.
 
     Args:
         runs: Whether they do.
         host: Tensors that are not on the device.
+        there: Variables that are; others hold hyperparameters, which are on the host.
     """
+    counted = {each.data_ptr() for each in there}
     known = {each.data_ptr() for each in host}
 
     def refused(name):
         own = getattr(torch.Tensor, name)
 
         def waits(self, *args, **kwargs):
-            # Hyperparameters are on the host, and the interpreter reads what it computes with.
-            if isinstance(self, thalweg.Variable) or running or self.data_ptr() in known:
+            is_hyper = isinstance(self, thalweg.Variable) and self.data_ptr() not in counted
+            # The interpreter reads what it computes with.
+            if is_hyper or running or self.data_ptr() in known:
                 return own(self, *args, **kwargs)
             raise AssertionError(f"Tensor.{name} waits for the device")
 

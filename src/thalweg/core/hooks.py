@@ -32,6 +32,7 @@ class Hooks:
         constrains: Whether constraints follow the updates; not in a part of a step that is put
             back as a whole.
         is_prepared: Whether `prepare` has been called.
+        may_leave: Whether a device may decide on the step: no function of the user's ends it.
         there: The device that knows scalars of this step which the host does not; None for none.
         taken: Whether the step is taken, a bool of shape () on that device; None if it is.
         sharing: How this step is shared with other processes; None for not at all.
@@ -44,6 +45,7 @@ class Hooks:
     repeats: bool = True
     constrains: bool = True
     is_prepared: bool = False
+    may_leave: bool = False
     there: torch.device | None = None
     taken: Tensor | None = None
     sharing: Sharing | None = None

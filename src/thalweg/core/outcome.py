@@ -26,11 +26,11 @@ class Outcome(NamedTuple):
     """What has become of a step.
 
     Attributes:
-        taken: Whether it was taken.
+        taken: Whether it was taken; a bool tensor of shape () where a device alone knows it.
         errors: What was raised after its writes.
     """
 
-    taken: bool
+    taken: bool | Tensor
     errors: list[BaseException]
 
 

@@ -17,6 +17,7 @@ from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core import norms, vectors
@@ -60,16 +61,18 @@ class Measures(Protocol):
 
     def peaks(self) -> Float64: ...
 
+    def peaks_there(self, wanted: Tensor) -> Tensor | None: ...
+
 
 class Decision(NamedTuple):
     """What a loss scaler says of a step.
 
     Attributes:
-        taken: Whether the step is taken.
+        taken: Whether the step is taken; a bool tensor of shape () where a device knows it.
         calls: Functions in C that write what the scaler remembers, in either case.
     """
 
-    taken: bool
+    taken: bool | Tensor
     calls: list[Call]
 
 
@@ -92,6 +95,8 @@ class Processing:
             dense for it.
         decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
             the step is taken. It writes nothing.
+        there: Whether `decide` takes tensors of shape () of the variables' device, bool and
+            float64, too; it is given them where that device can tell.
         exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
             sweep.
         calls: Functions in C that are called with the writes of the step, or in their place where
@@ -110,7 +115,8 @@ class Processing:
     whole_is_nan: bool = True
     factor: Callable[[Any, Any], Any] | None = None
     trust: Callable[[Any, Any], Any] | None = None
-    decide: Callable[[bool, float], Decision] | None = None
+    decide: Callable[[Any, Any], Decision] | None = None
+    there: bool = False
     exact: bool = False
     calls: Sequence[Call] = ()
     watch: Callable[[Known], None] | None = None
@@ -202,7 +208,7 @@ class Known:
         now = [each for each in formulas if each in _STANDARD or not how.stages]
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         # Measures stay on a device where nothing on the host is to be decided by them.
-        self._stays = not (numbers or how.numbers or how.decide)
+        self._stays = not (numbers or how.numbers or (how.decide and not how.there))
         self._sums: dict[Formula, Any] = {}
 
     def _sum(self, formula: Formula) -> Any:
@@ -219,9 +225,18 @@ class Known:
                 separate = {**separate, "unscaling": how.unscaling}
             asked = wanted, how.first, Columns(shared, separate)
             found = self._measures.there(*asked) if self._stays else None
-            found = self._measures.sums(*asked) if found is None else found
+            if found is None:
+                here = {name: vectors.alike(each, None) for name, each in separate.items()}
+                found = self._measures.sums(*asked[:2], Columns(shared, here))
             self._sums |= zip(wanted, found, strict=True)
         return self._sums[formula]
+
+    @property
+    def _unscaling(self) -> Any:
+        """What gradients are multiplied by first; on the host if measures are there."""
+        values, measured = self._how.unscaling, self._sums.values()
+        is_here = self._sums and not any(isinstance(each, Tensor) for each in measured)
+        return vectors.alike(values, None) if is_here else values
 
     @lazy
     def _roots(self) -> Any:
@@ -311,7 +326,7 @@ class Known:
         how = self._how
         found: dict[str, Array] = {}
         if how.unscaling is not None:
-            found["unscaling"] = how.unscaling
+            found["unscaling"] = self._unscaling
         if how.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
             found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
@@ -347,38 +362,56 @@ class Known:
             decision = how.decide(*self._extremes(how.exact))
         return Decision(decision.taken, [*decision.calls, *how.calls])
 
-    def _extremes(self, exact: bool) -> tuple[bool, float]:
+    def _extremes(self, exact: bool) -> tuple[Any, Any]:
         """Whether a processed gradient holds a NaN, and the largest magnitude among them."""
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
-            bounds = self.gradient_norms, self.clipped_norms, self.clipped_norms * self.trust
+            bounds = [self.gradient_norms, self.clipped_norms]
+            if self._how.trust is not None:
+                bounds.append(self.clipped_norms * self.trust)
+            if isinstance(bounds[0], Tensor):
+                unsafe = ~(torch.stack(bounds) < _SAFE).all()
+                peaks = self._measures.peaks_there(torch.ones_like(unsafe) if exact else unsafe)
+                if peaks is not None:
+                    peaks = self._processed(peaks)
+                    return peaks.isnan().any(), peaks.amax()  # NaN wins
             if not exact and all((each < _SAFE).all() for each in bounds):
                 return False, 0.0
-            peaks = self._peaks()
+            peaks = self._processed(self._measures.peaks())
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
-    def _peaks(self) -> Float64:
-        """The largest magnitude of each processed gradient, in the arithmetic of its update."""
-        found = self._measures.peaks()
+    def _processed(self, peaks: Any) -> Any:
+        """The largest magnitude of each processed gradient, in the arithmetic of its update.
+
+        Args:
+            peaks: That of each gradient as it came, float64 of shape (n,).
+        """
         kinds = [compute_dtype(var.dtype) for var in self._variables]
+        found: list[Any] = [None] * len(kinds)
         for dtype in dict.fromkeys(kinds):
             own = [index for index, kind in enumerate(kinds) if kind is dtype]
-            found[own] = self._peaks_in(dtype, found[own], own)
-        return found
+            for index, peak in zip(own, self._processed_in(dtype, peaks, own), strict=True):
+                found[index] = peak
+        return vectors.joined(found, vectors.place_of(peaks))
 
-    def _peaks_in(self, dtype: Dtype, found: Float64, own: Sequence[int]) -> Any:
+    def _processed_in(self, dtype: Dtype, found: Any, own: Sequence[int]) -> Any:
+        how, there = self._how, vectors.place_of(found)
+
+        def each(vector: Any) -> Any:
+            return vectors.rounded(vectors.some(vector, own), dtype, there)
+
         # Rounding keeps the order of numbers, so the largest one stays the largest.
-        how, peaks = self._how, found.astype(dtype)
+        peaks = each(found)
         if how.unscaling is not None:
-            peaks = peaks * how.unscaling[own].astype(dtype)
+            peaks = peaks * each(how.unscaling)
         if how.clipvalue is not None:
-            peaks = np.minimum(peaks, dtype(how.clipvalue))
+            peaks = vectors.functions_of(peaks).clip(peaks, None, dtype(how.clipvalue))
         if how.clipnorm is not None:
-            limit, roots = dtype(how.clipnorm), self.gradient_norms[own]
-            peaks = peaks * limit / np.maximum(roots, how.clipnorm).astype(dtype)
+            limit = vectors.at_least(self.gradient_norms, how.clipnorm)
+            peaks = peaks * dtype(how.clipnorm) / each(limit)
         if how.global_clipnorm is not None:
-            peaks = peaks * dtype(self.clip_scale)
-        return peaks * self.trust[own].astype(dtype)
+            peaks = peaks * each(vectors.for_each(found, self.clip_scale))
+        return peaks if how.trust is None else peaks * each(self.trust)
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:

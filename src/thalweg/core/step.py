@@ -36,7 +36,7 @@ from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, ma
 from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.core.there import columns_there
 from thalweg.engines import Tensors, check_scalars, saturated
-from thalweg.engines.engine import Copies, Request, Round
+from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -235,11 +235,17 @@ def _carried_out(
         decision, moved = Decision(True, []), []
         if how or rule.measures:
             # A user's own function is promised arrays.
-            formulas, numbers = tuple(rule.measures.values()), rule.calls_users
+            numbers = rule.calls_users
+            if how.decide is not None:
+                numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
+            formulas = tuple(rule.measures.values())
             known = how.known(measures, asked.variables, columns, formulas, numbers)
             columns = processed(columns, known, how, ready.dtypes)
             decision = known.decision()
-            if not decision.taken:
+            if isinstance(decision.taken, Tensor):
+                hooks.taken = decision.taken
+                columns = columns._replace(taken=decision.taken)
+            elif not decision.taken:
                 return Outcome(False, written(decision.calls, begun=hooks.begun))
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
@@ -254,12 +260,19 @@ def _carried_out(
         if memory is not None:
             memory.check()
         write = _at_once if ready.is_single else _in_rounds
-        return Outcome(True, write(hooks, asked, ready.rounds(columns), then, counts))
+        errors = write(hooks, asked, ready.rounds(columns), then, counts)
+        return Outcome(decision.taken, errors)
     finally:
         if hooks.gathered is None:
             ready.let_go()
         else:
             hooks.gathered.hold(ready)
+
+
+def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
+    """Whether a device may decide on the step: nothing that the host does follows from it."""
+    is_alone = hooks.sharing is None and hooks.gathered is None and ready.is_single
+    return hooks.may_leave and is_alone and not (hooks.constrains and _constrained(asked))
 
 
 def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:

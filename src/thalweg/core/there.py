@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups, ScalarsOf, columns_of
-from thalweg.core.vectors import TORCH, number
+from thalweg.core.vectors import TORCH, number, without_denormals
 from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype
 from thalweg.formula import Rule
@@ -80,8 +80,3 @@ def derived_there(
     made = prepared(rule, known)
     # What the host knows, it goes on knowing.
     return {**made, **{name: each for name, each in values.items() if made[name] is known[name]}}
-
-
-def without_denormals(values: Tensor) -> Tensor:
-    """Numbers, with 0 for those below the normal ones."""
-    return torch.where(values.abs() < torch.finfo(values.dtype).tiny, 0, values)

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import scalars
+from thalweg.engines.cuda.available import interprets
 from thalweg.engines.engine import Dtype
 from thalweg.engines.engine import some as some
 
 Device = torch.device | None
+_INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU
 TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
 
 
@@ -27,6 +30,11 @@ def functions_of(vector: Any) -> Any:
 def place_of(vector: Any) -> Device:
     """Where a vector is."""
     return vector.device if isinstance(vector, Tensor) else None
+
+
+def is_host(tensor: Tensor) -> bool:
+    """Whether a tensor is certainly not on a GPU."""
+    return tensor.is_cpu and not _INTERPRETS
 
 
 def sent(values: Any, device: torch.device) -> Tensor:
@@ -89,6 +97,25 @@ def spread(value: Any, dtype: Dtype, count: int, there: Device) -> Any:
     if there is None:
         return np.broadcast_to(np.asarray(value, dtype), (count,))
     return torch.as_tensor(value, device=there).to(TORCH[dtype]).expand(count)
+
+
+def log(value: Any) -> Any:
+    """The natural logarithm of a float32; of a device's computed in float64 and rounded once."""
+    if not isinstance(value, Tensor):
+        return scalars.log(value)
+    return value.double().log().to(value.dtype)
+
+
+def power(base: float, exponent: Any) -> Any:
+    """A number to the power of a float32, 0 below the normal numbers; computed as `log` is."""
+    if not isinstance(exponent, Tensor):
+        return scalars.power(type(exponent)(base), exponent)
+    return without_denormals(torch.pow(base, exponent.double()).to(exponent.dtype))
+
+
+def without_denormals(values: Tensor) -> Tensor:
+    """Numbers, with 0 for those below the normal ones."""
+    return torch.where(values.abs() < torch.finfo(values.dtype).tiny, 0, values)
 
 
 def as_slot(value: Any, slot: Tensor) -> Tensor:

@@ -177,6 +177,15 @@ class Ready(Protocol):
         """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
         ...
 
+    def peaks_there(self, wanted: Tensor) -> Tensor | None:
+        """As `peaks`, of shape (n,) on the device of all variables, or None; see `there`.
+
+        Args:
+            wanted: Whether they are wanted, a bool of shape () there; else they are 0, and no
+                gradient is read.
+        """
+        ...
+
     def rounds(self, columns: Columns) -> Iterator[Round]:
         """The writes. A round is asked for when the one before has been written."""
         ...

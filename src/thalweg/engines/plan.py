@@ -78,6 +78,14 @@ class Group(Protocol):
         """Largest magnitude of each member's gradient."""
         ...
 
+    def peaks_there(self, wanted: Tensor) -> Tensor | None:
+        """As `peaks`, on the device of the members, 0 where they are not wanted; None on the host.
+
+        Args:
+            wanted: Whether they are wanted, a bool of shape () there.
+        """
+        ...
+
     def calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         ...
@@ -298,17 +306,22 @@ class DensePlan:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
+        found = self._there(lambda group: group.there(formulas, stages, columns))
+        return None if found is None else found.unbind(1)
+
+    def _there(self, part_of: Callable[[Group], Tensor | None]) -> Tensor | None:
+        """What groups tell on the device of all variables, put together; None if there is none."""
         if len(set(self._devices)) > 1 or not self.groups:
             return None
         found: Tensor | None = None
         for group in self.groups:
-            part = group.there(formulas, stages, columns)
+            part = part_of(group)
             if part is None or group.whole:
-                return None if part is None else list(part.unbind(1))
+                return part
             if found is None:
-                found = part.new_zeros(len(self.variables), len(formulas))
+                found = part.new_zeros(len(self.variables), *part.shape[1:])
             found.index_copy_(0, group.positions(), part)
-        return None if found is None else list(found.unbind(1))
+        return found
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
@@ -327,6 +340,10 @@ class DensePlan:
         for group in self.groups:
             result[group.members] = group.peaks()
         return result
+
+    def peaks_there(self, wanted: Tensor) -> Tensor | None:
+        """See `Ready`."""
+        return self._there(lambda group: group.peaks_there(wanted))
 
     def calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""

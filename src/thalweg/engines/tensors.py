@@ -54,3 +54,6 @@ class Tensors:
     def peaks(self) -> Float64:
         """See `Ready`."""
         return measure.peaks(self._gradients)
+
+    def peaks_there(self, wanted: Tensor) -> None:
+        """See `Ready`."""

@@ -106,6 +106,9 @@ class Together:
             found[own] = part.peaks()
         return found
 
+    def peaks_there(self, wanted: Tensor) -> None:
+        """See `Ready`."""
+
     def rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""
         for parts in self._rounds:

@@ -62,7 +62,7 @@ class MicroBatchStep:
         return self.step()
 
     @untraced
-    def apply_gradients(self, gradients: Iterable[Any]) -> bool:
+    def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
         """See `TrainingStep.apply_gradients`. They count as one batch."""
         return self.step.apply_gradients(gradients)
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
-from thalweg.engines.cuda.available import computes, interprets
+from thalweg.engines.cuda.available import computes
 from thalweg.formula import STORED
 from thalweg.optim.sharded import is_on_mesh, local
 from thalweg.variable import REDUCED
 
-_INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU
 _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
 
@@ -77,7 +77,7 @@ def device_of(params: Sequence[Tensor]) -> torch.device | None:
 
 def is_host(params: Sequence[Tensor]) -> bool:
     """Whether parameters are certainly not all on a GPU; asked in every step."""
-    return not params or (params[0].is_cpu and not _INTERPRETS)
+    return not params or is_on_host(params[0])
 
 
 def _has_engine(device: torch.device) -> bool:

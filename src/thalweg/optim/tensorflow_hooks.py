@@ -14,8 +14,8 @@ from thalweg.core.complexes import not_defined
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
 from thalweg.core.pairs import Pair
-from thalweg.core.there import derived_there, without_denormals
-from thalweg.core.vectors import TORCH, some
+from thalweg.core.there import derived_there
+from thalweg.core.vectors import TORCH, some, without_denormals
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.columns import STEP

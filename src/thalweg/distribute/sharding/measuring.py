@@ -88,3 +88,6 @@ class Measured:
         self._meet()
         self._shards.ranks.maximum(found)
         return found.cpu().numpy().view(np.float64)
+
+    def peaks_there(self, wanted: torch.Tensor) -> None:
+        """See `Ready`."""

@@ -196,6 +196,9 @@ class _Measured:
             found[places] = bits.cpu().numpy().view(np.float64)
         return found
 
+    def peaks_there(self, wanted: Tensor) -> None:
+        """See `Ready`."""
+
 
 def placed(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """The pairs with gradients cut as their variables are; all ranks call this.

@@ -104,6 +104,9 @@ class Group:
         """Largest magnitude of each member's gradient."""
         return table_peaks(self.table, self._gradient, 1)
 
+    def peaks_there(self, wanted: Tensor) -> None:
+        """See `thalweg.engines.plan.Group`: the host is where they are."""
+
     def calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         self._set_scalars(columns.shared[self.dtype], columns.separate)

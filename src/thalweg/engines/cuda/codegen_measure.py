@@ -48,12 +48,12 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED
 
 _PEAK = """
 @triton.jit
-def KERNEL_NAME(base, chunks, sizes, found, scalars, ALIGNED: tl.constexpr):
+def KERNEL_NAME(base, chunks, sizes, found, scalars, streams, ALIGNED: tl.constexpr):
     leaf = tl.program_id(0).to(tl.int64)
     tensor = tl.load(chunks + 2 * leaf).to(tl.int64)
     offset = tl.load(chunks + 2 * leaf + 1).to(tl.int64) * {leaf}
     length = tl.load(sizes + tensor) - offset
-    values = pointer(base + tensor, tl.{integer}, ALIGNED) + offset
+    values = pointer(base + tensor * streams + 1, tl.{integer}, ALIGNED) + offset
     peak = tl.zeros(({lanes},), tl.int64)
     for start in range(0, tl.minimum(length, {leaf}), {lanes}):
         at = start + tl.arange(0, {lanes})
@@ -184,7 +184,7 @@ def generate_peak(kind: str) -> Kernel:
     """The kernel that finds the largest magnitude in each leaf, as bits; NaN is above infinity."""
     integer, magnitude = _MAGNITUDES[kind]
     kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
-    return made(header("float64") + "\n\n" + kernel, ())
+    return made(header("float64") + "\n\n" + kernel, (), integers=("streams",))
 
 
 def _added(

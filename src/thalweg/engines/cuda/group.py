@@ -159,10 +159,17 @@ class Group:
 
     def peaks(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
+        return self._peaks(self._there).cpu().numpy()
+
+    def peaks_there(self, wanted: Tensor) -> Tensor:
+        """See `thalweg.engines.plan.Group`."""
+        return self._peaks(self._there * wanted)
+
+    def _peaks(self, sizes: Tensor) -> Tensor:
         kind = self._names[1]
-        addresses = kept(self._base.host[:, 1], np.int64, self._device)
         found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
-        arguments = (addresses, self._leaves.chunks, self._there, found, found)
+        streams = len(self._names)
+        arguments = (self._addresses(), self._leaves.chunks, sizes, found, found, streams)
         launch.peaking(kind).bound((len(found), 1), arguments, self._aligned()).run()
         return self._leaves.largest(found, kind)
 
@@ -180,13 +187,13 @@ class _Leaves:
         """One number for each tensor and measure."""
         return self._tree.combined(leaves)
 
-    def largest(self, bits: Tensor, kind: str) -> Float64:
+    def largest(self, bits: Tensor, kind: str) -> Tensor:
         """The largest magnitude of each tensor, of those of its leaves."""
         found = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         found.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
         dtype: torch.dtype = getattr(torch, kind)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-        return found.to(integer).view(dtype).double().cpu().numpy()
+        return found.to(integer).view(dtype).double()
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:

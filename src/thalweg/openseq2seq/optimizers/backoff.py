@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.core import vectors
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
 from thalweg.scalars import reciprocal
@@ -51,11 +52,14 @@ class BackoffScaler(LossScaler):
             "last_overflow_iteration": np.int64(-1),
         }
 
-    def _next(self, state: State, amax: Any, overflow: bool) -> State:
-        scale, iteration = state["scale"], state["iteration"]
-        if overflow:
-            lower = self._clamped(scale * reciprocal(self._float("step_factor")))
-            return {"scale": lower, "last_overflow_iteration": iteration}
-        if (iteration - state["last_overflow_iteration"]) % self._params["step_window"]:
-            return {}
-        return {"scale": self._clamped(scale * self._float("step_factor"))}
+    def _next(self, state: State, amax: Any, overflow: Any) -> State:
+        where = vectors.functions_of(amax).where
+        scale, iteration, last = (state[name] for name in self._initial())
+        factor = self._float("step_factor")
+        lower = self._clamped(scale * float(reciprocal(factor)))
+        higher = self._clamped(scale * float(factor))
+        is_due = (iteration - last) % self._params["step_window"] == 0
+        return {
+            "scale": where(overflow, lower, where(is_due, higher, scale)),
+            "last_overflow_iteration": where(overflow, iteration, last),
+        }

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_readable
+from thalweg.core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
 from thalweg.variable import titles_of
@@ -92,24 +94,30 @@ def unscaled(backward: Backward) -> list[Gradient]:
 
 
 def _unscaled(
-    grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: float
+    grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: Any
 ) -> Tensor | Any:
     values = values_of(grad).to(target.dtype)
     if penalty is not None:
         # Rows that repeat are added up in the wider dtype.
         return (whole(with_values(grad, values), target) + penalty * scale) * inverse
-    return with_values(grad, values if inverse == 1 else values * inverse)
+    return with_values(grad, values if _is_one(inverse) else values * inverse)
 
 
-def unscaling(scale: Any) -> float:
-    """1 / `scale` in float32, which gradients are multiplied by."""
+def _is_one(inverse: Any) -> bool:
+    return not isinstance(inverse, Tensor) and inverse == 1
+
+
+def unscaling(scale: Any) -> Any:
+    """1 / `scale` in float32, which gradients are multiplied by; a tensor if a device has it."""
     if isinstance(scale, Tensor):
+        if not is_host(scale):
+            return 1 / scale.detach()
         with np.errstate(all="ignore"):
             return float(np.float32(1) / np.float32(scale.item()))
     return float(np.float32(1.0 / scale))
 
 
-def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
+def raw(backward: Backward) -> tuple[Backward, Any]:
     """Gradients by the targets, and what those that are not None are still to be multiplied by.
 
     A gradient with a penalty is a tensor of its own, unscaled. All gradients are concrete tensors.
@@ -117,10 +125,14 @@ def raw(backward: Backward) -> tuple[Backward, np.ndarray | None]:
     gradients = concretes(backward.gradients)
     if backward.scale is None:
         return backward.done(gradients), None
-    factors = np.full(len(gradients), unscaling(backward.scale), np.float32)
+    inverse = unscaling(backward.scale)
+    factors, one = [inverse] * len(gradients), inverse**0
     penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
     made = unscaled(backward.only(penalised))
     for index, grad in zip(penalised, made, strict=True):
         gradients[index] = grad
-        factors[index] = 1
-    return backward.done(gradients), factors[[grad is not None for grad in gradients]]
+        factors[index] = one
+    present = [factors[index] for index, grad in enumerate(gradients) if grad is not None]
+    if isinstance(inverse, Tensor):
+        return backward.done(gradients), torch.stack(present)
+    return backward.done(gradients), np.array(present, np.float32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.core import vectors
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
 from thalweg.scalars import log, power, reciprocal
 
@@ -61,18 +62,18 @@ class LogMaxScaler(LossScaler):
             **dict.fromkeys(ones, np.float32(1)),
         }
 
-    def _logarithm(self, amax: Any, overflow: bool) -> Any:
-        if not overflow:
-            return log(amax) * reciprocal(log(np.float32(2)))
+    def _logarithm(self, amax: Any, overflow: Any) -> Any:
         highest = self._float("log_max")
-        return power(np.float32(2), highest) if self._as_shipped else highest
+        if self._as_shipped:
+            highest = power(np.float32(2), highest)
+        x = vectors.log(amax) * float(reciprocal(log(np.float32(2))))
+        return vectors.functions_of(amax).where(overflow, float(highest), x)
 
-    def _next(self, state: State, amax: Any, overflow: bool) -> State:
-        if amax == 0 and not overflow and not self._as_shipped:
-            return {}
+    def _next(self, state: State, amax: Any, overflow: Any) -> State:
+        of = vectors.functions_of(amax)
         x = self._logarithm(amax, overflow)
-        beta1, beta2 = self._float("beta1"), self._float("beta2")
-        rest1, rest2 = (np.float32(1 - self._params[name]) for name in ("beta1", "beta2"))
+        beta1, beta2 = (float(self._float(name)) for name in ("beta1", "beta2"))
+        rest1, rest2 = (float(np.float32(1 - self._params[name])) for name in ("beta1", "beta2"))
         found = {
             "x_hat": beta1 * state["x_hat"] + rest1 * x,
             "slow_x_hat": beta2 * state["slow_x_hat"] + rest2 * x,
@@ -80,11 +81,14 @@ class LogMaxScaler(LossScaler):
             "b1_correction": state["b1_correction"] * beta1,
             "b2_correction": state["b2_correction"] * beta2,
         }
-        one = np.float32(1)
-        mean = found["x_hat"] / (one - found["b1_correction"])
-        slow_mean = found["slow_x_hat"] / (one - found["b2_correction"])
-        square = found["xsquared_hat"] / (one - found["b2_correction"])
-        deviation = np.sqrt(np.maximum(square - slow_mean * slow_mean, np.float32(0)))
-        ceiling = np.float32(_SHIPPED_CEILING) if self._as_shipped else self._float("log_max")
-        room = ceiling - mean - deviation * self._float("overflow_std_dev")
-        return {**found, "scale": self._clamped(power(np.float32(2), room))}
+        mean = found["x_hat"] / (1 - found["b1_correction"])
+        slow_mean = found["slow_x_hat"] / (1 - found["b2_correction"])
+        square = found["xsquared_hat"] / (1 - found["b2_correction"])
+        deviation = of.sqrt(of.clip(square - slow_mean * slow_mean, 0.0, None))
+        ceiling = _SHIPPED_CEILING if self._as_shipped else float(self._float("log_max"))
+        room = ceiling - mean - deviation * float(self._float("overflow_std_dev"))
+        found["scale"] = self._clamped(vectors.power(2.0, room))
+        if self._as_shipped:
+            return found
+        is_idle = (amax == 0) & ~overflow
+        return {name: of.where(is_idle, state[name], each) for name, each in found.items()}

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core import vectors
 from thalweg.core.section import Call, run
 from thalweg.core.state import Entry, fitting, of_a_graph, restore, snapshot
+from thalweg.counters import at
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     Output,
@@ -26,7 +28,7 @@ from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable
 
-State = dict[str, Any]  # NumPy scalars by name
+State = dict[str, Any]  # scalars by name
 
 _LOWEST = {"iteration": 0, "last_overflow_iteration": -1}
 
@@ -65,13 +67,15 @@ class LossScaler:
         """The state before the first update, in its dtypes."""
         raise NotImplementedError
 
-    def _next(self, state: State, amax: Any, overflow: bool) -> State:
-        """What an update changes of the state.
+    def _next(self, state: State, amax: Any, overflow: Any) -> State:
+        """What an update makes of the state but for "iteration"; what is not named stays.
+
+        Scalars of NumPy are given, or tensors of shape () of a device, which nobody waits for.
 
         Args:
             state: The state; "iteration" is the number of updates before this one.
             amax: float32, finite unless there is an overflow.
-            overflow: Whether a gradient is infinite or NaN.
+            overflow: Whether a gradient is infinite or NaN, a bool.
         """
         raise NotImplementedError
 
@@ -112,8 +116,15 @@ class LossScaler:
         return self._update(self.variables, has_nan, amax)
 
     def advanced(self, has_nan: Any, amax: Any) -> list[Call]:
-        """What `advance` writes, as functions in C; nothing is written yet."""
-        return self._writes(self.variables, has_nan, amax)
+        """What `advance` writes, as functions in C; nothing is written yet.
+
+        Given tensors of a device the state is kept and moved there.
+        """
+        if not isinstance(amax, Tensor):
+            return self._writes(self.variables, has_nan, amax)
+        plain = {name: at(amax.device, each) for name, each in self.variables.items()}
+        moved = self._moved(plain, has_nan, amax.float())
+        return [partial(plain[name].copy_, value) for name, value in moved.items()]
 
     def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
         run(self._writes(variables, has_nan, amax))
@@ -121,17 +132,20 @@ class LossScaler:
 
     def _writes(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> list[Call]:
         plain = {name: each.detach() for name, each in variables.items()}
-        state = {name: each.numpy()[()] for name, each in plain.items()}
+        state = {name: each.cpu().numpy()[()] for name, each in plain.items()}
         with np.errstate(all="ignore"):
             largest = np.float32(_number("amax", amax))
-            overflow = bool(_number("has_nan", has_nan)) or not np.isfinite(largest)
-            changed = self._next(state, largest, overflow)
-        changed["iteration"] = state["iteration"] + 1
-        return [partial(plain[name].fill_, value.item()) for name, value in changed.items()]
+            moved = self._moved(state, bool(_number("has_nan", has_nan)), largest)
+        return [partial(plain[name].fill_, value.item()) for name, value in moved.items()]
+
+    def _moved(self, state: State, has_nan: Any, amax: Any) -> State:
+        overflow = has_nan | ~vectors.functions_of(amax).isfinite(amax)
+        return {**self._next(state, amax, overflow), "iteration": state["iteration"] + 1}
 
     def _clamped(self, scale: Any) -> Any:
-        lowest, highest = (np.float32(self._params[name]) for name in ("scale_min", "scale_max"))
-        return np.maximum(np.minimum(scale, highest), lowest)  # NaN stays
+        lowest, highest = (float(self._float(name)) for name in ("scale_min", "scale_max"))
+        clip = vectors.functions_of(scale).clip
+        return clip(clip(scale, None, highest), lowest, None)  # NaN stays
 
     def _float(self, name: str) -> Any:
         """A parameter as the float32 that it is in arithmetic with variables."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.counters import number_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.scalars import ScalarType, as_scalar, is_floating, scalar_type
@@ -321,7 +322,7 @@ def _followed(
     name: str, global_step: Any, formula: Callable[[Any], Any], dtype: type[np.floating[Any]]
 ) -> Any:
     def rate(step: Any) -> Tensor:
-        number = step.detach().item() if isinstance(step, Tensor) else step
+        number = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):
             return torch.tensor(formula(number), device="cpu")
 

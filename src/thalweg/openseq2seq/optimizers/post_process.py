@@ -114,7 +114,7 @@ class PostProcessing(NamedTuple):
         journal: Journal,
         pairs: Sequence[Pair],
         rate: Any,
-        unscaling: np.ndarray | None,
+        unscaling: Any,
         known: Known,
     ) -> None:
         """Note what is known of a step's gradients and variables."""

@@ -77,7 +77,7 @@ def apply_processed(
     scaler: AutomaticLossScaler | None,
     loss_scale: Any,
     global_step: Tensor,
-    done: list[str],
+    done: list[Any],
 ) -> Outcome:
     """Add up, reduce, unscale, clip or LARC, check, update, copy and tell: one run of a step.
 
@@ -90,11 +90,12 @@ def apply_processed(
         scaler: What watches the gradients and decides, or None.
         loss_scale: The value of the summary of that name, or None for no such summary.
         global_step: The variable that counts updates.
-        done: An empty list; it is given a sentence as soon as something has been written.
+        done: An empty list; as soon as something has been written it is given a sentence, and
+            whether the step was taken: a bool, or a tensor where a device decides.
 
     Returns:
-        Whether there was an update, and what was raised after it by constraints, the optimizer's
-        `_finish` and the writer.
+        Whether there was an update, see `Outcome`, and what was raised after it by constraints,
+        the optimizer's `_finish` and the writer.
     """
     with torch.inference_mode(False), torch.no_grad(), not_taken(done):
         check_replicas(how.reduces, how.iter_size)
@@ -110,7 +111,7 @@ def apply_processed(
                 check_addable(gradients, backward.targets, given.sums)
                 own = shares(gradients, how.iter_size)
                 if given.skip:
-                    told = partial(done.append, f"{ADDED_UP}.")
+                    told = partial(done.extend, (f"{ADDED_UP}.", False))
                     run([*adding(given.sums, own), *given.counts, told])
                     return Outcome(False, _told(how, journal, step, ADDED_UP))
                 gradients = _totals(given.sums, own)
@@ -127,11 +128,15 @@ def apply_processed(
             if how.reduces:
                 _check(how, backward)
         backward, unscaling = raw(backward)
-        parts = watching(scaler, done, [*clearing(given.sums), *given.counts])
+        # What the host tells others of a step it has to know.
+        is_own = journal is None and not how.reduces
+        parts = watching(scaler, done, [*clearing(given.sums), *given.counts], is_own)
         processing = how.post.processing(
             backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
+        if isinstance(taken, Tensor):
+            return Outcome(taken, errors)
         if taken:
             distribute.taken(optimizer, bool(errors))
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.vectors import is_host
+from thalweg.counters import number_of
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
 from thalweg.v1.train.followed import Followed
@@ -37,8 +39,15 @@ class LiveRate:
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
         self.value = self._evaluated().clone()
 
+    def _shown(self) -> Any:
+        """The step as the policy sees it: on the host, where its own arithmetic may be."""
+        step = self._step
+        if isinstance(self.source, Followed) or is_host(step):
+            return step
+        return torch.tensor(number_of(step), dtype=step.dtype)
+
     def _evaluated(self) -> Tensor:
-        found = self._policy(self._step)
+        found = self._policy(self._shown())
         self.source = found if isinstance(found, Followed) else self._policy
         self._given = called(found)
         return _floating(self._given)

@@ -27,7 +27,6 @@ from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_proce
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.state import Training
-from thalweg.openseq2seq.optimizers.update import TAKEN
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
@@ -43,7 +42,6 @@ class TrainingStep:
         global_step: The variable that counts updates, int64 of shape ().
         loss_scaler: The `AutomaticLossScaler`, or None.
         learning_rate: The learning rate of the last step, a tensor of shape ().
-        was_applied: Whether the last call made an update; None before the first.
 
     Made by `optimize_loss`.
     """
@@ -62,7 +60,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.global_step = global_step
         self.loss_scaler = scaler
-        self.was_applied: bool | None = None
+        self._applied: bool | Tensor | None = None
         self._loss = loss
         self._variables = None if var_list is None else flatten(var_list)
         self._rate = rate
@@ -72,6 +70,16 @@ class TrainingStep:
         self._check_mixed = MixedCheck()
         self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
         self._lock = Guard(self)
+
+    @property
+    def was_applied(self) -> bool | None:
+        """Whether the last call made an update; None before the first.
+
+        Where a GPU decides, this waits for it.
+        """
+        if isinstance(self._applied, Tensor):
+            self._applied = bool(self._applied)
+        return self._applied
 
     @property
     def learning_rate(self) -> Tensor:
@@ -113,7 +121,7 @@ class TrainingStep:
             return self._taken(self._differentiated)
 
     @untraced
-    def apply_gradients(self, gradients: Iterable[Any]) -> bool:
+    def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
         """Update the variables by gradients that were computed elsewhere.
 
         Args:
@@ -121,7 +129,7 @@ class TrainingStep:
                 dtype: a tensor, `IndexedSlices`, or None. They are not written to.
 
         Returns:
-            Whether there was an update.
+            Whether there was an update: a bool, or a tensor of one where a GPU decides.
 
         Raises:
             FailedPreconditionError: Neither `var_list` was given nor a step taken, or a graph is
@@ -133,7 +141,7 @@ class TrainingStep:
         """
         with self._lock:
             self._taken(lambda: (None, self._received(concretes(gradients))))
-            return bool(self.was_applied)
+            return False if self._applied is None else self._applied
 
     @property
     def loss_scale(self) -> float | Tensor:
@@ -149,24 +157,25 @@ class TrainingStep:
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done: list[str] = []
+        done: list[Any] = []
         try:
             # Outside of inference mode, as autograd needs it.
             with torch.inference_mode(False), not_taken(done):
                 value, outcome = self._run(differentiate, done)
         finally:
-            self.was_applied = f"{TAKEN}." in done
+            self._applied = done[1] if done else False
         raise_first(outcome.errors)
         return value
 
     def _run(
-        self, differentiate: Callable[[], tuple[Any, Backward]], done: list[str]
+        self, differentiate: Callable[[], tuple[Any, Backward]], done: list[Any]
     ) -> tuple[Any, Outcome]:
         with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
-            self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             with waited_for(self._inner, self._how.is_waited_for(skip)):
                 value, backward = differentiate()
+                # After the loss, which a GPU computes while the host waits for the last step.
+                self._rate.refresh()
                 sums: list[Tensor] = []
                 if self._accumulators is not None:
                     self._accumulators.make(backward.targets)

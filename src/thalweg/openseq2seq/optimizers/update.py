@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
@@ -24,6 +25,7 @@ from thalweg.variable import REDUCED
 
 SKIPPED = "The step was skipped"
 TAKEN = "The step was taken"
+LEFT = "The step was taken if its gradients were finite"
 
 
 def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
@@ -33,25 +35,33 @@ def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
 
 
 def watching(
-    scaler: AutomaticLossScaler | None, done: list[str], calls: Sequence[Call] = ()
+    scaler: AutomaticLossScaler | None,
+    done: list[Any],
+    calls: Sequence[Call] = (),
+    there: bool = True,
 ) -> dict[str, Any]:
     """The parts of a `Processing` by which a scaler, if there is one, decides.
 
     Args:
         scaler: The scaler, which answers to the gradients as the step is written.
-        done: Is given a sentence then: what has become of the step.
+        done: Is given a sentence then, what has become of the step, and whether it was taken.
         calls: Functions in C that are called then, too.
+        there: Whether a device may decide.
     """
     if scaler is None:
-        return {"calls": [*calls, partial(done.append, f"{TAKEN}.")]}
+        return {"calls": [*calls, partial(done.extend, (f"{TAKEN}.", True))]}
     algorithm = scaler.scaler
 
-    def decide(has_nan: bool, amax: float) -> Decision:
-        taken = not has_nan and bool(np.isfinite(amax))
-        told = partial(done.append, f"{TAKEN if taken else SKIPPED}.")
+    def decide(has_nan: Any, amax: Any) -> Decision:
+        if isinstance(amax, Tensor):
+            taken, what = ~has_nan & amax.isfinite(), LEFT
+        else:
+            taken = not has_nan and bool(np.isfinite(amax))
+            what = TAKEN if taken else SKIPPED
+        told = partial(done.extend, (f"{what}.", taken))
         return Decision(taken, [*algorithm.advanced(has_nan, amax), told])
 
-    return {"decide": decide, "exact": algorithm.READS_AMAX, "calls": calls}
+    return {"decide": decide, "there": there, "exact": algorithm.READS_AMAX, "calls": calls}
 
 
 def update(
@@ -71,7 +81,7 @@ def update(
         captured: In a graph the values that the optimizer captured when the graph was built.
 
     Returns:
-        Whether there was an update, and what was raised after it.
+        Whether there was an update, see `Outcome`, and what was raised after it.
     """
     own, takes, name = backward.present(), optimizer.takes_processing(), optimizer.get_name()
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hooks import Dtype
+from thalweg.counters import number_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
@@ -94,5 +95,5 @@ class AdagradDAOptimizer(RuleOptimizer):
         ]
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        step = int(resolve(self._global_step).item()) + 1
+        step = int(number_of(resolve(self._global_step))) + 1
         return {**super()._scalars(values, dtype, group), "t": dtype(step)}

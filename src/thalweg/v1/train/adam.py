@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
-from thalweg.core.section import Call
+from thalweg.counters import number_of
 from thalweg.formula import Rule
 from thalweg.graph import executing_eagerly, get_default_graph
 from thalweg.rules import ADAM_V1
@@ -97,14 +98,14 @@ class AdamOptimizer(RuleOptimizer):
         )
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        powers = {name: dtype(self._get_non_slot_variable(name).item()) for name in self.POWERS}
+        powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**super()._scalars(values, dtype, group), **powers}
 
-    def _counters(self, values: dict[str, Any]) -> list[Call]:
-        counters: list[Call] = []
+    def _counters(self, values: dict[str, Any]) -> list[tuple[Tensor, float]]:
+        counters: list[tuple[Tensor, float]] = []
         for name, hyper in self.POWERS.items():
             power = self._get_non_slot_variable(name)
             dtype = scalar_type(power)
-            moved = product(dtype(power.item()), as_hyper(values[hyper], dtype))
-            counters.append(partial(power.detach().fill_, moved.item()))
+            moved = product(dtype(number_of(power)), as_hyper(values[hyper], dtype))
+            counters.append((power, moved.item()))
         return counters

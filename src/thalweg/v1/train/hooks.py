@@ -15,6 +15,7 @@ from thalweg.core.outcome import After, EnableTorchFunction
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
 from thalweg.core.state import making
+from thalweg.counters import moved, setting
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
@@ -43,6 +44,7 @@ class V1Hooks(Hooks):
         self.selection = optimizer._selection()
         self.calls = optimizer._calls()
         self.repeats = _is_global_step(global_step)
+        self.may_leave = current_session() is None and not optimizer._finishes_itself()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -97,8 +99,12 @@ class V1Hooks(Hooks):
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
-        counted = [] if optimizer._finishes_itself() else optimizer._counters(self.values)
-        return counted if step is None else [*counted, counting(step)]
+        moves = [] if optimizer._finishes_itself() else optimizer._counters(self.values)
+        counted = [] if step is None else [counting(step)]
+        if self.taken is None:
+            return [*setting(moves), *counted]
+        own = [] if step is None else [(step, None)]
+        return moved([*moves, *own], self.taken)
 
 
 class RuleHooks(V1Hooks):

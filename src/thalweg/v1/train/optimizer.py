@@ -20,9 +20,10 @@ from thalweg.core.kept import Plans
 from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
-from thalweg.core.section import Call, run
+from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import finish, take
+from thalweg.counters import number_of, setting
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
@@ -303,13 +304,14 @@ class Optimizer(State, StateDict):
         name: str,
         captured: list[Any] | None = None,
         sharing: Any = None,
+        how: Processing = NOTHING,
     ) -> None:
-        """Apply gradients now; those that are None are left out."""
+        """Apply gradients now; those that are None are left out. See `_take`."""
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
             given = [(grad, var) for grad, var in given if grad is not None]
-        outcome = self._take(given, global_step, name, captured=captured, sharing=sharing)
+        outcome = self._take(given, global_step, name, how, captured=captured, sharing=sharing)
         raise_first(outcome.errors)
 
     def _take(
@@ -482,16 +484,16 @@ class Optimizer(State, StateDict):
 
         def words() -> list[str]:
             told = distribute.in_words({**self._arguments(), **self._counters_now()})
-            step = [f"global_step: {global_step.item()}"] if known else []
+            step = [f"global_step: {number_of(global_step)}"] if known else []
             return [f"optimizer: {type(self).__name__}", *told, *step]
 
         def numbers() -> tuple[int, list[float]]:
             found = [*self._arguments().values(), *self._counters_now().values()]
             plain = [
-                each.item() if isinstance(each, Tensor) and not each.dim() else each
+                number_of(each) if isinstance(each, Tensor) and not each.dim() else each
                 for each in found
             ]
-            step = int(global_step.item()) if known else 0
+            step = int(number_of(global_step)) if known else 0
             return step, [each for each in plain if isinstance(each, int | float)]
 
         return distribute.Said(words, numbers)
@@ -550,8 +552,8 @@ class Optimizer(State, StateDict):
         """Whether `_finish` is a subclass's own; `_counters` does what the library's does."""
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
-    def _counters(self, values: dict[str, Any]) -> list[Call]:
-        """What counts a step beside `global_step`, as functions in C; given what it has read."""
+    def _counters(self, values: dict[str, Any]) -> list[tuple[Tensor, float]]:
+        """What counts a step beside `global_step`, and its next value; given what it has read."""
         return []
 
     def _apply_one(self, grad: Gradient, var: Tensor) -> None:
@@ -621,12 +623,12 @@ class Optimizer(State, StateDict):
             None; where a graph is built, an operation that is done when the updates are.
         """
         if executing_eagerly():
-            run(self._counters(self._values()))
+            run(setting(self._counters(self._values())))
             return None
 
         def count(values: dict[str, Any]) -> None:
             with self._turn(), self._locked():
-                run(self._counters(values))
+                run(setting(self._counters(values)))
 
         done = [op for op in update_ops if op is not None]
         title = name_scope.rstrip("/") or self._name

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.core.processing import Decision
+from thalweg.core.section import Call, run
 from thalweg.core.trackable import Trackable
+from thalweg.counters import at
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
     GraphVariable,
@@ -160,18 +164,37 @@ class DynamicLossScale(LossScale):
         parts, scale = [finite, *map(by_reference, own)], Output(torch.float32, (), ())
         return operation(self._move, parts, "update_loss_scale", outputs=scale), finite
 
+    def decide(self, has_nan: Any, amax: Any) -> Decision:
+        """Whether a step with these gradients is taken, and what is to become of the scale.
+
+        Args:
+            has_nan: Whether there is a NaN among them, a bool or a tensor of one.
+            amax: The largest magnitude, a float or a tensor of one.
+        """
+        own = [resolve(var) for var in (self._current_loss_scale, self._num_good_steps)]
+        if isinstance(amax, torch.Tensor):
+            taken = ~has_nan & amax.isfinite()
+            own = [at(amax.device, var) for var in own]
+            return Decision(taken, self._moves(taken, *own))
+        taken = not has_nan and math.isfinite(amax)
+        return Decision(taken, self._moves(torch.tensor(taken, device=own[0].device), *own))
+
     def _move(self, finite: torch.Tensor, scale: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """What a step with finite gradients, or without, makes of the scale."""
-        value, count = float(scale.item()), int(steps.item()) + 1
-        if not finite:
-            value, count = max(value / self._multiplier, 1.0), 0
-        elif count >= self._increment_period:
-            higher = float(scale.new_tensor(value) * self._multiplier)
-            value, count = higher if math.isfinite(higher) else value, 0
-        with torch.no_grad():
-            scale.fill_(value)
-            steps.fill_(count)
+        run(self._moves(finite.to(scale.device), scale, steps))
         return scale.detach().clone()
+
+    def _moves(self, finite: torch.Tensor, scale: torch.Tensor, steps: torch.Tensor) -> list[Call]:
+        """The same as functions in C; nothing is written yet."""
+        scale, steps = scale.detach(), steps.detach()
+        # A GPU would multiply by the reciprocal of a number.
+        factor = torch.full_like(scale, self._multiplier)
+        count, higher = steps + 1, scale * factor
+        is_due = count >= self._increment_period
+        grown = torch.where(is_due & higher.isfinite(), higher, scale)
+        found = torch.where(finite, grown, (scale / factor).clamp(min=1.0))
+        goes_on = finite & ~is_due
+        return [partial(scale.copy_, found), partial(steps.copy_, torch.where(goes_on, count, 0))]
 
     def get_config(self) -> dict[str, Any]:
         return {

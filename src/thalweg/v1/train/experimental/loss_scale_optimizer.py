@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.core.outcome import putting_back, says_taken
+from thalweg.core.processing import Processing
 from thalweg.core.section import calls, consume
 from thalweg.core.state import Entry
 from thalweg.errors import InvalidArgumentError
@@ -87,6 +88,11 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
         A step that fails leaves the loss scale as it was, too.
         """
+        scale, is_plain = self._loss_scale, not isinstance(self._opt, WrappingOptimizer)
+        if type(scale) is scales.DynamicLossScale and is_plain and self._opt.takes_processing():
+            how = Processing(decide=scale.decide, there=True)
+            self._opt._apply(given, global_step, name, captured, sharing, how)
+            return
         with self._turn(), self._locked():
             undo = calls(putting_back([resolve(var) for var in self._loss_scale._weights.values()]))
             try:

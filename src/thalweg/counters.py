@@ -1,0 +1,103 @@
+"""Counters that a device moves, and that the host reads without waiting for it.
+
+Where a device decides whether a step is taken, it counts the step, too. A counter, a tensor of
+shape (), lies on the device from its first such step on; with each one its value is sent to the
+host, where the next step finds it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class _Sent(NamedTuple):
+    """The value of a counter on its way to the host.
+
+    Attributes:
+        version: That of the counter with this value; if it has another one it has moved since.
+        numbers: Holds the value once it has arrived, in float64.
+        place: Where.
+        arrival: Waits for it.
+    """
+
+    version: int
+    numbers: npt.NDArray[np.float64]
+    place: int
+    arrival: Callable[[], Any]
+
+
+_sent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of each counter a list of one
+
+
+def number_of(counter: Tensor) -> Any:
+    """A tensor of shape () as a number of Python.
+
+    What a device has counted is known once the step before has been computed; the device is not
+    waited for otherwise. Of any other tensor it is `item`.
+    """
+    cell: list[Any] | None = _sent.get(counter) if _sent else None
+    sent: _Sent | None = cell[0] if cell else None
+    if sent is not None and sent.version == counter._version:
+        sent.arrival()
+        number = float(sent.numbers[sent.place])
+        return number if counter.is_floating_point() else int(number)
+    return counter.item()
+
+
+def setting(moves: Sequence[tuple[Tensor, Any]]) -> list[Callable[[], Any]]:
+    """What sets counters to numbers, as functions in C."""
+    return [partial(counter.detach().fill_, value) for counter, value in moves]
+
+
+def at(device: torch.device, counter: Tensor) -> Tensor:
+    """The memory of a counter, which lies on a device from now on."""
+    if counter.device != device:
+        counter.data = counter.data.to(device)
+    return counter.detach()
+
+
+def moved(moves: Sequence[tuple[Tensor, Any]], taken: Tensor) -> list[Callable[[], Any]]:
+    """What counts a step on the device that knows whether it is taken, as functions in C.
+
+    Args:
+        moves: Counters, and what they become: a number, or None for one more.
+        taken: A bool of shape ().
+    """
+    if not moves:
+        return []
+    own = [at(taken.device, counter) for counter, _ in moves]
+    found = [
+        torch.where(taken, now + 1 if value is None else value, now)
+        for now, (_, value) in zip(own, moves, strict=True)
+    ]
+    calls: list[Callable[[], Any]] = []
+    numbers, arrival = _brought(found)
+    for place, (now, value, (counter, _)) in enumerate(zip(own, found, moves, strict=True)):
+        sent = _Sent(counter._version + 1, numbers, place, arrival)
+        cell: list[Any] | None = _sent.get(counter)
+        if cell is None:
+            cell = _sent[counter] = [None]
+        calls += [partial(now.copy_, value), partial(operator.setitem, cell, 0, sent)]
+    return calls
+
+
+def _brought(found: Sequence[Tensor]) -> tuple[npt.NDArray[np.float64], Callable[[], Any]]:
+    """Numbers on their way to the host, and what waits for them."""
+    there = torch.stack([each.double() for each in found])
+    numbers = np.empty(len(found))
+    here = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+    if not there.is_cuda:
+        here.copy_(there)
+        return numbers, bool
+    here = here.pin_memory()
+    here.copy_(there, non_blocking=True)
+    return here.numpy(), torch.cuda.current_stream(there.device).record_event().synchronize

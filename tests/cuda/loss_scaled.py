@@ -1,0 +1,111 @@
+"""Trainings by `optimize_loss` with a loss scaler, on any device, whose gradients overflow."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import partial
+
+import torch
+
+import thalweg
+from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+
+OVERFLOWS = [None, math.inf, None, math.nan, None, None, None, math.inf, None]
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+LARC = {"larc_eta": 0.01, "larc_mode": "clip"}
+BACKOFF = {"loss_scaling": "Backoff", "loss_scaling_params": {"scale_max": 64.0, "step_window": 2}}
+LOG_MAX = {"loss_scaling": "LogMax", "loss_scaling_params": {"scale_max": 64.0}}
+DECAYING = partial(lr_policies.exp_decay, learning_rate=0.1, decay_steps=2, decay_rate=0.3,
+                   use_staircase_decay=False)  # fmt: skip
+
+
+class Training:
+    """Steps of `optimize_loss` with gradients that overflow now and then.
+
+    Args:
+        dtypes: Those of the variables.
+        optimizer: Of `optimize_loss`.
+        policy: Makes the learning rate of the step.
+        device: Where the variables and their gradients are.
+        **options: Others of `optimize_loss`.
+    """
+
+    def __init__(self, dtypes, optimizer="Adam", policy=DECAYING, device="cpu", **options):
+        generator = torch.Generator().manual_seed(0)
+        sizes = ((5, 7), (130,), (), (3,))
+        self.variables = [
+            thalweg.Variable(
+                torch.randn(size, generator=generator).to(device, dtype), name=f"v{place}"
+            )
+            for place, (size, dtype) in enumerate(zip(sizes, dtypes, strict=False))
+        ]
+        self.step = optimize_loss(
+            lambda: None, optimizer, options.pop("params", {}), policy, self.variables,
+            dtype="mixed", **options,
+        )  # fmt: skip
+        self._generator = generator
+        self.told = []
+
+    def gradients(self, overflow):
+        scale = float(self.step.loss_scale)
+        found = [
+            torch.randn(var.shape, generator=self._generator) * scale for var in self.variables
+        ]
+        if overflow is not None:
+            found[1][7] = overflow
+        return [
+            grad.to(var.device, var.dtype) for grad, var in zip(found, self.variables, strict=True)
+        ]
+
+    def take(self, overflow, last=contextlib.nullcontext):
+        gradients = self.gradients(overflow)
+        with last():
+            self.told.append(self.step.apply_gradients(gradients))
+
+    def there(self):
+        """What the device alone knows."""
+        own = self.step.optimizer.variables()
+        scaler = self.step.loss_scaler.variables.values()
+        return [*self.variables, *own, *scaler, self.step.global_step]
+
+    def written(self):
+        found = {**self.step.state_dict(), "rate": self.step.learning_rate}
+        return plain([*self.variables, *(found[name] for name in sorted(found))])
+
+
+def plain(tensors):
+    """Floating-point numbers of the host, in float64 what is none."""
+    own = [each.detach().cpu() for each in tensors]
+    return [each if each.is_floating_point() else each.double() for each in own]
+
+
+def trained(engine, make, waiting=None):
+    """A training, whose steps from the third on are taken in `waiting(training)`."""
+    with thalweg.engine(engine):
+        training = make()
+        for number, overflow in enumerate(OVERFLOWS):
+            is_free = waiting is None or number < 2
+            training.take(
+                overflow, contextlib.nullcontext if is_free else partial(waiting, training)
+            )
+    return training
+
+
+MAKES = {
+    "masters": partial(Training, (HALF, HALF, HALF)),
+    "mixed": partial(Training, (HALF, SINGLE, BRAIN, DOUBLE)),
+    "momentum": partial(Training, (HALF, HALF), "Momentum", params={"momentum": 0.9}),
+    "clips": partial(Training, (HALF, SINGLE), clip_gradients=0.5),
+    "larc": partial(Training, (HALF, HALF), larc_params=LARC),
+    "NovoGrad": partial(Training, (HALF, HALF), NovoGrad),
+    "constant rate": partial(Training, (HALF, HALF), policy=lambda _: 0.1),
+    "own policy": partial(Training, (HALF, HALF), policy=lambda step: 0.1 / (int(step) + 1)),
+    "runs are added up": partial(Training, (HALF, HALF), iter_size=2),
+}
+
+
+def fresh(key, scaling):
+    skips = iter([True, False] * len(OVERFLOWS))
+    return partial(MAKES[key], **scaling, skip_update_ph=lambda: next(skips))

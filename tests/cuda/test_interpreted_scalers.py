@@ -1,0 +1,188 @@
+"""Steps on which loss scalers decide where the gradients are, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+from loss_scaled import (
+    BACKOFF,
+    HALF,
+    LOG_MAX,
+    MAKES,
+    OVERFLOWS,
+    SINGLE,
+    Training,
+    fresh,
+    plain,
+    trained,
+)
+from waiting import waiting_for_nothing
+
+import thalweg
+from rulebook import assert_same
+from thalweg import IndexedSlices
+from thalweg.openseq2seq.optimizers import mp_wrapper
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.v1 import train
+
+by_make = pytest.mark.parametrize("key", MAKES)
+
+
+def waiting(training):
+    return waiting_for_nothing(host=training.step._rate.tensors, there=training.there())
+
+
+@by_make
+def test_a_device_decides_as_the_host_does(key):
+    wanted = trained("cpu", fresh(key, BACKOFF))
+    found = trained("cuda", fresh(key, BACKOFF))
+    assert_same(found.written(), wanted.written())
+    assert list(map(bool, found.told)) == wanted.told
+    assert any(isinstance(each, torch.Tensor) for each in found.told)
+    assert all(isinstance(each, bool) for each in wanted.told)
+    assert found.step.was_applied is wanted.step.was_applied
+
+
+@by_make
+def test_a_scaler_by_logarithms_is_near_the_hosts(key):
+    wanted = trained("cpu", fresh(key, LOG_MAX))
+    found = trained("cuda", fresh(key, LOG_MAX))
+    for one, other in zip(found.written(), wanted.written(), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-3, atol=1e-6)
+    assert list(map(bool, found.told)) == wanted.told
+
+
+@pytest.mark.parametrize("key", [key for key in MAKES if key != "own policy"])
+@pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
+def test_a_device_that_decides_is_asked_for_nothing(key, scaling):
+    trained("cuda", fresh(key, scaling), waiting)
+
+
+@pytest.mark.parametrize("clips", [None, 1e30])
+def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
+    def made(engine):
+        params = {"scale_min": 0.25, "scale_max": 0.5}
+        training = Training(
+            (SINGLE, SINGLE), loss_scaling="Backoff", loss_scaling_params=params,
+            clip_gradients=clips,
+        )  # fmt: skip
+        with thalweg.engine(engine):
+            for largest in (1e38, 3e38, 1.0, 1.2e38, 3e37):
+                training.take(largest)
+        return training
+
+    wanted, found = made("cpu"), made("cuda")
+    assert_same(found.written(), wanted.written())
+    assert list(map(bool, found.told)) == wanted.told
+    assert not all(wanted.told)
+
+
+def test_the_host_goes_on_where_the_device_left_off():
+    """With a constraint, and with a sparse gradient, the host decides."""
+
+    def made(engine):
+        with thalweg.engine(engine):
+            training = Training((SINGLE, HALF), **BACKOFF)
+            table, _ = training.variables
+            for number, overflow in enumerate(OVERFLOWS):
+                gradients = training.gradients(overflow)
+                if number in (3, 6):
+                    gradients[0] = IndexedSlices(gradients[0][:2], torch.tensor([1, 1]), (5, 7))
+                table.constraint = (lambda value: value.clamp(-1, 1)) if number == 4 else None
+                training.told.append(training.step.apply_gradients(gradients))
+        return training
+
+    wanted, found = made("cpu"), made("cuda")
+    assert_same(found.written(), wanted.written())
+    kinds = [isinstance(each, torch.Tensor) for each in found.told]
+    assert kinds == [number not in (3, 4, 6) for number in range(len(OVERFLOWS))]
+
+
+def test_what_is_assigned_to_a_counter_counts():
+    def made(engine):
+        with thalweg.engine(engine):
+            training = Training((HALF, HALF), **BACKOFF)
+            for number, overflow in enumerate(OVERFLOWS):
+                if number == 5:
+                    training.step.global_step.assign(40)
+                training.take(overflow)
+        return training
+
+    wanted, found = made("cpu"), made("cuda")
+    assert_same(found.written(), wanted.written())
+    assert found.step.global_step.item() > 40
+
+
+def test_state_goes_from_a_device_to_the_host_and_back():
+    saved = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
+    others = [Training((HALF, HALF), **BACKOFF) for _ in range(2)]
+    for engine, other in zip(("cpu", "cuda"), others, strict=True):
+        with torch.no_grad():
+            for own, var in zip(other.variables, saved.variables, strict=True):
+                own.copy_(var)
+        other.step.load_state_dict(saved.step.state_dict())
+        with thalweg.engine(engine):
+            for overflow in OVERFLOWS:
+                other.take(overflow)
+    assert_same(others[1].written(), others[0].written())
+
+
+def wrapped(engine, last=None):
+    """Steps of the wrapper alone, whose gradients are its own."""
+    with thalweg.engine(engine):
+        torch.manual_seed(0)
+        variables = [thalweg.Variable(torch.randn(4, 3).to(HALF), name=name) for name in "ab"]
+        step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
+        scaler = AutomaticLossScaler("Backoff", BACKOFF["loss_scaling_params"])
+        optimizer = mp_wrapper.MixedPrecisionOptimizerWrapper(train.AdamOptimizer(0.1), scaler)
+        for number, overflow in enumerate(OVERFLOWS):
+            pairs = optimizer.compute_gradients(
+                lambda: sum((var.float() ** 2).sum() for var in variables), variables
+            )
+            if overflow is not None:
+                pairs[0][0][1, 1] = overflow
+            own = [*variables, *optimizer.variables(), step, *scaler.variables.values()]
+            with last(there=own) if last and number > 1 else contextlib.nullcontext():
+                optimizer.apply_gradients(pairs, step)
+    return plain([*variables, *optimizer.variables(), step, *scaler.variables.values()])
+
+
+def test_a_wrapper_leaves_its_steps_to_a_device():
+    assert_same(wrapped("cuda"), wrapped("cpu"))
+    wrapped("cuda", waiting_for_nothing)
+
+
+def experimental(engine, make, last=None):
+    """Steps of `train.experimental.MixedPrecisionLossScaleOptimizer`."""
+    with thalweg.engine(engine):
+        generator = torch.Generator().manual_seed(0)
+        variables = [torch.randn(size, generator=generator).requires_grad_() for size in (7, 130)]
+        step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
+        scale = train.experimental.DynamicLossScale(16.0, 2, 3.0)
+        inner = make()
+        optimizer = train.experimental.MixedPrecisionLossScaleOptimizer(inner, scale)
+        for number, overflow in enumerate(OVERFLOWS):
+            gradients = [torch.randn(var.shape, generator=generator) for var in variables]
+            if overflow is not None:
+                gradients[1][5] = overflow
+            own = [*optimizer.variables(), step]
+            with last(there=own) if last and number > 1 else contextlib.nullcontext():
+                optimizer.apply_gradients(list(zip(gradients, variables, strict=True)), step)
+    return plain([*variables, *optimizer.variables(), step])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(train.AdamOptimizer, 0.1),
+        partial(train.RMSPropOptimizer, 0.1, centered=True),
+        partial(train.GradientDescentOptimizer, 0.1),
+    ],
+    ids=lambda make: make.func.__name__,
+)
+def test_a_dynamic_loss_scale_leaves_steps_to_a_device(make):
+    assert_same(experimental("cuda", make), experimental("cpu", make))
+    experimental("cuda", make, waiting_for_nothing)

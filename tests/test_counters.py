@@ -1,0 +1,85 @@
+"""Counters that a device moves; here the CPU stands for it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import Variable, counters
+from thalweg.core.section import run
+
+HERE = torch.device("cpu")
+
+
+def counter(value: float, dtype: torch.dtype = torch.float32) -> Variable:
+    return Variable(value, dtype=dtype, trainable=False)
+
+
+def move(*moves: tuple[Tensor, float | None], taken: bool = True) -> None:
+    run(counters.moved(moves, torch.tensor(taken)))
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Tensor) -> float:
+        raise AssertionError("a device is waited for")
+
+    monkeypatch.setattr(Tensor, "item", refused)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_step_counts_if_it_is_taken(taken: bool) -> None:
+    step, power = counter(4, torch.int64), counter(0.9)
+    move((power, 0.81), (step, None), taken=taken)
+    assert step.item() == (5 if taken else 4)
+    assert power.item() == torch.tensor(0.81 if taken else 0.9).item()
+    assert step.dtype == torch.int64
+    assert power.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("unasked")
+def test_a_number_is_known_without_asking() -> None:
+    step, power = counter(2**40, torch.int64), counter(0.9)
+    move((power, 0.81), (step, None))
+    found = counters.number_of(step)
+    assert found == 2**40 + 1
+    assert type(found) is int
+    assert counters.number_of(power) == float(torch.tensor(0.81).numpy())
+    move((power, 0.5), (step, None), taken=False)
+    assert counters.number_of(step) == 2**40 + 1
+
+
+def test_a_counter_that_has_moved_since_is_asked() -> None:
+    step = counter(1, torch.int64)
+    move((step, None))
+    step.assign(7)
+    assert counters.number_of(step) == 7
+    calls = counters.moved([(step, None)], torch.tensor(True))
+    assert counters.number_of(step) == 7
+    step.assign(1)  # in place of the calls
+    assert counters.number_of(step) == 1
+    run(calls)
+    assert counters.number_of(step) == step.item() == 8
+
+
+def test_what_was_never_moved_is_asked() -> None:
+    assert counters.number_of(torch.tensor([3])) == 3
+
+
+def test_numbers_of_no_counter_are_kept() -> None:
+    gc.collect()
+    before = len(counters._sent)
+    move((counter(1.0), 2.0))
+    gc.collect()
+    assert len(counters._sent) == before
+
+
+def test_nothing_moves() -> None:
+    assert counters.moved([], torch.tensor(True)) == []
+    step = counter(1, torch.int64)
+    counters.setting([(step, 9)])[0]()
+    assert step.item() == 9
+    assert counters.at(HERE, step).data_ptr() == step.data_ptr()
