@@ -20,6 +20,7 @@ LAYERS = (
         "variable",
         "indexed_slices",
         "autodiff",
+        "fetching",
         "counters",
         "scalars",
         "running",

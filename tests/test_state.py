@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thalweg
 from attack import mutations
 from attack.states import MAKE, everything, keras_trained, same, v1_trained, wrapped
+from interrupting import interrupted_at
 from keras_table import pair, train
 from thalweg import CheckpointMismatchError, Variable
 from thalweg.core import section, state
@@ -112,41 +113,6 @@ def test_a_state_of_the_slots_themselves_is_read_before_it_is_written() -> None:
 
 
 # An exception at any line of those that set state, as a signal would raise it.
-
-
-def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
-    """Do work with an interruption at one of its lines; False if it has fewer."""
-    left = number
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if "thalweg" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = "section" in frame.f_code.co_filename
-        if event in ("line", "opcode"):
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return trace
-
-    outcome: list[bool] = []
-
-    def run() -> None:
-        sys.settrace(trace)
-        try:
-            work()
-            outcome.append(False)
-        except KeyboardInterrupt:
-            outcome.append(True)
-        finally:
-            sys.settrace(None)
-
-    # Tracing interrupts where signals do not, as before a `with` leaves its block: what torch
-    # keeps for each thread may stay changed.
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outcome[0]
 
 
 FRESH: dict[str, Callable[[], Any]] = {

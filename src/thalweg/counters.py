@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from thalweg.fetching import brought
 
 
 class _Sent(NamedTuple):
@@ -30,7 +31,7 @@ class _Sent(NamedTuple):
     """
 
     version: int
-    numbers: npt.NDArray[np.float64]
+    numbers: npt.NDArray[Any]
     place: int
     arrival: Callable[[], Any]
 
@@ -80,7 +81,7 @@ def moved(moves: Sequence[tuple[Tensor, Any]], taken: Tensor) -> list[Callable[[
         for now, (_, value) in zip(own, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
-    numbers, arrival = _brought(found)
+    (numbers,), arrival = brought([torch.stack([each.double() for each in found])])
     for place, (now, value, (counter, _)) in enumerate(zip(own, found, moves, strict=True)):
         sent = _Sent(counter._version + 1, numbers, place, arrival)
         cell: list[Any] | None = _sent.get(counter)
@@ -88,16 +89,3 @@ def moved(moves: Sequence[tuple[Tensor, Any]], taken: Tensor) -> list[Callable[[
             cell = _sent[counter] = [None]
         calls += [partial(now.copy_, value), partial(operator.setitem, cell, 0, sent)]
     return calls
-
-
-def _brought(found: Sequence[Tensor]) -> tuple[npt.NDArray[np.float64], Callable[[], Any]]:
-    """Numbers on their way to the host, and what waits for them."""
-    there = torch.stack([each.double() for each in found])
-    numbers = np.empty(len(found))
-    here = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
-    if not there.is_cuda:
-        here.copy_(there)
-        return numbers, bool
-    here = here.pin_memory()
-    here.copy_(there, non_blocking=True)
-    return here.numpy(), torch.cuda.current_stream(there.device).record_event().synchronize

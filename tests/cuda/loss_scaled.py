@@ -67,12 +67,30 @@ class Training:
     def there(self):
         """What the device alone knows."""
         own = self.step.optimizer.variables()
-        scaler = self.step.loss_scaler.variables.values()
-        return [*self.variables, *own, *scaler, self.step.global_step]
+        scaler = self.step.loss_scaler
+        moved = [] if scaler is None else [*scaler.variables.values(), self.step.global_step]
+        return [*self.variables, *own, *moved]
 
     def written(self):
         found = {**self.step.state_dict(), "rate": self.step.learning_rate}
         return plain([*self.variables, *(found[name] for name in sorted(found))])
+
+
+class Log:
+    """A writer of summaries that remembers them."""
+
+    def __init__(self):
+        self.told = []
+
+    def add_scalar(self, tag, value, step):
+        self.told.append((step, tag, value))
+
+    def add_histogram(self, tag, values, step):
+        self.told.append((step, tag, values))
+
+    def plain(self):
+        """All of it as numbers, and bits of NaN alike."""
+        return [(step, tag, torch.as_tensor(value)) for step, tag, value in self.told]
 
 
 def plain(tensors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from functools import partial
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from loss_scaled import (
     BACKOFF,
     HALF,
+    LARC,
     LOG_MAX,
     MAKES,
     OVERFLOWS,
     SINGLE,
+    Log,
     Training,
     fresh,
     plain,
@@ -26,6 +29,7 @@ from rulebook import assert_same
 from thalweg import IndexedSlices
 from thalweg.openseq2seq.optimizers import mp_wrapper
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.tables import OPTIMIZER_SUMMARIES
 from thalweg.v1 import train
 
 by_make = pytest.mark.parametrize("key", MAKES)
@@ -128,6 +132,77 @@ def test_state_goes_from_a_device_to_the_host_and_back():
             for overflow in OVERFLOWS:
                 other.take(overflow)
     assert_same(others[1].written(), others[0].written())
+
+
+# fmt: off
+SUMMARISED = {
+    "clips": {**BACKOFF, "clip_gradients": 0.5},
+    "larc": {**BACKOFF, "larc_params": LARC},
+    "static scale": {
+        "loss_scaling": 8.0, "clip_gradients": 0.5,
+        "optimizer": "Momentum", "params": {"momentum": 0.9},
+    },
+}
+# fmt: on
+by_summarised = pytest.mark.parametrize("options", SUMMARISED.values(), ids=list(SUMMARISED))
+
+
+def summarised(engine, options, waiting=None):
+    log = Log()
+    make = partial(
+        Training, (HALF, SINGLE), summaries=OPTIMIZER_SUMMARIES, summary_writer=log, **options
+    )
+    return trained(engine, make, waiting), log
+
+
+@by_summarised
+def test_summaries_arrive_a_step_later(options):
+    own, wanted = summarised("cpu", options)
+    own.step.flush()  # the CPU stands for a GPU here
+    training, found = summarised("cuda", options)
+    count = len(wanted.told) // len(OVERFLOWS)
+    assert len(found.told) == len(wanted.told) - count
+    for _ in range(2):
+        training.step.flush()
+    for (step, tag, value), (other, name, expected) in zip(
+        found.plain(), wanted.plain(), strict=True
+    ):
+        assert (step, tag) == (other, name)
+        torch.testing.assert_close(value, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@by_summarised
+def test_summaries_of_a_device_are_not_waited_for(options):
+    summarised("cuda", options, waiting)
+
+
+def test_summaries_of_the_last_step_are_not_lost():
+    training, log = summarised("cuda", SUMMARISED["clips"])
+    before = len(log.told)
+    del training
+    gc.collect()
+    assert len(log.told) > before
+
+
+def test_a_writer_that_fails_loses_the_summaries_of_one_step():
+    class Failing(Log):
+        def add_scalar(self, tag, value, step):
+            if step == 1:
+                raise OSError("no space")
+            super().add_scalar(tag, value, step)
+
+    log = Failing()
+    with thalweg.engine("cuda"):
+        training = Training((SINGLE, SINGLE), summary_writer=log, **BACKOFF)
+        training.take(None)
+        training.take(None)
+        with pytest.raises(OSError, match="no space") as caught:
+            training.take(None)
+        assert "were not written" in caught.value.__notes__[-1]
+        training.take(None)
+    training.step.flush()
+    assert {step for step, _, _ in log.told} == {0, 2, 3}
+    assert training.step.global_step.item() == 4
 
 
 def wrapped(engine, last=None):

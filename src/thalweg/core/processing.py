@@ -101,9 +101,8 @@ class Processing:
             sweep.
         calls: Functions in C that are called with the writes of the step, or in their place where
             `decide` has it left out.
-        watch: Is shown what is known, before `decide`.
-        numbers: Whether it wants numbers; else it is shown tensors of a device where measures have
-            stayed there.
+        watch: Is shown what is known, before `decide`: arrays, or tensors of a device where
+            measures have stayed there.
         narrow: Whether gradients of float32 variables may be of a 16-bit type.
     """
 
@@ -120,7 +119,6 @@ class Processing:
     exact: bool = False
     calls: Sequence[Call] = ()
     watch: Callable[[Known], None] | None = None
-    numbers: bool = False
     narrow: bool = False
 
     def __bool__(self) -> bool:
@@ -172,7 +170,7 @@ class Processing:
             variables: The variables, whose dtypes say what is computed in what.
             columns: The scalars of the rule, if there is one.
             formulas: What else is to be measured; in the same sweep, if that can be.
-            numbers: Whether that is wanted as numbers; see `numbers` of the class.
+            numbers: Whether all is wanted as numbers of the host.
         """
         if columns is None:
             columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
@@ -208,7 +206,7 @@ class Known:
         now = [each for each in formulas if each in _STANDARD or not how.stages]
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         # Measures stay on a device where nothing on the host is to be decided by them.
-        self._stays = not (numbers or how.numbers or (how.decide and not how.there))
+        self._stays = not (numbers or (how.decide and not how.there))
         self._sums: dict[Formula, Any] = {}
 
     def _sum(self, formula: Formula) -> Any:
@@ -267,19 +265,14 @@ class Known:
         return norms.norms(self._sum(variable_squares), self._how.overflow)
 
     @lazy
-    def common_norm(self) -> Any:
-        """`global_norm`; a tensor where measures have stayed on a device."""
+    def global_norm(self) -> Any:
+        """The common norm of the gradients, unscaled, their elements clipped, of shape ()."""
         with np.errstate(all="ignore"):
             if self._how.unscaling is None:
                 squares = self._sum(gradient_squares)
             else:
                 squares = vectors.functions_of(self._roots).square(self._roots)
             return norms.global_norm(squares, self._how.overflow)
-
-    @property
-    def global_norm(self) -> float:
-        """The common norm of the gradients, unscaled, their elements clipped."""
-        return float(self.common_norm)
 
     @lazy
     def clip_scale(self) -> Any:
@@ -288,8 +281,8 @@ class Known:
         if limit is None:
             return dtype(1)
         with np.errstate(all="ignore"):
-            there = vectors.place_of(self.common_norm)
-            norm = vectors.rounded(self.common_norm, dtype, there)
+            there = vectors.place_of(self.global_norm)
+            norm = vectors.rounded(self.global_norm, dtype, there)
             bound = vectors.number(dtype(limit), there)
             if self._how.factor is not None:
                 return self._how.factor(norm, bound)
@@ -307,11 +300,11 @@ class Known:
         return self._overflowing(roots)
 
     @property
-    def clipped_global_norm(self) -> float:
-        """The common norm of the gradients after clipping."""
+    def clipped_global_norm(self) -> Any:
+        """The common norm of the gradients after clipping, of shape ()."""
         with np.errstate(all="ignore"):
             squares = vectors.functions_of(self.clipped_norms).square(self.clipped_norms)
-            return float(norms.global_norm(squares, self._how.overflow))
+            return norms.global_norm(squares, self._how.overflow)
 
     @lazy
     def trust(self) -> Any:

@@ -190,7 +190,7 @@ class Seen:
         self.clip_factor: Any = None
 
     def __call__(self, known: Known) -> None:
-        self.grad_norm, self.clip_factor = known.common_norm, known.clip_scale
+        self.grad_norm, self.clip_factor = known.global_norm, known.clip_scale
 
 
 def torch_factor(norm: Any, limit: Any) -> Any:

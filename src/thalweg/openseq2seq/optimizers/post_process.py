@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
+from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -97,7 +99,6 @@ class PostProcessing(NamedTuple):
             whole_is_nan=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
-            numbers=journal is not None,
             narrow=True,
             **others,
         )
@@ -131,8 +132,8 @@ class PostProcessing(NamedTuple):
         tags = tags_of([var for _, var in pairs])
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
             if "gradients" in journal.wanted:
-                factor = 1.0 if unscaling is None else float(unscaling[index])
-                values = values_of(grad).float() * factor * float(known.clip_scale)
+                factor = 1.0 if unscaling is None else _factor(unscaling[index])
+                values = values_of(grad).float() * factor * _factor(known.clip_scale)
                 journal.histogram(f"gradients/{tag}", values, masked=True)
             if "gradient_norm" in journal.wanted:
                 journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))
@@ -148,13 +149,18 @@ class PostProcessing(NamedTuple):
                 if self.larc.clips:
                     journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
                 journal.scalar(f"larc_grad_update/{tag}", factor)
-                journal.scalar(f"larc_final_lr/{tag}", np.float32(float(rate)) * factor)
+                now = number(np.float32(float(rate)), place_of(factor))
+                journal.scalar(f"larc_final_lr/{tag}", now * factor)
 
 
-def _single(norm: Any) -> float:
+def _single(norm: Any) -> Any:
     """As OpenSeq2Seq has it: in float32."""
     with np.errstate(all="ignore"):
-        return float(np.float32(norm))
+        return norm.float() if isinstance(norm, Tensor) else np.float32(norm)
+
+
+def _factor(value: Any) -> Any:
+    return value if isinstance(value, Tensor) else float(value)
 
 
 def post_process_gradients(
@@ -204,7 +210,7 @@ def post_process_gradients(
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         made = processed(gradients, variables, how.processing(pairs, rate, journal))
         if journal is not None:
-            journal.write(summary_writer, global_step)
+            journal.sent(global_step).write(summary_writer)
         return made
 
     made = each(

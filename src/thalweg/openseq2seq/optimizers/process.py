@@ -12,14 +12,15 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg.core.outcome import Outcome, not_taken
 from thalweg.core.section import Call, run
+from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.summaries import Journal
-from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
+from thalweg.openseq2seq.optimizers.summaries import Journal, Outbox
+from thalweg.openseq2seq.optimizers.update import LEFT, SKIPPED, TAKEN, update, watching
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
@@ -35,7 +36,7 @@ class Treatment(NamedTuple):
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
-        writer: What summaries are handed to, or None.
+        outbox: What summaries are handed to, or None.
     """
 
     post: PostProcessing
@@ -43,7 +44,7 @@ class Treatment(NamedTuple):
     reduces: bool = False
     all_reduce: AllReduce | None = None
     model: Any = None
-    writer: Any = None
+    outbox: Outbox | None = None
 
     def is_waited_for(self, skips: bool) -> bool:
         """Whether other ranks of torch.distributed wait for this one's gradients."""
@@ -100,7 +101,7 @@ def apply_processed(
     with torch.inference_mode(False), torch.no_grad(), not_taken(done):
         check_replicas(how.reduces, how.iter_size)
         journal = _begun(how, given, loss_scale)
-        step = 0 if journal is None else int(global_step)
+        step = 0 if journal is None else int(number_of(global_step))
         backward = given.backward
         # What this worker has no gradient for another one may have: looked at once they agree.
         if given.skip or not how.reduces:
@@ -128,15 +129,14 @@ def apply_processed(
             if how.reduces:
                 _check(how, backward)
         backward, unscaling = raw(backward)
-        # What the host tells others of a step it has to know.
-        is_own = journal is None and not how.reduces
-        parts = watching(scaler, done, [*clearing(given.sums), *given.counts], is_own)
+        # The host tells other ranks of the step.
+        parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
         processing = how.post.processing(
             backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
         if isinstance(taken, Tensor):
-            return Outcome(taken, errors)
+            return Outcome(taken, errors + _told(how, journal, step, LEFT))
         if taken:
             distribute.taken(optimizer, bool(errors))
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
@@ -158,7 +158,7 @@ def _totals(sums: Sequence[Tensor], shares: Sequence[Gradient]) -> list[Gradient
 
 
 def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
-    if how.writer is None:
+    if how.outbox is None:
         return None
     journal = Journal(how.post.summaries, SCOPE)
     if "learning_rate" in journal.wanted:
@@ -170,10 +170,10 @@ def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
 
 def _told(how: Treatment, journal: Journal | None, step: int, done: str) -> list[BaseException]:
     """Hand the summaries to the writer; what it raised."""
-    if journal is None:
+    if journal is None or how.outbox is None:
         return []
     try:
-        journal.write(how.writer, step)
+        how.outbox.send(journal.sent(step))
     except BaseException as error:
         error.add_note(f"{done}, but its summaries were not written.")
         return [error]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,6 +71,8 @@ class TrainingStep:
         self._check_mixed = MixedCheck()
         self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
         self._lock = Guard(self)
+        if how.outbox is not None:
+            weakref.finalize(self, how.outbox.flush)
 
     @property
     def was_applied(self) -> bool | None:
@@ -142,6 +145,15 @@ class TrainingStep:
         with self._lock:
             self._taken(lambda: (None, self._received(concretes(gradients))))
             return False if self._applied is None else self._applied
+
+    def flush(self) -> None:
+        """Hand `summary_writer` the summaries of the last step, if a GPU had yet to compute them.
+
+        The next step does, and so does the end of the program.
+        """
+        with self._lock:
+            if self._how.outbox is not None:
+                self._how.outbox.flush()
 
     @property
     def loss_scale(self) -> float | Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thalweg.core.state import positioned
+from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidTypeError
+from thalweg.fetching import brought
 from thalweg.openseq2seq.optimizers.gradients import title
 from thalweg.variable import REDUCED
 
@@ -17,7 +19,7 @@ from thalweg.variable import REDUCED
 class Journal:
     """The summaries of one step, kept until the step has been taken.
 
-    Scalars stay tensors, wherever they are, and are fetched all at once.
+    Scalars stay tensors, wherever they are, and are brought to the host all at once.
 
     Args:
         wanted: The names of the summaries to make.
@@ -43,29 +45,64 @@ class Journal:
             kept = torch.nan_to_num(kept, nan=0.0, posinf=0.0, neginf=0.0)
         self._histograms[self._scope + tag] = kept
 
-    def write(self, writer: Any, step: int) -> None:
-        """Hand all to `writer.add_scalar` and `writer.add_histogram`."""
-        values = [value for value, _ in self._scalars.values()]
-        for (tag, (_, kind)), value in zip(self._scalars.items(), _fetched(values), strict=True):
-            writer.add_scalar(tag, kind(value), step)
-        for tag, kept in self._histograms.items():
-            writer.add_histogram(tag, kept, step)
+    def sent(self, step: int) -> Letter:
+        """What a writer is to be told of the step, on its way to the host."""
+        values = {tag: value for tag, (value, _) in self._scalars.items()}
+        tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
+        places = list(dict.fromkeys(value.device for value in tensors.values()))
+        groups = [[tag for tag in tensors if tensors[tag].device == place] for place in places]
+        vectors = [torch.stack([tensors[tag].detach().double() for tag in own]) for own in groups]
+        found, wait = brought([*vectors, *self._histograms.values()])
+        is_pending = not all(map(is_host, [*vectors, *self._histograms.values()]))
+
+        def write(writer: Any) -> None:
+            wait()
+            for own, numbers in zip(groups, found, strict=False):
+                values.update(zip(own, numbers.tolist(), strict=True))
+            for tag, (_, kind) in self._scalars.items():
+                writer.add_scalar(tag, kind(values[tag]), step)
+            for tag, kept in zip(self._histograms, found[len(groups) :], strict=True):
+                writer.add_histogram(tag, torch.from_numpy(kept), step)
+
+        return Letter(write, is_pending)
 
 
-def _fetched(values: Sequence[Any]) -> list[float]:
-    """Numbers of tensors of shape (), those of a device in one transfer."""
-    found = [0.0] * len(values)
-    by_device: dict[torch.device, list[int]] = {}
-    for index, value in enumerate(values):
-        if isinstance(value, Tensor):
-            by_device.setdefault(value.device, []).append(index)
-        else:
-            found[index] = value
-    for members in by_device.values():
-        fetched = torch.stack([values[index].detach().double() for index in members]).tolist()
-        for index, value in zip(members, fetched, strict=True):
-            found[index] = value
-    return found
+class Letter(NamedTuple):
+    """What a writer is to be told of a step.
+
+    Attributes:
+        write: Tells it to a writer.
+        is_pending: Whether a device has yet to compute it.
+    """
+
+    write: Callable[[Any], None]
+    is_pending: bool
+
+
+class Outbox:
+    """Hands the summaries of steps to a writer, in order.
+
+    What a device has yet to compute is handed over with the step after, or by `flush`.
+
+    Args:
+        writer: The writer.
+        waits: Whether it is handed over at once, too.
+    """
+
+    def __init__(self, writer: Any, waits: bool = False) -> None:
+        self._writer = writer
+        self._waits = waits
+        self._letters: list[Letter] = []
+
+    def send(self, letter: Letter) -> None:
+        """Hand over what came before, and this if it is there."""
+        self._letters.append(letter)
+        self.flush(but=0 if self._waits or not letter.is_pending else 1)
+
+    def flush(self, but: int = 0) -> None:
+        """Hand over what is left, waiting for the device; but for this many of the last."""
+        while len(self._letters) > but:
+            self._letters.pop(0).write(self._writer)
 
 
 def tags_of(variables: Sequence[Any]) -> list[str]:

@@ -21,7 +21,7 @@ from thalweg.openseq2seq.optimizers.rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
-from thalweg.openseq2seq.optimizers.summaries import check_writer
+from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
 from thalweg.tracing import untraced
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
@@ -90,7 +90,8 @@ def optimize_loss(
             one of the graph, or in eager mode a new one.
         all_reduce: Optional. See `reduce_gradients`.
         summary_writer: Optional. Gets the summaries of each run by `add_scalar(tag, value, step)`
-            and `add_histogram(tag, values, step)`, as torch's SummaryWriter has them.
+            and `add_histogram(tag, values, step)`, as torch's SummaryWriter has them; in eager mode
+            on a GPU with the run after, see `TrainingStep.flush`.
         as_shipped: Whether defects of OpenSeq2Seq are computed as well, see below.
 
     Returns:
@@ -156,7 +157,7 @@ def optimize_loss(
         bool(on_horovod),
         all_reduce,
         model,
-        summary_writer,
+        None if summary_writer is None else Outbox(summary_writer, waits=in_graph),
     )
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
