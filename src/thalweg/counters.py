@@ -19,18 +19,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg.fetching import brought
 
+Move = tuple[Tensor, Any]  # a counter, and by what it is multiplied; None for one more
+
 
 class _Sent(NamedTuple):
     """The value of a counter on its way to the host.
 
     Attributes:
         version: That of the counter with this value; if it has another one it has moved since.
+        address: Where the counter lies.
         numbers: Holds the value once it has arrived, in float64.
         place: Where.
         arrival: Waits for it.
     """
 
     version: int
+    address: int
     numbers: npt.NDArray[Any]
     place: int
     arrival: Callable[[], Any]
@@ -43,20 +47,16 @@ def number_of(counter: Tensor) -> Any:
     """A tensor of shape () as a number of Python.
 
     What a device has counted is known once the step before has been computed; the device is not
-    waited for otherwise. Of any other tensor it is `item`.
+    waited for otherwise. Of any other tensor it is `item`. A write by `counter.data`, which torch
+    does not count, is not seen before the next step.
     """
     cell: list[Any] | None = _sent.get(counter) if _sent else None
     sent: _Sent | None = cell[0] if cell else None
-    if sent is not None and sent.version == counter._version:
-        sent.arrival()
-        number = float(sent.numbers[sent.place])
-        return number if counter.is_floating_point() else int(number)
-    return counter.item()
-
-
-def setting(moves: Sequence[tuple[Tensor, Any]]) -> list[Callable[[], Any]]:
-    """What sets counters to numbers, as functions in C."""
-    return [partial(counter.detach().fill_, value) for counter, value in moves]
+    if sent is None or (sent.version, sent.address) != (counter._version, counter.data_ptr()):
+        return counter.item()
+    sent.arrival()
+    number = float(sent.numbers[sent.place])
+    return number if counter.is_floating_point() else int(number)
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
@@ -66,26 +66,36 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
     return counter.detach()
 
 
-def moved(moves: Sequence[tuple[Tensor, Any]], taken: Tensor) -> list[Callable[[], Any]]:
+def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
     """What counts a step on the device that knows whether it is taken, as functions in C.
 
     Args:
-        moves: Counters, and what they become: a number, or None for one more.
+        moves: Counters, and how they move.
         taken: A bool of shape ().
     """
     if not moves:
         return []
     own = [at(taken.device, counter) for counter, _ in moves]
     found = [
-        torch.where(taken, now + 1 if value is None else value, now)
-        for now, (_, value) in zip(own, moves, strict=True)
+        torch.where(taken, now + 1 if factor is None else _product(now, factor), now)
+        for now, (_, factor) in zip(own, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
     (numbers,), arrival = brought([torch.stack([each.double() for each in found])])
     for place, (now, value, (counter, _)) in enumerate(zip(own, found, moves, strict=True)):
-        sent = _Sent(counter._version + 1, numbers, place, arrival)
+        calls.append(partial(now.copy_, value))
+        if counter.is_inference():  # it has no version
+            continue
+        sent = _Sent(counter._version + 1, now.data_ptr(), numbers, place, arrival)
         cell: list[Any] | None = _sent.get(counter)
         if cell is None:
             cell = _sent[counter] = [None]
-        calls += [partial(now.copy_, value), partial(operator.setitem, cell, 0, sent)]
+        calls.append(partial(operator.setitem, cell, 0, sent))
     return calls
+
+
+def _product(counter: Tensor, factor: float) -> Tensor:
+    """As `thalweg.scalars.product`, in the counter's dtype."""
+    kind = torch.float64 if counter.dtype == torch.float64 else torch.float32
+    found = counter.to(kind) * float(factor)
+    return torch.where(found.abs() < torch.finfo(kind).tiny, 0, found).to(counter.dtype)

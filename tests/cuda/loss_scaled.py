@@ -6,9 +6,11 @@ import contextlib
 import math
 from functools import partial
 
+import pytest
 import torch
 
 import thalweg
+from thalweg.core import vectors
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 
@@ -99,15 +101,23 @@ def plain(tensors):
     return [each if each.is_floating_point() else each.double() for each in own]
 
 
+@contextlib.contextmanager
+def computing(engine):
+    """A block on an engine; on that of the CPU no tensor of the CPU stands for one of a GPU."""
+    with pytest.MonkeyPatch.context() as patch, thalweg.engine(engine):
+        if engine == "cpu":
+            patch.setattr(vectors, "_INTERPRETS", False)
+        yield
+
+
 def trained(engine, make, waiting=None):
     """A training, whose steps from the third on are taken in `waiting(training)`."""
-    with thalweg.engine(engine):
+    with computing(engine):
         training = make()
         for number, overflow in enumerate(OVERFLOWS):
             is_free = waiting is None or number < 2
-            training.take(
-                overflow, contextlib.nullcontext if is_free else partial(waiting, training)
-            )
+            last = contextlib.nullcontext if is_free else partial(waiting, training)
+            training.take(overflow, last)
     return training
 
 

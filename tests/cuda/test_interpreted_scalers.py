@@ -18,6 +18,7 @@ from loss_scaled import (
     SINGLE,
     Log,
     Training,
+    computing,
     fresh,
     plain,
     trained,
@@ -59,7 +60,7 @@ def test_a_scaler_by_logarithms_is_near_the_hosts(key):
     assert list(map(bool, found.told)) == wanted.told
 
 
-@pytest.mark.parametrize("key", [key for key in MAKES if key != "own policy"])
+@by_make
 @pytest.mark.parametrize("scaling", [BACKOFF, LOG_MAX], ids=["Backoff", "LogMax"])
 def test_a_device_that_decides_is_asked_for_nothing(key, scaling):
     trained("cuda", fresh(key, scaling), waiting)
@@ -73,7 +74,7 @@ def test_a_gradient_may_overflow_when_it_is_unscaled(clips):
             (SINGLE, SINGLE), loss_scaling="Backoff", loss_scaling_params=params,
             clip_gradients=clips,
         )  # fmt: skip
-        with thalweg.engine(engine):
+        with computing(engine):
             for largest in (1e38, 3e38, 1.0, 1.2e38, 3e37):
                 training.take(largest)
         return training
@@ -88,7 +89,7 @@ def test_the_host_goes_on_where_the_device_left_off():
     """With a constraint, and with a sparse gradient, the host decides."""
 
     def made(engine):
-        with thalweg.engine(engine):
+        with computing(engine):
             training = Training((SINGLE, HALF), **BACKOFF)
             table, _ = training.variables
             for number, overflow in enumerate(OVERFLOWS):
@@ -105,9 +106,53 @@ def test_the_host_goes_on_where_the_device_left_off():
     assert kinds == [number not in (3, 4, 6) for number in range(len(OVERFLOWS))]
 
 
+def test_steps_without_a_scaler_go_on_where_the_device_counted():
+    def made(engine, waiting=None):
+        with computing(engine):
+            var, step = (
+                torch.ones(9).requires_grad_(),
+                thalweg.Variable(0, dtype=torch.int64, trainable=False),
+            )
+            inner = train.AdamOptimizer(0.1)
+            outer = train.experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+            for number in range(9):
+                optimizer = outer if number < 3 else inner
+                own = [*inner.variables(), step]
+                is_free = waiting is None or number in (0, 1, 3)
+                with contextlib.nullcontext() if is_free else waiting(there=own):
+                    optimizer.apply_gradients([(torch.full((9,), 0.1), var)], step)
+        return plain([var, step, *inner.variables()])
+
+    assert_same(made("cuda"), made("cpu"))
+    made("cuda", waiting_for_nothing)
+
+
+def test_a_global_step_that_may_share_its_memory_stays_where_it_is():
+    with computing("cuda"):
+        counts, var = torch.zeros(2, dtype=torch.int64), torch.ones(5).requires_grad_()
+        optimizer = train.experimental.MixedPrecisionLossScaleOptimizer(
+            train.GradientDescentOptimizer(0.1), "dynamic"
+        )
+        for value in (1.0, float("inf"), 1.0):
+            optimizer.apply_gradients([(torch.full((5,), value), var)], counts[1])
+    assert counts.tolist() == [0, 2]
+
+
+def test_a_policy_sees_a_variable_of_the_host():
+    def policy(step):
+        seen.append((type(step), step.name, int(step.read_value())))
+        return 0.1 / (int(step) + 1)
+
+    seen = []
+    training = trained("cuda", partial(Training, (HALF, HALF), policy=policy, **BACKOFF))
+    assert {kind for kind, _, _ in seen} == {thalweg.Variable}
+    assert {name for _, name, _ in seen} == {training.step.global_step.name}
+    assert [count for *_, count in seen[:5]] == [0, 0, 1, 1, 2]
+
+
 def test_what_is_assigned_to_a_counter_counts():
     def made(engine):
-        with thalweg.engine(engine):
+        with computing(engine):
             training = Training((HALF, HALF), **BACKOFF)
             for number, overflow in enumerate(OVERFLOWS):
                 if number == 5:
@@ -128,7 +173,7 @@ def test_state_goes_from_a_device_to_the_host_and_back():
             for own, var in zip(other.variables, saved.variables, strict=True):
                 own.copy_(var)
         other.step.load_state_dict(saved.step.state_dict())
-        with thalweg.engine(engine):
+        with computing(engine):
             for overflow in OVERFLOWS:
                 other.take(overflow)
     assert_same(others[1].written(), others[0].written())
@@ -157,8 +202,7 @@ def summarised(engine, options, waiting=None):
 
 @by_summarised
 def test_summaries_arrive_a_step_later(options):
-    own, wanted = summarised("cpu", options)
-    own.step.flush()  # the CPU stands for a GPU here
+    _, wanted = summarised("cpu", options)
     training, found = summarised("cuda", options)
     count = len(wanted.told) // len(OVERFLOWS)
     assert len(found.told) == len(wanted.told) - count
@@ -192,7 +236,7 @@ def test_a_writer_that_fails_loses_the_summaries_of_one_step():
             super().add_scalar(tag, value, step)
 
     log = Failing()
-    with thalweg.engine("cuda"):
+    with computing("cuda"):
         training = Training((SINGLE, SINGLE), summary_writer=log, **BACKOFF)
         training.take(None)
         training.take(None)
@@ -207,7 +251,7 @@ def test_a_writer_that_fails_loses_the_summaries_of_one_step():
 
 def wrapped(engine, last=None):
     """Steps of the wrapper alone, whose gradients are its own."""
-    with thalweg.engine(engine):
+    with computing(engine):
         torch.manual_seed(0)
         variables = [thalweg.Variable(torch.randn(4, 3).to(HALF), name=name) for name in "ab"]
         step = thalweg.Variable(0, dtype=torch.int64, trainable=False)
@@ -232,7 +276,7 @@ def test_a_wrapper_leaves_its_steps_to_a_device():
 
 def experimental(engine, make, last=None):
     """Steps of `train.experimental.MixedPrecisionLossScaleOptimizer`."""
-    with thalweg.engine(engine):
+    with computing(engine):
         generator = torch.Generator().manual_seed(0)
         variables = [torch.randn(size, generator=generator).requires_grad_() for size in (7, 130)]
         step = thalweg.Variable(0, dtype=torch.int64, trainable=False)

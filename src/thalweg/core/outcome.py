@@ -20,6 +20,7 @@ from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 _TAKEN = "The step was taken"
+LEFT = f"{_TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 
 class Outcome(NamedTuple):
@@ -86,10 +87,10 @@ def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def add_taken(error: BaseException, missing: str = "") -> None:
+def add_taken(error: BaseException, missing: str = "", said: str = f"{_TAKEN}.") -> None:
     """Say of an exception that it came after the step, unless it says so."""
     if not says_taken(error):
-        error.add_note(f"{_TAKEN}, but {missing}." if missing else f"{_TAKEN}.")
+        error.add_note(f"{_TAKEN}, but {missing}." if missing else said)
 
 
 def written(
@@ -97,6 +98,7 @@ def written(
     then: Sequence[After] = (),
     counts: Sequence[Call] = (),
     begun: list[str] | None = None,
+    said: str = f"{_TAKEN}.",
 ) -> list[BaseException]:
     """Write a step in one section, and do what follows to its end.
 
@@ -108,13 +110,14 @@ def written(
         then: The user's functions that come between the writes and the counters.
         counts: Functions in C; those whose tensors the user's functions cut are left out.
         begun: Optional. Is given a sentence with the writes: that the step was taken.
+        said: The sentence.
 
     Returns:
         What was raised after the writes, with notes that say what is missing.
     """
     begun = [] if begun is None else begun
     errors: list[BaseException] = []
-    functions = [*writes, partial(begun.append, f"{_TAKEN}.")]
+    functions = [*writes, partial(begun.append, said)]
     missing: dict[int, str] = {}
     for after in then:
         missing[len(functions)] = after.missing
@@ -130,7 +133,7 @@ def written(
         except BaseException as error:
             if not begun:
                 raise
-            add_taken(error, missing.get(len(functions) - length_hint(pending) - 1, ""))
+            add_taken(error, missing.get(len(functions) - length_hint(pending) - 1, ""), said)
             errors.append(error)
 
 

@@ -95,7 +95,7 @@ class Processing:
             dense for it.
         decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
             the step is taken. It writes nothing.
-        there: Whether `decide` takes tensors of shape () of the variables' device, bool and
+        decides_there: Whether `decide` takes tensors of shape () of the variables' device, bool and
             float64, too; it is given them where that device can tell.
         exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
             sweep.
@@ -115,7 +115,7 @@ class Processing:
     factor: Callable[[Any, Any], Any] | None = None
     trust: Callable[[Any, Any], Any] | None = None
     decide: Callable[[Any, Any], Decision] | None = None
-    there: bool = False
+    decides_there: bool = False
     exact: bool = False
     calls: Sequence[Call] = ()
     watch: Callable[[Known], None] | None = None
@@ -206,7 +206,7 @@ class Known:
         now = [each for each in formulas if each in _STANDARD or not how.stages]
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         # Measures stay on a device where nothing on the host is to be decided by them.
-        self._stays = not (numbers or (how.decide and not how.there))
+        self._stays = not (numbers or (how.decide and not how.decides_there))
         self._sums: dict[Formula, Any] = {}
 
     def _sum(self, formula: Formula) -> Any:
@@ -398,7 +398,7 @@ class Known:
         if how.unscaling is not None:
             peaks = peaks * each(how.unscaling)
         if how.clipvalue is not None:
-            peaks = vectors.functions_of(peaks).clip(peaks, None, dtype(how.clipvalue))
+            peaks = vectors.at_most(peaks, dtype(how.clipvalue))
         if how.clipnorm is not None:
             limit = vectors.at_least(self.gradient_norms, how.clipnorm)
             peaks = peaks * dtype(how.clipnorm) / each(limit)

@@ -22,6 +22,7 @@ from thalweg.core.hooks import Hooks
 from thalweg.core.kept import Kept, Planned
 from thalweg.core.moved import Memory
 from thalweg.core.outcome import (
+    LEFT,
     After,
     Outcome,
     constrained,
@@ -35,6 +36,7 @@ from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
 from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.core.there import columns_there
+from thalweg.core.vectors import is_host
 from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
@@ -272,7 +274,9 @@ def _carried_out(
 def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
     """Whether a device may decide on the step: nothing that the host does follows from it."""
     is_alone = hooks.sharing is None and hooks.gathered is None and ready.is_single
-    return hooks.may_leave and is_alone and not (hooks.constrains and _constrained(asked))
+    if not (hooks.may_leave and is_alone) or all(map(is_host, asked.variables)):
+        return False
+    return not (hooks.constrains and _constrained(asked))
 
 
 def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
@@ -305,6 +309,8 @@ def _at_once(
     if hooks.gathered is not None:
         hooks.gathered.add(own.calls, then, counts)
         return []
+    if hooks.taken is not None:
+        return written(own.calls, then, counts, hooks.begun, LEFT)
     return written(own.calls, then, counts, hooks.begun)
 
 

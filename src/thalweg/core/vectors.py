@@ -52,11 +52,18 @@ def alike(values: Any, vector: Any) -> Any:
     return values if there is None else sent(values, there)
 
 
-def at_least(vector: Any, limit: float) -> Any:
+def at_least(vector: Any, limit: Any) -> Any:
     """The larger one of each number and a limit; NaN stays NaN."""
     if not isinstance(vector, Tensor):
         return np.maximum(vector, limit)
     return torch.maximum(vector, torch.full_like(vector, limit))
+
+
+def at_most(vector: Any, limit: Any) -> Any:
+    """The smaller one of each number and a limit; NaN stays NaN."""
+    if not isinstance(vector, Tensor):
+        return np.minimum(vector, limit)
+    return torch.minimum(vector, torch.full_like(vector, limit))
 
 
 def for_each(vector: Any, one: Any) -> Any:

@@ -84,9 +84,9 @@ def unscaled(backward: Backward) -> list[Gradient]:
     check_readable(gradients, titles_of(backward.variables))
     if backward.scale is None:
         return gradients
-    inverse = unscaling(backward.scale)
+    inverse, scale = unscaling(backward.scale, backward.targets), backward.scale
     return [
-        None if grad is None else _unscaled(grad, target, penalty, backward.scale, inverse)
+        None if grad is None else _unscaled(grad, target, penalty, scale, inverse)
         for grad, target, penalty in zip(
             gradients, backward.targets, backward.penalties, strict=True
         )
@@ -99,6 +99,7 @@ def _unscaled(
     values = values_of(grad).to(target.dtype)
     if penalty is not None:
         # Rows that repeat are added up in the wider dtype.
+        scale = scale.to(target.device) if isinstance(scale, Tensor) else scale
         return (whole(with_values(grad, values), target) + penalty * scale) * inverse
     return with_values(grad, values if _is_one(inverse) else values * inverse)
 
@@ -107,10 +108,14 @@ def _is_one(inverse: Any) -> bool:
     return not isinstance(inverse, Tensor) and inverse == 1
 
 
-def unscaling(scale: Any) -> Any:
-    """1 / `scale` in float32, which gradients are multiplied by; a tensor if a device has it."""
+def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
+    """1 / `scale` in float32, which gradients are multiplied by.
+
+    It is a tensor if the scale lies on a device on which all targets lie.
+    """
     if isinstance(scale, Tensor):
-        if not is_host(scale):
+        is_here = is_host(scale) or any(target.device != scale.device for target in targets)
+        if not is_here:
             return 1 / scale.detach()
         with np.errstate(all="ignore"):
             return float(np.float32(1) / np.float32(scale.item()))
@@ -125,8 +130,9 @@ def raw(backward: Backward) -> tuple[Backward, Any]:
     gradients = concretes(backward.gradients)
     if backward.scale is None:
         return backward.done(gradients), None
-    inverse = unscaling(backward.scale)
-    factors, one = [inverse] * len(gradients), inverse**0
+    inverse = unscaling(backward.scale, backward.targets)
+    one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
+    factors = [inverse] * len(gradients)
     penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
     made = unscaled(backward.only(penalised))
     for index, grad in zip(penalised, made, strict=True):

@@ -84,7 +84,7 @@ class LogMaxScaler(LossScaler):
         mean = found["x_hat"] / (1 - found["b1_correction"])
         slow_mean = found["slow_x_hat"] / (1 - found["b2_correction"])
         square = found["xsquared_hat"] / (1 - found["b2_correction"])
-        deviation = of.sqrt(of.clip(square - slow_mean * slow_mean, 0.0, None))
+        deviation = of.sqrt(vectors.at_least(square - slow_mean * slow_mean, 0.0))
         ceiling = _SHIPPED_CEILING if self._as_shipped else float(self._float("log_max"))
         room = ceiling - mean - deviation * float(self._float("overflow_std_dev"))
         found["scale"] = self._clamped(vectors.power(2.0, room))

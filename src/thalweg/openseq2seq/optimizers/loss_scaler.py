@@ -144,8 +144,7 @@ class LossScaler:
 
     def _clamped(self, scale: Any) -> Any:
         lowest, highest = (float(self._float(name)) for name in ("scale_min", "scale_max"))
-        clip = vectors.functions_of(scale).clip
-        return clip(clip(scale, None, highest), lowest, None)  # NaN stays
+        return vectors.at_least(vectors.at_most(scale, highest), lowest)
 
     def _float(self, name: str) -> Any:
         """A parameter as the float32 that it is in arithmetic with variables."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.outcome import Outcome, not_taken
+from thalweg.core.outcome import LEFT, Outcome, not_taken
 from thalweg.core.section import Call, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
@@ -20,7 +20,7 @@ from thalweg.openseq2seq.optimizers.gradients import Gradient
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal, Outbox
-from thalweg.openseq2seq.optimizers.update import LEFT, SKIPPED, TAKEN, update, watching
+from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
@@ -136,7 +136,7 @@ def apply_processed(
         )
         taken, errors = update(optimizer, backward, processing, global_step, given.captured)
         if isinstance(taken, Tensor):
-            return Outcome(taken, errors + _told(how, journal, step, LEFT))
+            return Outcome(taken, errors + _told(how, journal, step, LEFT.rstrip(".")))
         if taken:
             distribute.taken(optimizer, bool(errors))
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))

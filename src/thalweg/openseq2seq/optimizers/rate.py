@@ -14,7 +14,7 @@ from thalweg.counters import number_of
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
 from thalweg.v1.train.followed import Followed
-from thalweg.variable import to_tensor
+from thalweg.variable import Variable, name_of, to_tensor
 
 _DECAY = "weight_decay"
 
@@ -34,6 +34,7 @@ class LiveRate:
     def __init__(self, policy: Callable[[Any], Any], global_step: Any) -> None:
         self._policy = policy
         self._step = global_step
+        self._seen: Variable | None = None  # the step, where a device counts
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: Any = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
@@ -42,9 +43,13 @@ class LiveRate:
     def _shown(self) -> Any:
         """The step as the policy sees it: on the host, where its own arithmetic may be."""
         step = self._step
-        if isinstance(self.source, Followed) or is_host(step):
+        if is_host(step):
             return step
-        return torch.tensor(number_of(step), dtype=step.dtype)
+        if self._seen is None:
+            name = name_of(step, "global_step").split(":")[0]
+            self._seen = Variable(0, dtype=step.dtype, name=name, trainable=False)
+        self._seen.detach().fill_(number_of(step))
+        return self._seen
 
     def _evaluated(self) -> Tensor:
         found = self._policy(self._shown())

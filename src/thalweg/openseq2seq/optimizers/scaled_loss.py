@@ -35,4 +35,8 @@ def _product(value: Any, scale: Any) -> Any:
             f"The loss is {dtype_name(dtype)}, but a loss scale that adapts is float32. Cast the"
             " loss to float32."
         )
-    return value if isinstance(scale, float) and scale == 1.0 else value * scale
+    if isinstance(scale, float) and scale == 1.0:
+        return value
+    if isinstance(scale, Tensor) and isinstance(value, Tensor):
+        scale = scale.to(value.device)
+    return value * scale

@@ -14,6 +14,7 @@ from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
 from thalweg.core.section import Call
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
+from thalweg.core.vectors import is_host
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
 from thalweg.locks import Guard
@@ -61,7 +62,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.global_step = global_step
         self.loss_scaler = scaler
-        self._applied: bool | Tensor | None = None
+        self._applied: Any = None  # or a bool, or a tensor of one
         self._loss = loss
         self._variables = None if var_list is None else flatten(var_list)
         self._rate = rate
@@ -86,7 +87,10 @@ class TrainingStep:
 
     @property
     def learning_rate(self) -> Tensor:
-        """The learning rate of the last step, a tensor of shape ()."""
+        """The learning rate of the last step, a tensor of shape ().
+
+        Within the loss it is that of the step under way, or where a GPU counts of the last one.
+        """
         return self._rate.value.clone()
 
     @property
@@ -144,7 +148,7 @@ class TrainingStep:
         """
         with self._lock:
             self._taken(lambda: (None, self._received(concretes(gradients))))
-            return False if self._applied is None else self._applied
+            return self._applied
 
     def flush(self) -> None:
         """Hand `summary_writer` the summaries of the last step, if a GPU had yet to compute them.
@@ -183,11 +187,15 @@ class TrainingStep:
         self, differentiate: Callable[[], tuple[Any, Backward]], done: list[Any]
     ) -> tuple[Any, Outcome]:
         with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
+            # The host waits for the last step while a GPU computes the loss.
+            is_late = not is_host(self.global_step)
+            if not is_late:
+                self._rate.refresh()
             skip = self._how.iter_size > 1 and as_skip(self._skip_update)
             with waited_for(self._inner, self._how.is_waited_for(skip)):
                 value, backward = differentiate()
-                # After the loss, which a GPU computes while the host waits for the last step.
-                self._rate.refresh()
+                if is_late:
+                    self._rate.refresh()
                 sums: list[Tensor] = []
                 if self._accumulators is not None:
                     self._accumulators.make(backward.targets)

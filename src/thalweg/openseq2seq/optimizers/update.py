@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
-from thalweg.core.outcome import Outcome, add_taken, says_not_taken
+from thalweg.core.outcome import LEFT, Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.processing import Decision, Processing, materialised
 from thalweg.core.section import Call, run, while_whole
@@ -25,7 +25,6 @@ from thalweg.variable import REDUCED
 
 SKIPPED = "The step was skipped"
 TAKEN = "The step was taken"
-LEFT = "The step was taken if its gradients were finite"
 
 
 def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
@@ -38,7 +37,7 @@ def watching(
     scaler: AutomaticLossScaler | None,
     done: list[Any],
     calls: Sequence[Call] = (),
-    there: bool = True,
+    decides_there: bool = True,
 ) -> dict[str, Any]:
     """The parts of a `Processing` by which a scaler, if there is one, decides.
 
@@ -46,7 +45,7 @@ def watching(
         scaler: The scaler, which answers to the gradients as the step is written.
         done: Is given a sentence then, what has become of the step, and whether it was taken.
         calls: Functions in C that are called then, too.
-        there: Whether a device may decide.
+        decides_there: Whether a device may decide.
     """
     if scaler is None:
         return {"calls": [*calls, partial(done.extend, (f"{TAKEN}.", True))]}
@@ -57,11 +56,16 @@ def watching(
             taken, what = ~has_nan & amax.isfinite(), LEFT
         else:
             taken = not has_nan and bool(np.isfinite(amax))
-            what = TAKEN if taken else SKIPPED
-        told = partial(done.extend, (f"{what}.", taken))
+            what = f"{TAKEN if taken else SKIPPED}."
+        told = partial(done.extend, (what, taken))
         return Decision(taken, [*algorithm.advanced(has_nan, amax), told])
 
-    return {"decide": decide, "there": there, "exact": algorithm.READS_AMAX, "calls": calls}
+    return {
+        "decide": decide,
+        "decides_there": decides_there,
+        "exact": algorithm.READS_AMAX,
+        "calls": calls,
+    }
 
 
 def update(

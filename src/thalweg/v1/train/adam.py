@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
-from thalweg.counters import number_of
+from thalweg.counters import Move, number_of
 from thalweg.formula import Rule
 from thalweg.graph import executing_eagerly, get_default_graph
 from thalweg.rules import ADAM_V1
-from thalweg.scalars import product, scalar_type
+from thalweg.scalars import scalar_type
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.v1.train.slot_creator import base_name
 
@@ -101,11 +99,9 @@ class AdamOptimizer(RuleOptimizer):
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**super()._scalars(values, dtype, group), **powers}
 
-    def _counters(self, values: dict[str, Any]) -> list[tuple[Tensor, float]]:
-        counters: list[tuple[Tensor, float]] = []
-        for name, hyper in self.POWERS.items():
-            power = self._get_non_slot_variable(name)
-            dtype = scalar_type(power)
-            moved = product(dtype(number_of(power)), as_hyper(values[hyper], dtype))
-            counters.append((power, moved.item()))
-        return counters
+    def _counters(self, values: dict[str, Any]) -> list[Move]:
+        powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}
+        return [
+            (power, as_hyper(values[self.POWERS[name]], scalar_type(power)))
+            for name, power in powers.items()
+        ]

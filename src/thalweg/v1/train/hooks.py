@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs, counting
+from thalweg.core.checks import check_memories, check_pairs, counting
 from thalweg.core.columns import Groups, derived
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.outcome import After, EnableTorchFunction
 from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
 from thalweg.core.state import making
-from thalweg.counters import moved, setting
+from thalweg.core.vectors import is_host
+from thalweg.counters import Move, moved, number_of
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
-from thalweg.variable import titles_of
+from thalweg.scalars import product, scalar_type
+from thalweg.variable import Variable, titles_of
 
 
 class V1Hooks(Hooks):
@@ -44,7 +47,9 @@ class V1Hooks(Hooks):
         self.selection = optimizer._selection()
         self.calls = optimizer._calls()
         self.repeats = _is_global_step(global_step)
-        self.may_leave = current_session() is None and not optimizer._finishes_itself()
+        # A counter that is no variable may share its memory, which the device would not count in.
+        is_own = global_step is None or isinstance(global_step, Variable)
+        self.may_leave = is_own and current_session() is None and not optimizer._finishes_itself()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -99,12 +104,35 @@ class V1Hooks(Hooks):
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
-        moves = [] if optimizer._finishes_itself() else optimizer._counters(self.values)
-        counted = [] if step is None else [counting(step)]
-        if self.taken is None:
-            return [*setting(moves), *counted]
-        own = [] if step is None else [(step, None)]
-        return moved([*moves, *own], self.taken)
+        moves = [] if optimizer._finishes_itself() else [*optimizer._counters(self.values)]
+        if step is not None:
+            moves.append((step, None))
+        return counted(moves, self.taken)
+
+
+def counted(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
+    """What counts a step, as functions in C; on the device, where one counts.
+
+    Args:
+        moves: Counters, and how they move.
+        taken: Whether the step is taken, if a device decides.
+
+    Raises:
+        LayoutError: The global step has no memory.
+    """
+    if taken is not None:
+        check_memories([counter for counter, _ in moves])
+        return moved(moves, taken)
+    calls: list[Call] = []
+    for counter, factor in moves:
+        if not is_host(counter):
+            calls += counted([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))
+        elif factor is None:
+            calls.append(counting(counter))
+        else:
+            value = product(scalar_type(counter)(number_of(counter)), factor)
+            calls.append(partial(counter.detach().fill_, value.item()))
+    return calls
 
 
 class RuleHooks(V1Hooks):

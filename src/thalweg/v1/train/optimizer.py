@@ -23,7 +23,7 @@ from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.core.step import finish, take
-from thalweg.counters import number_of, setting
+from thalweg.counters import Move, number_of
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
@@ -45,7 +45,7 @@ from thalweg.locks import Guard, Lock
 from thalweg.running import is_ours
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
-from thalweg.v1.train.hooks import V1Hooks
+from thalweg.v1.train.hooks import V1Hooks, counted
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
@@ -552,8 +552,8 @@ class Optimizer(State, StateDict):
         """Whether `_finish` is a subclass's own; `_counters` does what the library's does."""
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
-    def _counters(self, values: dict[str, Any]) -> list[tuple[Tensor, float]]:
-        """What counts a step beside `global_step`, and its next value; given what it has read."""
+    def _counters(self, values: dict[str, Any]) -> list[Move]:
+        """What counts a step beside `global_step`, and how; given what it has read."""
         return []
 
     def _apply_one(self, grad: Gradient, var: Tensor) -> None:
@@ -623,12 +623,12 @@ class Optimizer(State, StateDict):
             None; where a graph is built, an operation that is done when the updates are.
         """
         if executing_eagerly():
-            run(setting(self._counters(self._values())))
+            run(counted(self._counters(self._values())))
             return None
 
         def count(values: dict[str, Any]) -> None:
             with self._turn(), self._locked():
-                run(setting(self._counters(values)))
+                run(counted(self._counters(values)))
 
         done = [op for op in update_ops if op is not None]
         title = name_scope.rstrip("/") or self._name

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from thalweg.core.processing import Decision
@@ -188,7 +189,8 @@ class DynamicLossScale(LossScale):
         """The same as functions in C; nothing is written yet."""
         scale, steps = scale.detach(), steps.detach()
         # A GPU would multiply by the reciprocal of a number.
-        factor = torch.full_like(scale, self._multiplier)
+        with np.errstate(over="ignore"):
+            factor = torch.full_like(scale, float(np.float32(self._multiplier)))
         count, higher = steps + 1, scale * factor
         is_due = count >= self._increment_period
         grown = torch.where(is_due & higher.isfinite(), higher, scale)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.core.outcome import putting_back, says_taken
-from thalweg.core.processing import Processing
+from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import calls, consume
 from thalweg.core.state import Entry
 from thalweg.errors import InvalidArgumentError
@@ -61,7 +63,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
         def scaled(value: Any) -> Any:
-            return value * cast(self._loss_scale(), value.dtype)
+            return value * _beside(self._loss_scale(), value)
 
         pairs = self._opt.compute_gradients(
             (lambda: scaled(loss())) if callable(loss) else scaled(loss),
@@ -73,7 +75,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         )
         factor = 1.0 / self._loss_scale()
         return [
-            (None if grad is None else grad * cast(factor, grad.dtype), var) for grad, var in pairs
+            (None if grad is None else grad * _beside(factor, grad), var) for grad, var in pairs
         ]
 
     def _apply(
@@ -83,14 +85,16 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         name: str,
         captured: list[Any] | None = None,
         sharing: Any = None,
+        how: Processing = NOTHING,
     ) -> None:
         """Apply gradients now, unless the loss scale says not to.
 
         A step that fails leaves the loss scale as it was, too.
         """
         scale, is_plain = self._loss_scale, not isinstance(self._opt, WrappingOptimizer)
-        if type(scale) is scales.DynamicLossScale and is_plain and self._opt.takes_processing():
-            how = Processing(decide=scale.decide, there=True)
+        is_known = type(scale) is scales.DynamicLossScale and how is NOTHING
+        if is_known and is_plain and self._opt.takes_processing():
+            how = Processing(decide=scale.decide, decides_there=True, overflow=False)
             self._opt._apply(given, global_step, name, captured, sharing, how)
             return
         with self._turn(), self._locked():
@@ -98,7 +102,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             try:
                 _, should_apply = self._loss_scale.update([grad for grad, _ in given])
                 if should_apply:
-                    self._opt._apply(given, global_step, name, captured, sharing)
+                    self._opt._apply(given, global_step, name, captured, sharing, how)
             except BaseException as error:
                 if not says_taken(error):
                     consume(undo)
@@ -133,3 +137,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         in_graph = not executing_eagerly()
         own = self._loss_scale._weights.values()
         return [*self._opt.variables(), *(x for x in own if hasattr(x, "initializer") == in_graph)]
+
+
+def _beside(scale: Any, value: Any) -> Any:
+    """A scale in the dtype of a value, and on its device."""
+    made = cast(scale, value.dtype)
+    return made.to(value.device) if isinstance(made, Tensor) else made
