@@ -62,7 +62,7 @@ def test_a_counter_that_has_moved_since_is_asked() -> None:
     step.assign(1)  # in place of the calls
     assert counters.number_of(step) == 1
     run(calls)
-    assert counters.number_of(step) == step.item() == 8
+    assert counters.number_of(step) == step.item() == 2
 
 
 def test_what_was_never_moved_is_asked() -> None:
@@ -91,6 +91,14 @@ def test_what_a_device_knows_goes_on_counting() -> None:
     power.data.fill_(8.0)
     move((power, 0.5))
     assert power.item() == counters.number_of(power) == 4.0
+
+
+def test_steps_of_two_threads_both_count() -> None:
+    step = counter(0, torch.int64)
+    plans = [counters.moved([(step, None)], torch.tensor(True)) for _ in range(2)]
+    for calls in plans:
+        run(calls)
+    assert counters.number_of(step) == step.item() == 2
 
 
 def test_a_product_below_the_normal_numbers_is_zero() -> None:

@@ -28,7 +28,7 @@ class _Sent(NamedTuple):
     Attributes:
         version: That of the counter with this value; if it has another one it has moved since.
         address: Where the counter lies.
-        numbers: Holds the value once it has arrived, in float64.
+        numbers: Holds the value once it has arrived, in float64: whole numbers up to 2^53.
         place: Where.
         arrival: Waits for it.
     """
@@ -47,8 +47,8 @@ def number_of(counter: Tensor) -> Any:
     """A tensor of shape () as a number of Python.
 
     What a device has counted is known once the step before has been computed; the device is not
-    waited for otherwise. Of any other tensor it is `item`. A write by `counter.data`, which torch
-    does not count, is not seen before the next step.
+    waited for otherwise. Of any other tensor it is `item`. Writes that torch does not count, by
+    `counter.data` or a collective of `torch.distributed`, are not seen before the next step.
     """
     cell: list[Any] | None = _sent.get(counter) if _sent else None
     sent: _Sent | None = cell[0] if cell else None
@@ -77,13 +77,14 @@ def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
         return []
     own = [at(taken.device, counter) for counter, _ in moves]
     found = [
-        torch.where(taken, now + 1 if factor is None else _product(now, factor), now)
+        now + taken if factor is None else torch.where(taken, _product(now, factor), now)
         for now, (_, factor) in zip(own, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
     (numbers,), arrival = brought([torch.stack([each.double() for each in found])])
-    for place, (now, value, (counter, _)) in enumerate(zip(own, found, moves, strict=True)):
-        calls.append(partial(now.copy_, value))
+    for place, (now, value, (counter, factor)) in enumerate(zip(own, found, moves, strict=True)):
+        # Other threads may count meanwhile.
+        calls.append(partial(now.add_, taken) if factor is None else partial(now.copy_, value))
         if counter.is_inference():  # it has no version
             continue
         sent = _Sent(counter._version + 1, now.data_ptr(), numbers, place, arrival)

@@ -150,6 +150,12 @@ def test_a_policy_sees_a_variable_of_the_host():
     assert [count for *_, count in seen[:5]] == [0, 0, 1, 1, 2]
 
 
+def test_what_a_step_returned_is_the_callers():
+    training = trained("cuda", partial(Training, (HALF, HALF), **BACKOFF))
+    training.told[-1].zero_()
+    assert training.step.was_applied
+
+
 def test_what_is_assigned_to_a_counter_counts():
     def made(engine):
         with computing(engine):

@@ -148,7 +148,8 @@ class TrainingStep:
         """
         with self._lock:
             self._taken(lambda: (None, self._received(concretes(gradients))))
-            return self._applied
+            taken = self._applied
+            return taken.clone() if isinstance(taken, Tensor) else taken
 
     def flush(self) -> None:
         """Hand `summary_writer` the summaries of the last step, if a GPU had yet to compute them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from thalweg.core.outcome import putting_back, says_taken
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import calls, consume
 from thalweg.core.state import Entry
+from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import cast, executing_eagerly, resolve
 from thalweg.tracing import untraced
@@ -91,9 +93,8 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
         A step that fails leaves the loss scale as it was, too.
         """
-        scale, is_plain = self._loss_scale, not isinstance(self._opt, WrappingOptimizer)
-        is_known = type(scale) is scales.DynamicLossScale and how is NOTHING
-        if is_known and is_plain and self._opt.takes_processing():
+        scale = self._loss_scale
+        if how is NOTHING and self._may_leave(given):
             how = Processing(decide=scale.decide, decides_there=True, overflow=False)
             self._opt._apply(given, global_step, name, captured, sharing, how)
             return
@@ -107,6 +108,13 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 if not says_taken(error):
                     consume(undo)
                 raise
+
+    def _may_leave(self, given: Sequence[tuple[Any, Any]]) -> bool:
+        """Whether a device may decide, in the step of the optimizer inside."""
+        is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_processing()
+        is_known = type(self._loss_scale) is scales.DynamicLossScale
+        is_there = not all(isinstance(var, Tensor) and is_host(var) for _, var in given)
+        return executing_eagerly() and is_plain and is_known and is_there
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
         if not self._opt.takes_processing():
