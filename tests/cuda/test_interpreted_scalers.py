@@ -106,6 +106,19 @@ def test_the_host_goes_on_where_the_device_left_off():
     assert kinds == [number not in (3, 4, 6) for number in range(len(OVERFLOWS))]
 
 
+def test_an_overflow_comes_before_a_constraint_of_rows():
+    def made(engine):
+        with computing(engine):
+            training = Training((SINGLE, HALF), **BACKOFF)
+            training.variables[0].constraint = torch.abs
+            gradients = training.gradients(float("inf"))
+            gradients[0] = IndexedSlices(gradients[0][:2], torch.tensor([1, 1]), (5, 7))
+            assert training.step.apply_gradients(gradients) is False
+        return training.written()
+
+    assert_same(made("cuda"), made("cpu"))
+
+
 def test_steps_without_a_scaler_go_on_where_the_device_counted():
     def made(engine, waiting=None):
         with computing(engine):

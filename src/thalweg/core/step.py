@@ -276,6 +276,8 @@ def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
     is_alone = hooks.sharing is None and hooks.gathered is None and ready.is_single
     if not (hooks.may_leave and is_alone) or all(map(is_host, asked.variables)):
         return False
+    if any(map(has_rows, asked.gradients)):
+        return False
     return not (hooks.constrains and _constrained(asked))
 
 
