@@ -109,7 +109,7 @@ def test_the_host_goes_on_where_the_device_left_off():
 def test_an_overflow_comes_before_a_constraint_of_rows():
     def made(engine):
         with computing(engine):
-            training = Training((SINGLE, HALF), **BACKOFF)
+            training = Training((HALF, HALF), **BACKOFF)
             training.variables[0].constraint = torch.abs
             gradients = training.gradients(float("inf"))
             gradients[0] = IndexedSlices(gradients[0][:2], torch.tensor([1, 1]), (5, 7))
