@@ -266,3 +266,21 @@ def test_a_file_mapped_for_writing_is_trained(tmp_path: Path) -> None:
     w = torch.nn.Parameter(torch.from_numpy(np.memmap(tmp_path / "w", np.float32, "r+")))
     keras.optimizers.SGD(0.5).apply_gradients([(torch.ones(8), w)])
     assert np.fromfile(tmp_path / "w", np.float32).tolist() == [0.5] * 8
+
+
+@both_engines
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_memory_that_an_engine_reads_remains_torchs_own(
+    engine: str, dtype: torch.dtype, sparse: bool
+) -> None:
+    """NumPy's share in it would mark it, and the list of mappings be read in each step."""
+    w, grad = Variable(torch.ones(3, 2, dtype=dtype)), torch.ones(3, 2, dtype=dtype)
+    given: Any = IndexedSlices(grad, torch.arange(3), (3, 2)) if sparse else grad
+    opt = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0)
+    opt.engine = engine
+    for _ in range(2):
+        opt.apply_gradients([(given, w)])
+    assert len(opt.get_weights()) == 2
+    for own in (w, grad, *opt.weights[1:]):
+        assert own.untyped_storage().resizable()

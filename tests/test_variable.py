@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.storage.stored import of_tensor
 from thalweg.variable import (
     Moves,
     Variable,
@@ -261,6 +262,8 @@ def test_memory_that_was_read_remains_torchs_own():
     var = Variable(torch.ones(2))
     for read in (Variable.numpy, np.asarray, exported):
         assert list(read(var)) == [1, 1]
+    assert "array([1., 1.]" in repr(var)
+    assert bytes(of_tensor(var).data) == np.ones(2, np.float32).tobytes()
     assert var.untyped_storage().resizable()
 
 

@@ -286,13 +286,12 @@ class Variable(torch.nn.Parameter):
     def _numpy_text(self) -> str:
         if self.is_meta:
             return "<unavailable>"
-        data = self.detach().cpu()
-        if data.dim() == 0:
-            return repr(data.item())
+        if self.dim() == 0:
+            return repr(self.item())
         try:
-            text = repr(data.numpy())
+            text = repr(_copied(self))
         except TypeError:  # NumPy lacks the dtype, but TensorFlow prints it all the same
-            text = repr(data.float().numpy()).replace("float32", dtype_name(self.dtype))
+            text = repr(_copied(self.float())).replace("float32", dtype_name(self.dtype))
         return "\n" + text if "\n" in text else text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:

@@ -148,9 +148,15 @@ def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> di
     return {name: dtype(scalars[name]) for name in transcribe(formula).scalars}
 
 
-def _numpy(tensor: Tensor) -> Array:
-    tensor = tensor.detach().resolve_neg()
-    return tensor.numpy() if tensor.dtype in _WIDE else tensor.float().numpy()
+def _numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
+    """A copy of a tensor of the CPU, or of rows of it.
+
+    By torch: memory that NumPy has shared once counts as another's ever after.
+    """
+    tensor = tensor.detach()
+    own = tensor.clone() if rows is None else tensor[torch.from_numpy(rows)]
+    own = own.resolve_neg()
+    return own.numpy() if own.dtype in _WIDE else own.float().numpy()
 
 
 def evaluate(
@@ -165,9 +171,8 @@ def evaluate(
     It is computed in `dtype`, by default the one that the first tensor is computed in.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
-    arrays = [_numpy(tensor).astype(dtype, copy=False) for tensor in tensors]
     # Copies, because a result may be a parameter into which another result is stored first.
-    arrays = [array.copy() if rows is None else array[rows] for array in arrays]
+    arrays = [_numpy(tensor, rows).astype(dtype, copy=False) for tensor in tensors]
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
         results = function(*arrays, **_pick(formula, scalars, dtype))
@@ -406,7 +411,7 @@ def _leaves(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Fl
     if wide[0].device.type == "cpu":
         with np.errstate(all="ignore"):
             values = numpy_formula(formula, np.float64)(
-                *(each.numpy() for each in wide), **_pick(formula, scalars, np.float64)
+                *map(_numpy, wide), **_pick(formula, scalars, np.float64)
             )[0]
         return leaves_of(values.reshape(-1))
     values = torch_evaluate(formula, wide, scalars)[0]
@@ -456,7 +461,7 @@ def _row_results(
     rows = indices.detach().cpu().numpy().astype(np.int64)
     array = _numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    kept = [_numpy(tensor.cpu())[touched] for tensor in tensors]
+    kept = [_numpy(tensor.cpu(), touched) for tensor in tensors]
     begun = _begun(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
     kept = [each.astype(dtype, copy=False) for each in (_numpy(begun), *kept[1:])]
     if rule.duplicates == "sum":

@@ -128,6 +128,7 @@ def of_tensor(tensor: Tensor) -> Stored:
         InvalidTypeError: It is sparse, quantized, nested, or stands for several tensors.
         InvalidArgumentError: It has no memory: it is on the meta device.
     """
+    import numpy as np
     import torch
     from torch._C import DisableTorchFunctionSubclass
 
@@ -145,7 +146,8 @@ def of_tensor(tensor: Tensor) -> Stored:
         plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
         if not plain.numel():
             return Stored(name, tuple(plain.shape), memoryview(b""))
-        raw = plain.view(-1).view(torch.uint8).numpy()
+        # `numpy()` would mark the memory, which counted as another's ever after.
+        raw = np.from_dlpack(plain.view(-1).view(torch.uint8))
     return Stored(name, tuple(plain.shape), raw.data)
 
 

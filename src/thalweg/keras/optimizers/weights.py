@@ -402,7 +402,5 @@ def _fitting(entry: Entry, value: Any) -> Tensor:
 
 
 def _as_numpy(weight: Tensor) -> Any:
-    detached = weight.detach().cpu()
-    if detached.dtype == torch.bfloat16:
-        detached = detached.float()
-    return detached.numpy().copy()[()]
+    kind = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
+    return weight.detach().to("cpu", kind, copy=True).numpy()[()]

@@ -40,7 +40,7 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
     Raises:
         InvalidArgumentError: An element is not finite.
     """
-    given = values.detach().cpu().double().reshape(-1).numpy()
+    given = values.detach().to("cpu", torch.float64, copy=True).reshape(-1).numpy()
     if not np.isfinite(given).all():
         raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
     limits = _limits()
