@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from thalweg import tf
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.storage.stored import of_tensor
 from thalweg.variable import (
@@ -260,7 +261,7 @@ def test_memory_that_was_read_remains_torchs_own():
     from thalweg.graph.exchange import exported
 
     var = Variable(torch.ones(2))
-    for read in (Variable.numpy, np.asarray, exported):
+    for read in (Variable.numpy, np.asarray, exported, tf.sqrt):
         assert list(read(var)) == [1, 1]
     assert "array([1., 1.]" in repr(var)
     assert bytes(of_tensor(var).data) == np.ones(2, np.float32).tobytes()

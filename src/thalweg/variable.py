@@ -108,15 +108,27 @@ class Value(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """A copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
-        return _copied(self)[()]
+        return numpy_copy(self)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(_copied(self), dtype=dtype)
+        return np.asarray(numpy_copy(self), dtype=dtype)
 
 
-def _copied(tensor: torch.Tensor) -> np.ndarray:
-    # Copied by torch: memory that NumPy has shared once counts as another's ever after.
-    return tensor.detach().to("cpu", copy=True).numpy()
+def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy of a tensor of any device as NumPy's array.
+
+    By torch: memory that NumPy has shared once counts as another's ever after.
+
+    Raises:
+        TypeError: NumPy lacks the dtype.
+    """
+    return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
+
+
+def numpy_value(tensor: torch.Tensor) -> Any:
+    """The same, as a NumPy scalar where the shape is (); bfloat16 as float32."""
+    plain = tensor.detach()
+    return numpy_copy(plain.float() if plain.dtype == torch.bfloat16 else plain)[()]
 
 
 class Variable(torch.nn.Parameter):
@@ -267,7 +279,7 @@ class Variable(torch.nn.Parameter):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         try:
-            own = _copied(self)
+            own = numpy_copy(self)
         except TypeError as error:
             what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
             raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
@@ -289,9 +301,9 @@ class Variable(torch.nn.Parameter):
         if self.dim() == 0:
             return repr(self.item())
         try:
-            text = repr(_copied(self))
+            text = repr(numpy_copy(self))
         except TypeError:  # NumPy lacks the dtype, but TensorFlow prints it all the same
-            text = repr(_copied(self.float())).replace("float32", dtype_name(self.dtype))
+            text = repr(numpy_copy(self.float())).replace("float32", dtype_name(self.dtype))
         return "\n" + text if "\n" in text else text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:

@@ -19,7 +19,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
-from thalweg.variable import Variable, dtype_name, to_tensor
+from thalweg.variable import Variable, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)
 _SHOWN_BITS = 256  # of an integer whose digits a message gives
@@ -179,12 +179,6 @@ def _check_variable(name: str, value: int) -> None:
             f"{name} is a whole number, which becomes int32, and does not fit: {shown(value)}."
             " Give a float."
         )
-
-
-def _plain(value: torch.Tensor) -> Any:
-    """A NumPy scalar, which prints as few digits as tell it from its neighbours."""
-    detached = value.detach().cpu()
-    return (detached.float() if detached.dtype == torch.bfloat16 else detached).numpy()[()]
 
 
 def shown(value: Any) -> str:
@@ -437,7 +431,7 @@ class Hyperparameters:
             elif is_symbolic(value):
                 found[name] = value.name
             elif isinstance(value, torch.Tensor):
-                found[name] = str(_plain(value))
+                found[name] = str(numpy_value(value))
             else:
                 found[name] = str(value)
         return found

@@ -34,6 +34,7 @@ from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import numpy_copy
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -149,14 +150,9 @@ def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> di
 
 
 def _numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
-    """A copy of a tensor of the CPU, or of rows of it.
-
-    By torch: memory that NumPy has shared once counts as another's ever after.
-    """
-    tensor = tensor.detach()
-    own = tensor.clone() if rows is None else tensor[torch.from_numpy(rows)]
-    own = own.resolve_neg()
-    return own.numpy() if own.dtype in _WIDE else own.float().numpy()
+    """A copy of a tensor, or of rows of it."""
+    own = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
+    return numpy_copy(own if own.dtype in _WIDE else own.float())
 
 
 def evaluate(

@@ -13,7 +13,7 @@ from thalweg.graph.adding import ONLY_INSIDE
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import dtype_name, to_tensor
+from thalweg.variable import dtype_name, numpy_copy, to_tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -128,7 +128,6 @@ def exported(value: Any) -> Any:
     if value.layout != torch.strided:
         return value.clone()
     try:
-        # Copied by torch: memory that NumPy has shared once counts as another's ever after.
-        return copied(value).resolve_conj().resolve_neg().numpy()[()]
+        return numpy_copy(value)[()]
     except TypeError:
         return torch.Tensor.clone(value)

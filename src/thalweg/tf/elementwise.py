@@ -16,7 +16,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary
-from thalweg.variable import as_dtype
+from thalweg.variable import as_dtype, numpy_copy
 
 __all__ = [
     "abs",
@@ -93,7 +93,8 @@ def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
     plain = not (x.requires_grad and torch.is_grad_enabled())
     if plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         with contextlib.suppress(RuntimeError), np.errstate(invalid="ignore"):
-            return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))
+            own = numpy_copy(x)
+            return torch.from_numpy(np.sqrt(own, out=own))
     return torch.sqrt(x)
 
 

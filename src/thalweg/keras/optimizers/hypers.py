@@ -17,7 +17,7 @@ from thalweg.graph import current_session, executing_eagerly, is_symbolic, make_
 from thalweg.keras import backend
 from thalweg.keras.optimizers import in_graph
 from thalweg.schedules import LearningRateSchedule, serialize
-from thalweg.variable import Variable, as_dtype, to_tensor
+from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
 # What people of torch.optim look for.
 _TORCH = {
@@ -92,7 +92,7 @@ class Hypers(TrackableSlots):
         if isinstance(value, LearningRateSchedule):
             return serialize(value)
         if isinstance(value, Tensor):
-            return value.detach().cpu().numpy()[()]
+            return numpy_value(value)
         is_kept = is_symbolic(value) and not is_function(self._hyper.raw(name))
         return in_graph.written(value) if is_kept else value
 

@@ -35,6 +35,7 @@ from thalweg.variable import (
     as_dtype,
     dtype_name,
     name_of,
+    numpy_value,
     over,
     to_tensor,
 )
@@ -295,7 +296,7 @@ class Weights(TrackableSlots):
             return backend.batch_get_value(own)
         with self._lock:
             check_memories(own)
-            return [_as_numpy(entry.read()) for entry in self._weight_entries()]
+            return [numpy_value(entry.read()) for entry in self._weight_entries()]
 
     @untraced
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -399,8 +400,3 @@ def _fitting(entry: Entry, value: Any) -> Tensor:
             f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {given.tolist()!r}."
         )
     return converted
-
-
-def _as_numpy(weight: Tensor) -> Any:
-    kind = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
-    return weight.detach().to("cpu", kind, copy=True).numpy()[()]
