@@ -113,7 +113,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
     Returns:
         What was raised.
     """
-    return written([], hooks.finish(), hooks.counts({}))
+    return written([], hooks.finish(), [*hooks.counts({}), *hooks.ending])
 
 
 def _again(
@@ -254,7 +254,7 @@ def _carried_out(
         if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
-        counts = [*moved, *decision.calls]
+        counts = [*moved, *decision.calls, *hooks.ending]
         then: list[After] = []
         if is_last:
             counts += hooks.counts(columns.shared)
@@ -390,7 +390,7 @@ def _by_hooks(
         for var, copy in zip(variables, copies or (), strict=False):
             if copy is not None:
                 copy.detach().copy_(saturated(var, copy.dtype))
-        counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
+        counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
         counts = list(map(while_whole, counts))
         return Outcome(True, errors + written([], then, counts, hooks.begun))

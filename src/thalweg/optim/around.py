@@ -159,7 +159,7 @@ class Around:
     def kinds(self) -> Kinds:
         """What the state of parameters is kept in."""
         device = None if self.state_device is None else torch.device(self.state_device)
-        return Kinds(self.masters, self.state_dtype, device)
+        return Kinds(self.masters, self.state_dtype, device, self.accumulate > 1)
 
     def rule(self, rule: Rule) -> Rule:
         """A rule with all that is done beside it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.outcome import Gathered, not_taken, raise_first
+from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing, together
@@ -85,6 +86,8 @@ class DropIn(OneSweep):
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen = Seen()
+        if shares:  # in one section with the last of them
+            hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             around, unscaling = together(around, unscaling, shares.values(), seen)
@@ -108,10 +111,8 @@ class DropIn(OneSweep):
         for own in hooks.values():
             own.settle()
         raise_first(errors)
-        if only is None and shares:
-            self._told(seen)
-            if len(shares) == 1:
-                self._keep_steady(parts[rule], shares[rule].places)
+        if only is None and len(shares) == 1:
+            self._keep_steady(parts[rule], shares[rule].places)
         return None
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TorchHooks:
@@ -235,4 +236,4 @@ class DropIn(OneSweep):
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
-        self._told(Seen())
+        run(self._ending(Seen()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_scalar
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.variable import titles_of
 
 Group = dict[str, Any]
 
@@ -91,6 +92,16 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
     return found
+
+
+def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
+    """The names of parameters for messages: those that groups give them, else their own."""
+    names = {
+        id(param): name
+        for group in groups
+        for param, name in zip(group["params"], group.get("param_names", ()))
+    }
+    return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
 
 
 def number(value: Any) -> float:

@@ -18,10 +18,10 @@ from thalweg.engines import Selection, current, layout
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
-from thalweg.optim.groups import number
+from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
 from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
-from thalweg.variable import titles_of, variable_constraint
+from thalweg.variable import variable_constraint
 
 _KEEP = Selection(denormals="keep")  # as torch does
 
@@ -81,13 +81,7 @@ class GroupHooks(Hooks):
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:
         own = [self._real.get(id(var), var) for var in variables]
-        names = {
-            id(param): name
-            for group in self._optimizer.param_groups
-            for param, name in zip(group["params"], group.get("param_names", ()))
-        }
-        found = titles_of(own)
-        return [names.get(id(var), title) for var, title in zip(own, found, strict=True)]
+        return titles_in(self._optimizer.param_groups, own)
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         return [self._converted(grad, param) for grad, param in given]

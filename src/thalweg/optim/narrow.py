@@ -27,11 +27,13 @@ class Kinds(NamedTuple):
         masters: Whether parameters of 16 bits have masters.
         state: The dtype of slots, where it is not that of what a step updates.
         device: Where slots are, and what a step updates, if not with the parameters.
+        sums: Whether sums of gradients are beside it while they are added up.
     """
 
     masters: bool = False
     state: torch.dtype | None = None
     device: torch.device | None = None
+    sums: bool = False
 
     @property
     def stand_in(self) -> bool:

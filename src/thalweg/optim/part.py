@@ -99,11 +99,18 @@ class Part:
             and all(map(is_, params, self._params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and sum(map(len, self._owners)) == len(known)
-            and all(map(is_, chain.from_iterable(map(dict.values, self._owners)), known))
+            and self._have(known)
             and all(column.stands() for column in self.columns)
             and self._masters.stand()
         )
+
+    def _have(self, known: Sequence[Any]) -> bool:
+        """Whether this is what the states hold, beside sums of gradients."""
+        owners: Sequence[Own] = self._owners
+        if self._kinds.sums:
+            owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]
+        values = chain.from_iterable(map(dict.values, owners))
+        return sum(map(len, owners)) == len(known) and all(map(is_, values, known))
 
     def make(
         self,

@@ -183,12 +183,12 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         with not_taken(), torch.no_grad():
             pairs, copies = hooks.aim(pairs)
         is_last = only is None
+        hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
         outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
         outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:
-            self._told(seen)
             self._keep_steady(part, places if len(members) == len(params) else [])
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TensorFlowHooks:
@@ -209,9 +209,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         part, params, places = self._whole()
         hooks = TensorFlowHooks(self, part, params, places, [])
         hooks.prepare(params)
-        raise_first(finish(hooks))
+        hooks.ending = self._ending(Seen())
+        errors = finish(hooks)
         hooks.settle()
-        super()._end_step()
+        raise_first(errors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the state and the options of the groups: all of it, or nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
@@ -13,24 +14,23 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import raise_first, says_taken
 from thalweg.core.processing import NOTHING
-from thalweg.core.section import run
+from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
 from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
-from thalweg.optim.averaging import EMA
 from thalweg.optim.flat import FlatGradients
-from thalweg.optim.folding import fold, forget, put_back, set_aside, taken_out
+from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
 from thalweg.optim.scaled import Scaled
-from thalweg.optim.sharded import local
+from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.tracing import untraced
 
@@ -52,9 +52,10 @@ class Kept:
         self.seen = Seen()
         self.count = 0  # of steps taken, but for those of
         self.counter: Tensor | None = None  # which a device decided
-        self.taken: Tensor | None = None  # whether the last one was, if a device has decided
+        self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
+        self.decided: Tensor | None = None  # the same of the last one
         self.is_swapped = False
-        self.sums: dict[int, Tensor] | None = None  # of gradients, while a step takes them
+        self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
@@ -154,7 +155,7 @@ class OneSweep(Scaled):
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
-                    with self._summed():
+                    with self._keeping_sums():
                         self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -196,6 +197,7 @@ class OneSweep(Scaled):
         if len(params) != len(places) or not self._is_of(part):
             return False
         hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
+        hooks.ending = self._ending(seen)
         if not hooks.repeats:
             return False
         how = NOTHING
@@ -209,7 +211,6 @@ class OneSweep(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        self._told(seen)
         return True
 
     def _rules(self) -> set[Rule]:
@@ -246,12 +247,10 @@ class OneSweep(Scaled):
         own = self._own
         with own._lock:
             self._take_step(own.alone.setdefault(id(param), {}), param)
-            own.applied = True
 
     def _end_step(self) -> None:
         """Count a step whose gradients were applied as they came."""
-        self._own.applied = False
-        self._told(Seen())
+        run(self._ending(Seen()))
 
     @property
     def last_step(self) -> LastStep | None:
@@ -262,55 +261,51 @@ class OneSweep(Scaled):
         last = own.last
         if own.counter is not None:
             last = last._replace(count=own.count + int(own.counter.item()))
-        if own.taken is not None and not own.taken.item():
+        if own.decided is not None and not own.decided.item():
             return last._replace(taken=False, reason=FOUND_INF)
         if own.seen.grad_norm is None:
             return last
         norm, factor = float(own.seen.grad_norm), float(own.seen.clip_factor)
         return last._replace(grad_norm=norm, clip_factor=factor)
 
-    @contextlib.contextmanager
-    def swapped(self) -> Generator[None]:
+    def swapped(self) -> AbstractContextManager[None]:
         """Have parameters be their averages in a `with` block, to evaluate or to save a model.
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside.
+            FailedPreconditionError: A step is taken inside, or the block is in another one.
+            LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
-        own = self._own
         if self._around.ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
-        pairs = [
-            (local(param), local(each[EMA])) for param, each in self.state.items() if EMA in each
-        ]
-        with own._lock:
-            kept = [param.detach().clone() for param, _ in pairs]
-            own.is_swapped = True
-            with torch.no_grad():
-                run([partial(param.detach().copy_, ema) for param, ema in pairs])
-        try:
-            yield
-        finally:
-            with own._lock, torch.no_grad():
-                back = zip(pairs, kept, strict=True)
-                run([partial(param.detach().copy_, value) for (param, _), value in back])
-                own.is_swapped = False
+        return swapped(self)
 
     def _is_due(self) -> bool:
         """Whether a step is to be taken; else the gradients were folded into their sums."""
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
+        own.sums = None  # those of a step that was not taken are in the state still
         with torch.no_grad():
             count = fold(
                 self.param_groups,
                 self.state,
                 unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
                 wide=self._around.wide_sums or self._around.masters,
+                told=self._waiting,
             )
         if count < wanted:
-            own.last = LastStep(False, f"{count} of {wanted} gradients are summed up", own.count)
-        return count >= wanted
+            return False
+        own.sums = sums_of(self.state)
+        if not own.sums:
+            run(forgetting(self.param_groups, self.state))
+        return bool(own.sums)
+
+    def _waiting(self, count: int) -> Call:
+        """What tells of so many gradients in the sums."""
+        reason = f"{count} of {self._around.accumulate} gradients are summed up"
+        last = LastStep(False, reason, self._own.count)
+        return partial(setattr, self._own, "last", last)
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients of parameters; None for none."""
@@ -324,32 +319,37 @@ class OneSweep(Scaled):
         return [grad if grad is None else grad.to(param.dtype) for grad, param in pairs]
 
     @contextlib.contextmanager
-    def _summed(self) -> Generator[None]:
-        """Have `_gradients` be the sums in a `with` block, which takes the step."""
-        own = self._own
-        if self._around.accumulate == 1:
-            yield
-            return
-        own.sums = taken_out(self.state)
+    def _keeping_sums(self) -> Generator[None]:
+        """Say of a step that fails that sums of gradients stay."""
         try:
             yield
-        except BaseException:
-            put_back(own.sums, self.param_groups, self.state)
+        except BaseException as error:
+            if self._own.sums is not None and not says_taken(error):
+                error.add_note("The sums of gradients stay: the next call of step takes them.")
             raise
-        finally:
-            own.sums = None
-        forget(self.param_groups)
 
-    def _told(self, seen: Seen) -> None:
-        """A step was taken, or a device has decided on it."""
+    def _ending(self, seen: Seen) -> list[Call]:
+        """What is written with a step: that it was taken, or that a device has decided on it."""
         own = self._own
+        told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
+        calls: list[Call] = []
         if own.taken is None:
-            own.count += 1
+            told["count"] = own.count + 1
         elif own.counter is None:
-            own.counter = own.taken.long()
+            told["counter"] = own.taken.long()
         else:
-            own.counter = own.counter.to(own.taken.device).add_(own.taken)
-        own.last, own.seen = LastStep(True, "", own.count), seen
+            told["counter"] = counter = own.counter.to(own.taken.device)
+            calls.append(partial(counter.add_, own.taken))
+        told["last"] = LastStep(True, "", told.get("count", own.count))
+        if own.sums is not None:
+            told["sums"] = None
+            calls += forgetting(self.param_groups, self.state)
+        return [*calls, partial(vars(own).update, told)]
+
+    def _ending_alone(self, param: Tensor) -> list[Call]:
+        """The same of one parameter in the course of the backward pass."""
+        applied = partial(vars(self._own).__setitem__, "applied", True)
+        return [applied, partial(setattr, param, "grad", None)]
 
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""
