@@ -13,12 +13,13 @@ from torch import Tensor
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
 from thalweg.core.vectors import functions_of
+from thalweg.engines.layout import check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
 from thalweg.optim.narrow import MASTER, Kinds
-from thalweg.optim.sharded import whole
-from thalweg.variable import REDUCED
+from thalweg.optim.sharded import local, whole
+from thalweg.variable import REDUCED, name_of
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 
@@ -246,7 +247,10 @@ def together(
             " options that choose several, such as momentum."
         )
     factor = 1.0 if unscaling is None else unscaling
-    gradients = [grad for share in shares for grad, _ in share.pairs]
+    pairs = [pair for share in shares for pair in share.pairs]
+    gradients = [grad for grad, _ in pairs]
+    for grad, param in pairs:
+        check_parts(local(grad), f"The gradient of '{name_of(param)}'")
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
     found = [whole(torch.linalg.vector_norm(each)) for each in values]
     if isinstance(unscaling, Tensor):

@@ -15,7 +15,7 @@ from thalweg.engines import layout, saturated
 from thalweg.formula import Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.folding import SUM
-from thalweg.variable import REDUCED, variable_constraint
+from thalweg.variable import REDUCED, name_of, variable_constraint
 
 MASTER = "master"
 
@@ -140,6 +140,8 @@ class Masters:
         for param, master in zip(self._params, self._targets, strict=True):
             version = param._version
             if master is not param and version != self._versions.get(id(param)):
+                layout.check_memory(param, f"'{name_of(param)}'")
+                layout.check_memory(master, f"What stands for '{name_of(param)}'")
                 own = param.detach().to(master.device)
                 if master.dtype != own.dtype:  # where it has not changed, the master has more
                     own = torch.where(saturated(master, own.dtype) == own, master, own)
