@@ -110,9 +110,9 @@ class Loading:
             CheckpointMismatchError: Names the first, or all whose storage was cut.
         """
         own = [(entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)]
-        found = [f"{name!r} has no memory of its own here" for tensor, name in own if is_cut(tensor)]
-        if found:
-            raise mismatch(found, self.what)
+        cut = [name for tensor, name in own if is_cut(tensor)]
+        if cut:
+            raise mismatch([f"{name!r} has no memory of its own here" for name in cut], self.what)
         try:
             check_writable([pair for pair in own if has_storage(pair[0])])
         except LayoutError as error:
