@@ -80,11 +80,12 @@ def unwatched(functions: Sequence[Call]) -> Call:
     # such as that of a traceback and its frames.
     kinds: tuple[Any, ...] = (DisableTorchFunction, _DisableTorchDispatch)
     guards: list[Any] = []
+    call: Callable[..., Any] = operator.call
     nothing = (None,) * len(kinds)
     make = partial(guards.extend, calls(kinds))
-    enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
+    enter = partial(consume, map(call, map(getattr, guards, ("__enter__",) * len(kinds))))
     leaving = map(getattr, guards, ("__exit__",) * len(kinds))
-    leave = partial(consume, map(operator.call, leaving, nothing, nothing, nothing))
+    leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
     return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
 
 
@@ -96,11 +97,11 @@ class _Entering:
     """
 
     def __get__(self, block: Within | None, owner: Any = None) -> Any:
-        return _entered if block is None else block._opening()
+        return _entered if block is None else block.opening()
 
 
-def _entered(block: Within) -> None:
-    block._opening()()
+def _entered(block: Within) -> None:  # as `contextlib.ExitStack` calls it
+    block.opening()()
 
 
 class Within(IOBase):
@@ -117,7 +118,8 @@ class Within(IOBase):
     def __init__(self, prepare: Callable[[], tuple[Sequence[Call], Sequence[Call]]]) -> None:
         self._prepare = prepare
 
-    def _opening(self) -> Call:
+    def opening(self) -> Call:
+        """The section that opens a block; makes all ready for it."""
         opening, closing = self._prepare()
         closes = partial(setattr, self, "close", _section(closing))
         return _section([closes, *opening])

@@ -74,6 +74,8 @@ class DropIn(OneSweep):
         if any(map(self._is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if only is None else self._share_of(only)
+        if not shares:
+            return None
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
@@ -86,8 +88,8 @@ class DropIn(OneSweep):
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen = Seen()
-        if shares:  # in one section with the last of them
-            hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
+        # In one section with the last of them.
+        hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             around, unscaling = together(around, unscaling, shares.values(), seen)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from thalweg.core.outcome import raise_first, says_taken
+from thalweg.core.outcome import raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -39,6 +39,7 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
+_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 
 
 class Kept:
@@ -155,7 +156,7 @@ class OneSweep(Scaled):
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
-                    with self._keeping_sums():
+                    with self._saying():
                         self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -319,12 +320,15 @@ class OneSweep(Scaled):
         return [grad if grad is None else grad.to(param.dtype) for grad, param in pairs]
 
     @contextlib.contextmanager
-    def _keeping_sums(self) -> Generator[None]:
-        """Say of a step that fails that sums of gradients stay."""
+    def _saying(self) -> Generator[None]:
+        """Say of a step that fails what was done before it, and stays."""
+        own = self._own
         try:
             yield
         except BaseException as error:
-            if self._own.sums is not None and not says_taken(error):
+            if own.applied:
+                say(error, [_APPLIED])
+            elif own.sums is not None and not says_taken(error):
                 error.add_note("The sums of gradients stay: the next call of step takes them.")
             raise
 
