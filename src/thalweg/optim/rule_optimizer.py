@@ -18,8 +18,11 @@ from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
+from thalweg.optim.differing import of_options
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
+from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
@@ -203,7 +206,20 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         return self._capturable or self._around.fused_unscale
 
     def _has_state(self, group: Group, param: Tensor) -> bool:
-        return True  # it is made with the optimizer
+        # It is made with the optimizer, but for what a state that was loaded did not have.
+        return all(name in self.state[param] for name in self._around.keys(param))
+
+    def _state_names(self) -> set[str]:
+        """What the state of a parameter may hold."""
+        kept = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
+        return kept | {MASTER} if self._around.masters else kept
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        if group.get("rule") != self.rule.name:
+            return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
+        wanted = as_options({hyper.name: None for hyper in self.rule.hypers})
+        return of_options(group, wanted, (), place)
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
@@ -217,7 +233,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Set the state and the options of the groups: all of it, or nothing.
 
         Parameters are matched by name where both sides have names, else by their order. Hooks are
-        called as torch calls them. Every tensor keeps its dtype.
+        called as torch calls them. Every tensor keeps its dtype. Averages and masters that are not
+        in the state begin at the parameters, of which a warning tells.
 
         Args:
             state_dict: As `state_dict` returns it.
