@@ -137,6 +137,7 @@ class OfTorch:
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)
+            found += self.optimizer._unfit_options(options, index) if self._is_ours else []
             calls += [partial(group.clear), partial(group.update, options)]
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__

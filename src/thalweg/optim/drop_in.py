@@ -53,8 +53,6 @@ class DropIn(OneSweep):
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those of these that are true or false
 
-    defaults: dict[str, Any]
-
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         own = inspect.signature(cls._torch)
@@ -228,7 +226,14 @@ class DropIn(OneSweep):
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
-        return of_options(group, self._wanted, self._flags, place)
+        strange = self._strange_options(group)
+        return [
+            *of_options(group, self._wanted, self._flags, place),
+            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
+        ]
+
+    def _wanted_options(self) -> Sequence[str]:
+        return self._wanted
 
     def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""

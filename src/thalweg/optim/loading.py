@@ -19,7 +19,7 @@ from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
 from thalweg.optim.differing import kind_of
 from thalweg.optim.folding import SUM
-from thalweg.optim.groups import Group
+from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.sharded import cut, is_on_mesh, local
 from thalweg.variable import REDUCED
@@ -204,6 +204,8 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         calls.append(partial(group.update, {**other, **kept}))
     if found:
         raise mismatch(found, what)
+    for other in saved:
+        hypers_of(other, optimizer.rule)
     for param, name in gained:
         calls.append(partial(optimizer.state[param].pop, name))
     if gained and any(not differing.is_before_steps(own) for own in given["state"].values()):

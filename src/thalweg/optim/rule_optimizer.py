@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,12 @@ from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+
+# What users of torch.optim give groups, and what no rule may ignore.
+_OF_OTHERS = (
+    "weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "maximize", "betas",
+    "eps",
+)  # fmt: skip
 
 
 class RuleOptimizer(OneSweep, torch.optim.Optimizer):
@@ -70,9 +77,21 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     _products: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
+    _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
+    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _decided: ClassVar[set[str]] = {
+        "initial"
+    }  # what the constructor decides, where no option is it
+
     rule: Rule
     _capturable: bool = False
     _is_torchs = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("thalweg."):
+            own = inspect.signature(cls.__init__).parameters.values()
+            plain = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+            cls._decided = cls._decided | {*plain[1:]} - {"params"}
 
     def __init__(
         self,
@@ -218,8 +237,30 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Why a step could not be taken with the options of a group."""
         if group.get("rule") != self.rule.name:
             return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
-        wanted = as_options({hyper.name: None for hyper in self.rule.hypers})
-        return of_options(group, wanted, (), place)
+        strange = self._strange_options(group)
+        return [
+            *of_options(group, self._wanted_options(), ("rule",), place),
+            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
+        ]
+
+    def _wanted_options(self) -> Sequence[str]:
+        return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        found, kind = super()._strange_options(group), type(self).__name__
+        own = self._wanted_options()
+        for name in self._decided:
+            if name in group and name not in own:
+                found[name] = f"but the constructor of {kind} decides it for all groups"
+        for name in _OF_OTHERS:
+            if name not in (*own, *found) and group.get(name):
+                found[name] = f"which is no option of {kind}"
+        for name in self._nonzero:
+            if name in own and name in group and not group[name]:
+                found[name] = f"but the constructor of {kind} was given one for all groups"
+        if group.get("rule", self.rule.name) != self.rule.name:
+            found["rule"] = f"but {self.rule.name!r} for all groups"
+        return found
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
