@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -165,10 +165,26 @@ class Around:
         """A rule with all that is done beside it."""
         return rule if self.ema_decay is None else averaged(rule)
 
+    @property
+    def on(self) -> dict[str, Any]:
+        """What differs from a constructor that was given nothing."""
+        own = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in own.items() if value != default}
+
     def named(self) -> str:
         """What is on, for messages."""
-        on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        return ", ".join(on)
+        return ", ".join(self.on)
+
+    def others(self, group: Mapping[str, Any]) -> list[str]:
+        """Options in a group that are not as here, where they are for all groups together."""
+        return [n for n in KEYWORDS if n in group and not _equal(group[n], getattr(self, n))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
+        return False
 
 
 KEYWORDS = tuple(each.name for each in fields(Around))

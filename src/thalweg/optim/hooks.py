@@ -221,7 +221,7 @@ class TorchHooks(GroupHooks):
     def _prepared(self, key: Hashable) -> dict[str, Any]:
         rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
-        options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
+        options = self._part.options(place, optimizer)
         if STEP in numbers:
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step

@@ -252,11 +252,12 @@ class Part:
             place in known and known[place].hold(group) for place, group in enumerate(groups)
         )
 
-    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
-        """The options of the group at this place."""
-        known = self._options.get(place)
+    def options(self, place: int, optimizer: Any) -> Options:
+        """The options of the group of an optimizer at this place."""
+        known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            known = self._options[place] = Options(group, self.rule, fixed)
+            optimizer._check_options(group, place)
+            known = self._options[place] = Options(group, self.rule, optimizer._fixed)
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
@@ -14,14 +14,24 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from thalweg.core.hyperparameters import shown
 from thalweg.core.outcome import raise_first, says_taken
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
-from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
+from thalweg.optim.around import (
+    FOUND_INF,
+    KEYWORDS,
+    NONE,
+    Around,
+    LastStep,
+    Seen,
+    apart,
+    processing,
+)
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
@@ -75,6 +85,7 @@ class OneSweep(Scaled):
 
     state: Any
     param_groups: list[Group]
+    defaults: dict[str, Any]
     _around: Around = NONE
     _own: Kept
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
@@ -90,6 +101,9 @@ class OneSweep(Scaled):
         if around is not NONE:
             self._around = around
         super().__init__(*args, **keywords)
+        # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
+        # `add_param_group` takes it out again.
+        self.defaults.update(around.on)
         if around.kinds.device is not None:
             for own in self.state.values():  # that torch's constructor makes
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
@@ -102,9 +116,59 @@ class OneSweep(Scaled):
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """As torch's.
+
+        Raises:
+            ValueError: The group has an option that is one for all groups.
+        """
+        given = cast("object", param_group)
+        if isinstance(given, dict):  # else torch refuses it
+            self._check_options(param_group, len(self.param_groups), complete=False)
+        apart = [name for name in KEYWORDS if name not in param_group]
         super().add_param_group(param_group)  # pyright: ignore
+        for name in apart:
+            self.param_groups[-1].pop(name, None)
         self._begin()
+
+    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        """Refuse a group whose options a step would not follow.
+
+        Args:
+            group: The group.
+            place: Its number.
+            complete: Whether it has all options, or is given defaults later.
+
+        Raises:
+            InvalidArgumentError: It has one that is one for all groups; names it.
+            NotFoundError: It lacks one.
+        """
+        found = self._strange_options(group)
+        if found:
+            name, why = next(iter(found.items()))
+            raise InvalidArgumentError(f"{name} of group {place} is {shown(group[name])}, {why}.")
+        lacking = [name for name in self._wanted_options() if name not in group]
+        if complete and lacking:
+            raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Options of a group that a step would not follow, and why."""
+        return {
+            name: f"but {shown(getattr(self._around, name))} in the constructor, which decides it"
+            " for all groups"
+            for name in self._around.others(group)
+        }
+
+    def _wanted_options(self) -> Sequence[str]:
+        """The options that a step reads."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        options = self._around.on
+        if not options:
+            return text
+        lines = [f"    {name}: {options[name]}\n" for name in sorted(options)]
+        return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
