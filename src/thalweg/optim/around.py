@@ -54,7 +54,8 @@ class Around:
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
             1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
         masters: Whether parameters of 16 bits have a master in float32 in their state, as
-            `master`, which steps update, and which they follow.
+            `master`, which steps update, and which they follow. What others write to a parameter
+            counts, by `.data`, too; a write that rounds to the same value cannot be seen.
         state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
             parameter's, or that of its master.
         accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
@@ -66,7 +67,7 @@ class Around:
             and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
         state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
             gradients go there, values come back. None keeps it with the parameters. Not with
-            `in_backward`.
+            `in_backward`. What others write in place by `.data` is not seen then.
     """
 
     clip_grad_norm: float | None = None

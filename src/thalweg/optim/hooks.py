@@ -29,12 +29,16 @@ _KEEP = Selection(denormals="keep")  # as torch does
 class GroupHooks(Hooks):
     """A step over parameters in groups.
 
+    Where parameters have masters, what others wrote to the parameters counts.
+
     Args:
         optimizer: The optimizer.
         part: What is kept of the parameters.
         params: The parameters of the part.
         places: For each the index of its group.
     """
+
+    from_copies = True
 
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]

@@ -15,6 +15,7 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
+from thalweg.engines import resumed
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import CPU, Column, DeviceColumn, PlainColumn
@@ -171,8 +172,14 @@ class Part:
                 if own != start:
                     tensor.fill_(own)
             if name == EMA:  # before the first step it is the parameter's value
-                tensor.copy_(local(self._target_of.get(id(param), param)).detach())
+                tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
+
+    def _beginning(self, param: Tensor) -> Tensor:
+        """What a step begins at."""
+        target, kinds = self._target_of.get(id(param), param), self._kinds
+        has_copy = kinds.has_master(param) and not kinds.is_away(param)
+        return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
         found: list[Any] = []

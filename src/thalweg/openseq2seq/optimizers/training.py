@@ -70,8 +70,8 @@ def optimize_loss(
             step.
         var_list: Optional. The variables to train. By default all trainable ones of the graph, or
             in eager mode those that the loss depends on in the first run.
-        dtype: "mixed" trains float16 and bfloat16 variables by masters and scales the loss;
-            otherwise it has no meaning.
+        dtype: "mixed" trains float16 and bfloat16 variables by masters, which decide, and scales
+            the loss; otherwise it has no meaning.
         clip_gradients: Optional. The largest global norm.
         summaries: Names out of `OPTIMIZER_SUMMARIES`. None stands for the learning rate, the
             global norm and the loss scale.
