@@ -38,6 +38,10 @@ class Graph(Nodes):
         finally:
             thread.graphs.pop()
 
+    def get_name_scope(self) -> str:
+        """The current name scope, without the "/" at its end."""
+        return self.scope[:-1]
+
     def call(
         self,
         function: Callable[..., Any],

@@ -15,7 +15,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.collections import Collections
 from thalweg.graph.node_def import NodeDef, node_def_of
 from thalweg.graph.operators import Operators
-from thalweg.graph.scopes import Block, Scopes
+from thalweg.graph.scopes import Block, Scopes, Unit
 from thalweg.running import Symbolic, TensorReference, get_default_session
 from thalweg.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg.variable import dtype_name
@@ -64,6 +64,7 @@ class Operation:
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
         self.block: Block | None = None  # the branch or loop that it is in
+        self.unit: Unit | None = None  # the update that it is a part of
         self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
         self.origin = ""
 

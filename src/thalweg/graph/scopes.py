@@ -18,6 +18,7 @@ class _Place(threading.local):
         self.scope = ""  # ends with "/", unless it is empty
         self.control: tuple[Any, ...] = ()  # operations
         self.block: Block | None = None
+        self.unit: Unit | None = None
 
 
 class Block:
@@ -36,6 +37,17 @@ class Block:
         while block is not None and block is not other:
             block = block.outer
         return block is other
+
+
+class Unit:
+    """Operations that are one update: where one of them fails, a run puts back what they wrote.
+
+    Attributes:
+        block: The block in which it begins; None outside of all.
+    """
+
+    def __init__(self, block: Block | None) -> None:
+        self.block = block
 
 
 class Scopes:
@@ -66,6 +78,11 @@ class Scopes:
         """The block that operations made now are in; None outside of all."""
         return self._place.block
 
+    @property
+    def unit(self) -> Unit | None:
+        """The unit that operations made now are of; None outside of all."""
+        return self._place.unit
+
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
         """The name that an operation called `name` would get now.
 
@@ -79,6 +96,11 @@ class Scopes:
         scope = "" if absolute else self.scope
         with self.lock:
             return self._names.unique(scope + checked(name, scope), mark_as_used)
+
+    def claim_name(self, name: str) -> None:
+        """Let a whole name count as given away."""
+        with self.lock:
+            self._names.claim(checked(name))
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -115,6 +137,20 @@ class Scopes:
             where = self._at(self.block, tuple(dict.fromkeys((*self.control, *added))))
         with where:
             yield
+
+    @contextlib.contextmanager
+    def as_one(self, is_one: bool = True) -> Iterator[None]:
+        """Let operations made in the `with` block be one update, or part of that around it.
+
+        Args:
+            is_one: Whether they are; False leads out of all units.
+        """
+        before = self._place.unit
+        self._place.unit = (before or Unit(self.block)) if is_one else None
+        try:
+            yield
+        finally:
+            self._place.unit = before
 
     def inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
         """Let operations made in the `with` block be those of `block`.

@@ -83,19 +83,19 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ.
         """
-        return self._update(functools.partial(_assign, self), value, name or "Assign", Target(self))
+        return self._update(functools.partial(_assign, self), value, name, "Assign", Target(self))
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that adds to all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_add, delta, name or "AssignAdd")
+        return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that subtracts from all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_sub, delta, name or "AssignSub")
+        return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
     def handle(self) -> GraphVariable:
@@ -143,14 +143,17 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self,
         method: Callable[..., Any],
         value: Any,
-        name: str,
+        name: str | None,
+        kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
         arguments = (target or Reference(self), whole(self._operand(value)))
-        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
+        op = add(
+            self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
+        )
         return op.outputs[0]
 
     def _operand(self, value: Any) -> Any:
@@ -312,7 +315,7 @@ def create(
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    with graph.as_default(), graph.control_dependencies(None):
+    with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
             given = () if shape is None else (shape, wanted)
