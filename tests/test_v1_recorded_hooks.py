@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -284,6 +285,120 @@ def test_decay_beside_a_hook_comes_before_it(session: Any) -> None:
     session.run(v1.global_variables_initializer())
     session.run(op)
     assert session.run([a, b]) == [[4.0 - 0.5 * 4.0], [8.0 - 0.5 * 8.0]]
+
+
+# --- torch's functions ----------------------------------------------------------------------------
+
+
+class InTorch(train.Optimizer):
+    """Adam's like by torch's functions that write in place: on variables, and on slots."""
+
+    returns = False
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self._zeros_slot(var, "m", "m")
+            self._zeros_slot(var, "v", "v")
+        self._create_non_slot_variable(0.0, "count", var_list[0])
+        self._create_non_slot_variable(1.0, "total", var_list[0])
+
+    def _prepare(self) -> None:
+        self._get_non_slot_variable("count").add_(1)
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        count = self._get_non_slot_variable("count")
+        before = var * 0.25
+        with torch.no_grad():
+            m.mul_(0.9).add_(grad.data, alpha=0.1)
+            v.data.mul_(0.99).addcmul_(grad, grad, value=0.01)
+            torch._foreach_mul_([var, m], 0.5)
+            torch._foreach_add_([var], [before])
+            root = (v / (1 - 0.99**count)).sqrt() + 1e-8
+            var.addcdiv_(m / (1 - 0.9**count), root, value=-0.1)
+            m.sub_(var).copy_(m + 0.5 * var)
+        return grad if self.returns else None
+
+    def _finish(self, update_ops: Any, name_scope: str) -> Any:
+        self._get_non_slot_variable("total").mul_(2)
+        return update_ops[0]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> None:
+    def steps(each: bool) -> Any:
+        cls = type("Own", (InTorch,), {"HOOKS_AT_EACH_RUN": each, "returns": returns})
+        with tf.Graph().as_default(), v1.Session() as session:
+            w, b = v1.Variable([1.0, 2.0], name="w"), v1.Variable([[3.0]], name="b")
+            step = v1.train.get_or_create_global_step()
+            pairs = [(w * 2.0, w), (torch.tensor([[-1.0]]), b)]
+            op = cls(False, "Own").apply_gradients(pairs, step if counts else None)
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(op)
+            variables = sorted(v1.global_variables(), key=lambda var: var.name)
+            return {var.name: value.tolist() for var, value in zip(
+                variables, session.run(variables), strict=True
+            )}  # fmt: skip
+
+    found = steps(False)
+    assert found == steps(True)
+    assert (found["count:0"], found["total:0"]) == (3.0, 8.0)
+    assert found["global_step:0"] == 3 * counts
+
+
+def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> None:
+    class Broken(InTorch):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            super()._apply_dense(grad, var)
+            var.add_(self.divisor)
+
+    w, other = v1.Variable([1.0, 2.0], name="w"), v1.placeholder(tf.float32, None)
+    opt = Broken(False, "Broken")
+    opt.divisor = other
+    op = opt.apply_gradients([(tf.ones([2]), w)])
+    session.run(v1.global_variables_initializer())
+    session.run(op, {other: 1.0})
+    before = session.run(v1.global_variables())
+    with pytest.raises(RuntimeError, match="must match the size") as caught:
+        session.run(op, {other: [1.0, 2.0, 3.0]})
+    assert any("The step was not taken" in note for note in caught.value.__notes__)
+    for one, two in zip(session.run(v1.global_variables()), before, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def viewed(self: Any, grad: Any, var: Any) -> Any:
+    flat = var.view(-1)
+    var.mul_(2)
+    var.add_(flat)
+
+
+def added(self: Any, grad: Any, var: Any) -> Any:
+    var -= grad
+
+
+def branched(self: Any, grad: Any, var: Any) -> Any:
+    return tf.cond(tf.reduce_sum(grad) > 0, lambda: var.add_(grad), lambda: var * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        (viewed, "'view:0' was made before '.*mul' wrote to the memory that it looks into"),
+        (added, r"'w:0' cannot be written by \+=, -= and the like in a hook"),
+        (branched, "outside of branches: add_, sub_, mul_, addcmul_, addcdiv_, copy_"),
+        (lambda self, grad, var: torch.add(var, grad, out=var), "add with out= writes in place"),
+        (lambda self, grad, var: torch._foreach_div_([var], 2.0), "_foreach_div_ writes in place"),
+        (lambda self, grad, var: torch._foreach_mul_([grad], 2.0), "_foreach_mul_ writes in place"),
+        (lambda self, grad, var: var.add_(torch.ones(3, 2)), "broadcast"),
+    ],
+)
+def test_what_torch_would_write_otherwise_is_refused(hook: Any, what: str) -> None:
+    error = refused(hook)
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert re.search(what, text.replace("Own/update_w/view", "view"))
+    assert "HOOKS_AT_EACH_RUN = True" in text
 
 
 # --- hooks at each run ----------------------------------------------------------------------------

@@ -67,6 +67,13 @@ def add(
     for needed in (*(tensor.op for tensor in inputs), *controls):
         if needed.block is not None and (graph.block is None or not graph.block.sees(needed.block)):
             raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+    stale = {} if graph.unit is None else graph.unit.stale
+    for tensor in inputs if stale else ():
+        if tensor in stale:
+            raise InvalidArgumentError(
+                f"'{tensor.name}' was made before '{stale[tensor]}' wrote to the memory that it"
+                " looks into: make it after that."
+            )
     device = next((tensor.device for tensor in inputs), _CPU)
     with graph.lock:
         full = _full_name(graph, name, absolute)

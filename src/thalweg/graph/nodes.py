@@ -20,6 +20,8 @@ from thalweg.running import Symbolic, TensorReference, get_default_session
 from thalweg.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg.variable import dtype_name
 
+IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call
+_LISTED = ", ".join(IN_PLACE)
 _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
 
@@ -165,6 +167,14 @@ class SymbolicTensor(Operators):
     def device(self) -> torch.device:
         return self.op.device
 
+    def _is_hook(self) -> bool:
+        return self.graph.unit is not None
+
+    def _why_not(self) -> str:
+        if not self._is_hook():
+            return super()._why_not()
+        return f"In a hook these do, on variables and slots outside of branches: {_LISTED}."
+
     def get_shape(self) -> Shape | UnknownShape:
         """The static shape, of sizes that have a `value`; one without `ndims` where not even their
         number is known.
@@ -292,6 +302,12 @@ class Nodes(Scopes, Collections, ABC):
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
         """Add an operation that calls `function`, and return its outputs as the function does."""
+
+    @abstractmethod
+    def write(
+        self, variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Add an operation that calls a method of torch's which writes to a variable in place."""
 
     @property
     def _graph_key(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from thalweg.graph.names import Names, checked
@@ -44,10 +44,26 @@ class Unit:
 
     Attributes:
         block: The block in which it begins; None outside of all.
+        last: The last operation of it that writes in place; what is made later waits for it.
+        stale: Views of variables that were written in place since; the function that did.
     """
 
     def __init__(self, block: Block | None) -> None:
         self.block = block
+        self.last: tuple[Any, ...] = ()
+        self.stale: dict[Any, str] = {}
+        self._views: dict[Any, Any] = {}  # the variables whose memory they look into
+
+    def looked(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+        """Note that outputs may be views of the first of these inputs."""
+        first = next(iter(inputs), None)
+        base = self._views.get(first, first)
+        self._views |= dict.fromkeys(outputs, base)
+
+    def wrote(self, variable: Any, op: Any) -> None:
+        """Note that an operation writes to a variable in place."""
+        self.last = (op,)
+        self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
 
 
 class Scopes:
@@ -71,7 +87,8 @@ class Scopes:
     @property
     def control(self) -> tuple[Any, ...]:
         """The operations that those made now wait for."""
-        return self._place.control
+        unit = self._place.unit
+        return self._place.control if unit is None else (*self._place.control, *unit.last)
 
     @property
     def block(self) -> Block | None:
@@ -161,7 +178,7 @@ class Scopes:
 
     @contextlib.contextmanager
     def _at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
-        before = self._place.block, self._place.control
+        before = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:
             yield

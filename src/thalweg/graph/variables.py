@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeErr
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, Target, whole
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
+from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
@@ -172,6 +172,25 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
         return value
+
+    def _writes(self, name: str) -> bool:
+        unit = self.graph.unit
+        return unit is not None and name in IN_PLACE and self.graph.block is unit.block
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> GraphVariable:
+        self.graph.write(self, name, args, kwargs)
+        return self
+
+    def _augment(self, other: Any) -> Any:
+        # In torch it is an update, in TensorFlow 1 another tensor.
+        if not self._is_hook():
+            return NotImplemented
+        raise InvalidTypeError(
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _augment
+    __iand__ = __ior__ = __ixor__ = __imatmul__ = _augment
 
     def beside(
         self,

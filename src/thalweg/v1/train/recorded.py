@@ -114,14 +114,22 @@ class _Recording:
                 made = self._optimizer._apply_one(grad, var)
             if made is None:
                 made = group(*self._updates_since(before)) if self._updates_since(before) else None
-            return made if var.constraint is None else processor_of(var)._constrained(made)
+            if var.constraint is None:
+                return made
+            with self.explained(f"the constraint of '{var.op.name}'"):
+                return processor_of(var)._constrained(made)
 
     def finish(self, updates: list[Any], scope: str) -> Any:
         """What `_finish` returns; if that is nothing, what is done when all updates are."""
         before = len(self._graph.operations)
         with self.explained("_finish"):
             made = self._optimizer._finish(updates, scope)
-        return group(*updates, *self._updates_since(before), name=scope) if made is None else made
+        if made is None:
+            return group(*updates, *self._updates_since(before), name=scope)
+        last = self._graph.unit.last
+        if not last or getattr(getattr(made, "op", made), "index", -1) > last[0].index:
+            return made  # what was written in place comes before it
+        return group(made)
 
     def _updates_since(self, before: int) -> list[Operation]:
         """The operations that update something and were made since there were `before` in all."""
@@ -143,7 +151,7 @@ class _Recording:
                 " session's tensors."
             )
             if isinstance(error, TypeError | AttributeError):
-                raise InvalidTypeError(f"{error} {words}") from error
+                raise InvalidTypeError(f"{str(error).rstrip('.')}. {words}") from error
             error.add_note(words)
             raise
 
@@ -159,7 +167,7 @@ def _line_of(error: BaseException) -> str:
 def _symbol(grad: Any) -> Any:
     """A gradient as a tensor or slices of the graph."""
     if is_symbolic(grad):
-        return grad
+        return grad.read_value() if isinstance(grad, GraphVariable) else grad
     if isinstance(grad, Tensor) and grad.is_sparse:
         grad = IndexedSlices.from_sparse(grad)
     if isinstance(grad, IndexedSlices):
