@@ -368,6 +368,29 @@ def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> No
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("scale", [8.0, "dynamic"])
+@pytest.mark.parametrize("optimizer", [written.ByStep, InTorch])
+def test_hooks_inside_of_a_loss_scale(session: Any, scale: Any, optimizer: Any) -> None:
+    opt = optimizer(False, "Own") if optimizer is InTorch else optimizer(0.5)
+    w, given = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
+    outer = train.experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
+    step = v1.train.get_or_create_global_step()
+    op = outer.apply_gradients([(given, w)], step)
+    session.run(v1.global_variables_initializer())
+    values = []
+    for grad in (1.0, 1.0, float("inf"), 1.0):
+        session.run(op, {given: [grad]})
+        values.append(session.run(w).item())
+    if scale == "dynamic":
+        assert (values[2], session.run(step)) == (values[1], 3)
+        assert session.run(outer._loss_scale()) == 2.0**14
+    else:
+        assert session.run(step) == 4
+    if optimizer is written.ByStep and scale == "dynamic":
+        np.testing.assert_allclose(values[3], 1.0 - 0.5 * (1 + 1 / 2 + 1 / 3), rtol=1e-6)
+    assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op]
+
+
 def viewed(self: Any, grad: Any, var: Any) -> Any:
     flat = var.view(-1)
     var.mul_(2)

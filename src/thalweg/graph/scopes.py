@@ -157,13 +157,15 @@ class Scopes:
 
     @contextlib.contextmanager
     def as_one(self, is_one: bool = True) -> Iterator[None]:
-        """Let operations made in the `with` block be one update, or part of that around it.
+        """Let operations made in the `with` block be one update, or part of that around it, which
+        in a branch or loop is one for itself.
 
         Args:
             is_one: Whether they are; False leads out of all units.
         """
         before = self._place.unit
-        self._place.unit = (before or Unit(self.block)) if is_one else None
+        joins = before is not None and before.block is self.block
+        self._place.unit = (before if joins else Unit(self.block)) if is_one else None
         try:
             yield
         finally:

@@ -535,7 +535,7 @@ class Optimizer(State, StateDict):
                 as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
-        if not self.HOOKS_AT_EACH_RUN and has_hooks(self):
+        if self._is_recorded():
             return recorded(self, updated, global_step, name or self._name)
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
@@ -558,6 +558,10 @@ class Optimizer(State, StateDict):
         )
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
+
+    def _is_recorded(self) -> bool:
+        """Whether hooks are called once, when a graph is built."""
+        return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
     def _read(self) -> dict[str, Any]:
         """What is read once a step, by name; callables are called."""
