@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeErr
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, Target, whole
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
+from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
@@ -83,19 +83,19 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ.
         """
-        return self._update(functools.partial(_assign, self), value, name or "Assign", Target(self))
+        return self._update(functools.partial(_assign, self), value, name, "Assign", Target(self))
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that adds to all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_add, delta, name or "AssignAdd")
+        return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that subtracts from all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_sub, delta, name or "AssignSub")
+        return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
     def handle(self) -> GraphVariable:
@@ -143,14 +143,17 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self,
         method: Callable[..., Any],
         value: Any,
-        name: str,
+        name: str | None,
+        kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
         arguments = (target or Reference(self), whole(self._operand(value)))
-        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
+        op = add(
+            self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
+        )
         return op.outputs[0]
 
     def _operand(self, value: Any) -> Any:
@@ -169,6 +172,25 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
         return value
+
+    def _writes(self, name: str) -> bool:
+        unit = self.graph.unit
+        return unit is not None and name in IN_PLACE and self.graph.block is unit.block
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> GraphVariable:
+        self.graph.write(self, name, args, kwargs)
+        return self
+
+    def _augment(self, other: Any) -> Any:
+        # In torch it is an update, in TensorFlow 1 another tensor.
+        if not self._is_hook():
+            return NotImplemented
+        raise InvalidTypeError(
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _augment
+    __iand__ = __ior__ = __ixor__ = __imatmul__ = _augment
 
     def beside(
         self,
@@ -312,7 +334,7 @@ def create(
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    with graph.as_default(), graph.control_dependencies(None):
+    with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
             given = () if shape is None else (shape, wanted)

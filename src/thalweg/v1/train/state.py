@@ -36,6 +36,7 @@ class State(TrackableSlots):
     PER_GRAPH = True
 
     _name: str
+    _under_way: Any
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -186,10 +187,15 @@ class State(TrackableSlots):
         return resolve(self._non_slots[name, graph])
 
     def _get_non_slot_variable(self, name: str, graph: Any = None) -> Any:
-        """The variable of this name, or None; of the running session's graph while one runs."""
-        session = current_session()
+        """The variable of this name, or None.
+
+        By default that of the graph whose session runs, or for which hooks are called.
+        """
+        session, step = current_session(), self._under_way
         if graph is None and session is not None:
             graph = session.graph
+        elif graph is None and step is not None and step.builds:
+            graph = get_default_graph()
         return resolve(self._non_slots.get((name, graph)))
 
     @property
