@@ -16,8 +16,14 @@ from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
 from thalweg.indexed_slices import IndexedSlices, values_of
-from thalweg.openseq2seq.optimizers.clipping import refuse_scalars
-from thalweg.openseq2seq.optimizers.gradients import Gradient, each, processed, refuse_none
+from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
+from thalweg.openseq2seq.optimizers.gradients import (
+    Gradient,
+    check_given,
+    each,
+    processed,
+    refuse_none,
+)
 from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.tables import checked_summaries
@@ -49,7 +55,8 @@ class PostProcessing(NamedTuple):
         """From the arguments of `optimize_loss`.
 
         Raises:
-            ValueError: A summary has an unknown name, or a parameter of LARC is wrong.
+            ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
+                `clip_gradients` is below 0 or NaN, unless `as_shipped`.
             AttributeError: There are both clipping and LARC.
             TypeError: `clip_gradients` is no number.
         """
@@ -61,6 +68,8 @@ class PostProcessing(NamedTuple):
             )
         if not (clip_gradients is None or is_number(clip_gradients)):
             raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
+        if not as_shipped:
+            check_limit("clip_gradients", clip_gradients)
         larc = None if larc_params is None else Larc.of(larc_params)
         return cls(clip_gradients, larc, wanted, as_shipped)
 
@@ -193,13 +202,14 @@ def post_process_gradients(
         The pairs with new gradients. LARC makes sparse gradients dense.
 
     Raises:
-        ValueError: A summary or parameter is unknown or wrong, or a gradient is None whose norm
-            is needed.
+        ValueError: There are no pairs, a summary or parameter is unknown or wrong, or a gradient
+            is None whose norm is needed.
         AttributeError: There are both `clip_gradients` and `larc_params`.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     how = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
+    grads_and_vars = check_given(grads_and_vars)
     check_writer(summary_writer)
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]

@@ -26,6 +26,7 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Treatment, apply_processed
+from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.update import captured_by
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
@@ -47,12 +48,14 @@ def step_in_graph(
     Raises:
         InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
             optimizer wraps another one.
-        ValueError: No variable has a gradient, or one has none that needs it.
+        ValueError: No variable has a gradient, or one has none that needs it; the loss is no
+            scalar.
     """
     if callable(loss) and not is_symbolic(loss):
         loss = loss()
     if not is_symbolic(loss):
         raise InvalidTypeError(f"loss must be a tensor of the graph, not {loss!r}.")
+    check_scalar(loss)
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     with variable_scope(SCOPE.rstrip("/")):
         mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
@@ -80,6 +83,7 @@ def step_in_graph(
             step: Tensor,
             captured: Any,
         ) -> Tensor:
+            check_scalar(value)
             if mixed is not None:
                 check_mixed(value)
             given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
