@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
@@ -20,13 +21,16 @@ from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
+    concretes,
+    deferred,
     each,
     processed,
     refuse_none,
 )
 from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
-from thalweg.openseq2seq.optimizers.tables import checked_summaries
+from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
+from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
 
 
 class PostProcessing(NamedTuple):
@@ -187,7 +191,8 @@ def post_process_gradients(
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
-        summaries: Names out of `OPTIMIZER_SUMMARIES`; the default ones if None.
+        summaries: Names out of `OPTIMIZER_SUMMARIES`; the default ones if None. In graph mode
+            those of gradients and variables are in the collection SUMMARIES, too.
         lr: The learning rate, a number or tensor of shape ().
         clip_gradients: The largest global norm, or None.
         larc_params: A dict, or None: `larc_eta` (float, required), `larc_mode` ("clip", which is
@@ -215,14 +220,27 @@ def post_process_gradients(
     variables = [var for _, var in grads_and_vars]
     how.check(gradients, variables)
 
-    def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
-        journal = None if summary_writer is None else Journal(how.summaries)
+    def noted(gradients: Any, variables: Any, rate: Any, journal: Journal | None) -> list[Gradient]:
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        made = processed(gradients, variables, how.processing(pairs, rate, journal))
-        if journal is not None:
-            journal.sent(global_step).write(summary_writer)
+        return processed(gradients, variables, how.processing(pairs, rate, journal))
+
+    def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
+        if summary_writer is None:
+            return noted(gradients, variables, rate, None)
+        journal = Journal(how.summaries)
+        made = noted(gradients, variables, rate, journal)
+        journal.sent(global_step).write(summary_writer)
         return made
 
+    def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
+        journal = Journal(how.summaries, scope)
+        with torch.no_grad():
+            noted(concretes(gradients), variables, rate, journal)
+        return journal.sent(0).write
+
+    wanted = OF_GRADIENTS.intersection(how.summaries) and deferred([*gradients, *variables, lr])
+    if wanted and can_be_collected(summaries, summary_writer):
+        collect(tell, [gradients, variables, lr])
     made = each(
         process,
         gradients,

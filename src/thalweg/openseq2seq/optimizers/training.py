@@ -23,6 +23,7 @@ from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
+from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
 from thalweg.tracing import untraced
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
@@ -76,7 +77,9 @@ def optimize_loss(
             dtype of floats has no meaning.
         clip_gradients: Optional. The largest global norm, 0 or more.
         summaries: Names out of `OPTIMIZER_SUMMARIES`. None stands for the learning rate, the
-            global norm and the loss scale.
+            global norm and the loss scale. In graph mode they are in the collection SUMMARIES,
+            from which `tf.summary.merge_all` takes them, for None with the loss; those of
+            gradients that workers average are run together with the step.
         larc_params: Optional. See `post_process_gradients`.
         loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
         loss_scaling_params: Optional. Parameters of the algorithm.
@@ -105,6 +108,8 @@ def optimize_loss(
             range, the loss no scalar, or a variable has no gradient but its norm is needed.
         AttributeError: There are both `clip_gradients` and `larc_params`.
         KeyError: "AdamW" without `weight_decay`.
+        ModuleNotFoundError: In graph mode, there are `summaries` but no `summary_writer`, and
+            TensorBoard is not installed.
         TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
             these parameters.
 
@@ -154,6 +159,9 @@ def optimize_loss(
         raise InvalidTypeError(
             f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
         )
+    collected: tuple[str, ...] = ()
+    if in_graph and can_be_collected(summaries, summary_writer):
+        collected = ("loss", *post.summaries) if summaries is None else post.summaries
     how = Treatment(
         post,
         iter_size,
@@ -182,7 +190,8 @@ def optimize_loss(
             inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
             _ = inner.loss_scale  # raises if there is none
         if live is None:
-            return step_in_graph(loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
+            own = (loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
+            return step_in_graph(*own, collected)
         return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
 
 
