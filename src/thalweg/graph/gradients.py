@@ -28,7 +28,7 @@ def gradients(
     ys: Any,
     xs: Any,
     grad_ys: Any = None,
-    name: str = "gradients",
+    name: str | None = "gradients",
     colocate_gradients_with_ops: bool = False,
     gate_gradients: bool = False,
     aggregation_method: Any = None,
@@ -60,6 +60,7 @@ def gradients(
             `aggregation_method` is another.
         FailedPreconditionError: Called in eager mode.
     """
+    name = name or "gradients"
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
