@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,8 +19,10 @@ from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
 from thalweg.scattering import scatter
+from thalweg.static_shape import Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
+    as_asked,
     as_dtype,
     dtype_name,
     name_of,
@@ -224,9 +227,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
 
 def _assign(variable: GraphVariable, leaf: Any, value: Any) -> Any:
-    if leaf is not None and variable.shape is not None:
+    if leaf is not None and variable.shape is not None and None not in variable.shape:
         return leaf.assign(value)
-    _initialize(variable, value)  # one without a static shape takes any
+    _initialize(variable, value)  # one without a static shape takes any that fits
     return resolve(variable)
 
 
@@ -337,9 +340,10 @@ def create(
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
-            given = () if shape is None else (shape, wanted)
+            is_initializer = shape is not None and needs_arguments(initial_value)
             with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*given)
+                initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
+            shape = None if is_initializer else shape
         if deferred is None and not isinstance(initial_value, SymbolicTensor):
             initial_value = _constant(initial_value, wanted)
         elif deferred is None and wanted not in (None, initial_value.dtype):
@@ -352,13 +356,41 @@ def create(
         start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
         begin_with(variable, start)
     op.device = start.device
-    variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
+    static = start.shape if shape is None else declared(shape, start.shape)
+    variable.dtype, variable.shape = start.dtype, static if validate_shape else None
     variable.trainable, variable.constraint = bool(trainable), constraint
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
     graph.add_to_collections(keys, variable)
     return variable
+
+
+def declared(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
+    """The shape that a variable is to have; None if not even the number of sizes is given.
+
+    Raises:
+        InvalidArgumentError: What is known of its value has another.
+    """
+    wanted = Shape(shape)
+    if isinstance(wanted, UnknownShape):
+        return None
+    if known is not None and not wanted.accepts(known):
+        raise InvalidArgumentError(
+            f"In this `tf.Variable` creation, the initial value's shape ({tuple(known)}) is not"
+            " compatible with the explicitly supplied `shape` argument"
+            f" ({wanted.as_list()})."
+        )
+    return wanted
+
+
+def needs_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function cannot be called without arguments, as far as it tells."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
@@ -371,7 +403,7 @@ def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
 
 
 def _constant(value: Any, dtype: Any) -> torch.Tensor:
-    tensor = to_tensor(value, dtype).detach()
+    tensor = as_asked(value, dtype).detach()
     is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     return tensor.clone() if is_shared else tensor
 

@@ -22,6 +22,7 @@ from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables,
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
+from thalweg.core.slots_as_dicts import variable_key_in_graph
 from thalweg.core.step import finish, take
 from thalweg.counters import Move, number_of
 from thalweg.engines.selection import EngineName, Selection, check_name, current
@@ -156,12 +157,12 @@ class Optimizer(State, StateDict):
             loss: A callable without arguments that returns the value to minimize; in graph mode a
                 symbolic tensor, too.
             global_step: Optional. A variable that is raised by 1 after the updates.
-            var_list: Optional. Variables, in lists or tuples; all trainable ones the loss depends
-                on (eager) or of the graph by default. What `requires_grad_(False)` froze is left
-                alone.
+            var_list: Optional. Variables, in lists, tuples or dicts; all trainable ones that
+                the loss depends on (eager) or of the graph by default. What
+                `requires_grad_(False)` froze is left alone.
             gate_gradients: GATE_NONE frees each gradient as soon as it has been applied, so that
                 no more than one need exist at a time; see below.
-            aggregation_method: Accepted for compatibility; it does not change the values.
+            aggregation_method: Checked in graph mode; it does not change the values.
             colocate_gradients_with_ops: Accepted for compatibility.
             name: Name of the operation in graph mode.
             grad_loss: Optional. Weights of the loss's elements, of its shape.
@@ -238,7 +239,8 @@ class Optimizer(State, StateDict):
             RuntimeError: The loss is a tensor in eager mode.
         """
         valid = self._valid_dtypes()
-        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+        own = (loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+        return gradients.of_loss(*own, aggregation_method)
 
     @staticmethod
     def _scale_loss(loss_value: Any) -> Any:
@@ -744,6 +746,7 @@ _DenseReadResourceVariableProcessor = processors.DenseReadResourceVariableProces
 _DenseResourceVariableProcessor = processors.DenseResourceVariableProcessor
 _StreamingModelPortProcessor = processors.StreamingModelPortProcessor
 _TensorProcessor = processors.TensorProcessor
+get_filtered_grad_fn = gradients.get_filtered_grad_fn
 _get_processor = processors.processor_of
 _deduplicate_indexed_slices = processors.deduplicated
-_var_key = processors.var_key
+_var_key = variable_key_in_graph
