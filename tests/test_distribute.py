@@ -500,7 +500,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not -1"):
         Strategy(timeout=-1)
     for silly in (float("inf"), 1e300, 1e10, 10**400, 1e-9):
-        with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be from 0.001 to 1,0"):
+        with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be from 0"):
             Strategy(timeout=silly)
     with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not nan"):
         Strategy(timeout=float("nan"))
