@@ -256,5 +256,5 @@ def test_queue_runner_by_names() -> None:
                 "QueueRunnerThread-scope/queue-enqueue",
                 "QueueRunnerThread-scope/queue-close_on_stop",
             ]
-            with pytest.raises(TypeError, match="must be a tf.Session, not 'none'"):
+            with pytest.raises(TypeError, match=r"must be a tf\.Session, not 'none'"):
                 v1.train.start_queue_runners("none")

@@ -87,8 +87,8 @@ _below(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
     " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
-    " init_ops linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops state_ops"
-    " resources tensor_array_ops variable_scope variable_v1 variables",
+    " init_ops linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops"
+    " resources state_ops tensor_array_ops variable_scope variable_v1 variables",
     _PUBLIC,
 )
 _below(
