@@ -268,5 +268,8 @@ def test_weights_of_a_model_that_has_none_yet() -> None:
         _ = model.trainable_weights
     with eagerly():
         loss = lambda: keras.losses.mean_squared_error(model(NUMBERS), LABELS)  # noqa: E731
-        keras.optimizers.Adam().minimize(loss, lambda: model.trainable_weights)
+        optimizer = keras.optimizers.Adam()
+        optimizer.minimize(loss, lambda: model.trainable_weights)
+        slots = [optimizer.get_slot(weight, "m") for weight in model.trainable_weights]
+    assert all(slot.numpy().any() for slot in slots)
     assert len(model.trainable_weights) == 4
