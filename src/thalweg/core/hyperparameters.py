@@ -125,7 +125,9 @@ def check_fraction(name: str, value: Any) -> None:
         ValueError: It is outside; names it.
     """
     if is_number(value) and not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
+        raise ValueError(
+            f"`{name}` must be between [0, 1]. Received: {name}={value} (of type {type(value)})."
+        )
 
 
 def checked(name: str, value: Any) -> Any:
