@@ -83,7 +83,8 @@ class DropIn(OneSweep):
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
+                kinds, blocks = self._around.kinds, self._own.blocks
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
