@@ -13,6 +13,7 @@ import torch.multiprocessing as processes
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
+from thalweg.optim.columns import ForeignThere
 from torch_inputs import CLASSES, ROWS, give, params_of
 
 NUMBERS = ("step", "eta", "mu", "mu_product")
@@ -180,3 +181,21 @@ def test_workers_count_together() -> None:
     for each in (made, alone):
         steps(each, 5, 6)
     assert_same([p.detach() for p in made.state], [p.detach() for p in alone.state])
+
+
+def test_a_device_counts_where_numbers_are() -> None:
+    """What a GPU does with such tensors, which need not be one block."""
+    own = [torch.tensor(3.0), torch.tensor(5.0)]
+    column = ForeignThere("step", own)
+    column.counting(None)()
+    column.counting(torch.tensor(False))()
+    own[0].add_(10)
+    column.read()
+    assert column.common.tolist() == [14, 6]
+    column.moving(torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor(True))()
+    assert [each.item() for each in own] == [1, 2]
+    column.read()
+    column.moving(torch.tensor([7.0, 8.0]), torch.tensor(False))()
+    assert [each.item() for each in own] == [1, 2]
+    column.moving(torch.tensor(9.0), None)()
+    assert [each.item() for each in own] == [9, 9]

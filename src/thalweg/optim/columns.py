@@ -193,13 +193,13 @@ class ForeignThere(DeviceColumn):
         self.common = torch.stack([view.to(self.dtype) for view in self._own])
 
     def counting(self, taken: Tensor | None) -> Call:
-        add = torch._foreach_add_  # pyright: ignore
+        add: Any = torch._foreach_add_  # pyright: ignore
         return partial(add, self._own, 1 if taken is None else taken.to(self.dtype))
 
     def moving(self, values: Tensor, taken: Tensor | None) -> Call:
         made = values.to(self.dtype)
         made = made if taken is None else torch.where(taken, made, self.common)
-        copy = torch._foreach_copy_  # pyright: ignore
+        copy: Any = torch._foreach_copy_  # pyright: ignore
         return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))
 
 

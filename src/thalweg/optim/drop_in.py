@@ -223,7 +223,8 @@ class DropIn(OneSweep):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load_as_torch(self, state_dict, super(DropIn, type(self)).load_state_dict)
+            load: Any = super(DropIn, type(self))
+            load_as_torch(self, state_dict, load.load_state_dict)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""

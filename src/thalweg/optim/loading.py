@@ -97,8 +97,9 @@ def _title(optimizer: Any) -> str:
 
 def _twin(optimizer: Any) -> Any:
     """An optimizer that has all that this one has, without hooks, and keeps nothing of its own."""
-    made = type(optimizer).__new__(type(optimizer))
-    own = {**vars(optimizer), "_own": made._own, "_around": type(optimizer)._around}
+    cls: Any = type(optimizer)
+    made = cls.__new__(cls)
+    own = {**vars(optimizer), "_own": made._own, "_around": cls._around}
     own |= {name: OrderedDict() for name in _HOOKS}
     made._own.blocks = optimizer._own.blocks
     vars(made).update(own, defaults=dict(optimizer.defaults))
