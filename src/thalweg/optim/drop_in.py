@@ -84,7 +84,8 @@ class DropIn(OneSweep):
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
+                kinds, blocks = self._around.kinds, self._own.blocks
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
@@ -223,7 +224,8 @@ class DropIn(OneSweep):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load_as_torch(self, state_dict, super(DropIn, type(self)).load_state_dict)
+            load: Any = super(DropIn, type(self))
+            load_as_torch(self, state_dict, load.load_state_dict)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
