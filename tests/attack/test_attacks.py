@@ -35,6 +35,7 @@ NOTICED = {
         "elements may overlap",
         "gradients may lie in what is written",
         "copies are not looked at",
+        "what is written to copies is not seen",
         "indices are not looked at",
     ),
     "changes": (
