@@ -144,7 +144,7 @@ class State(TrackableSlots):
             value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, GraphVariable):
             with var.graph.as_default():
-                slot: Any = make_variable(value, title)
+                slot: Any = make_variable(value, title, like=var)
         else:
             slot = over(value.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
