@@ -108,6 +108,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         """The variable itself, for functions that take a handle."""
         return self
 
+    @property
+    def create(self) -> Operation:
+        """The initializer, as resources have it."""
+        return self.initializer
+
     def _ref(self) -> GraphVariable:
         return self
 
@@ -184,8 +189,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        own = {"use_resource": self.is_resource, "trainable": False, "absolute": True}
-        return create(self.graph, initial, name, deferred=deferred, **own)
+        return create(
+            self.graph,
+            initial,
+            name,
+            trainable=False,
+            deferred=deferred,
+            absolute=True,
+            use_resource=self.is_resource,
+        )
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
         """An operation that adds 1; its value is the one before.

@@ -36,6 +36,7 @@ class State(TrackableSlots):
     PER_GRAPH = True
 
     _name: str
+    _slots: SlotsByName
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
