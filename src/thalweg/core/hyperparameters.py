@@ -139,7 +139,8 @@ def checked(name: str, value: Any) -> Any:
     if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
-    value = bool(value) if isinstance(value, np.bool_) else value
+    if isinstance(value, np.bool_):
+        return value == np.True_
     check_scalar(name, value, accepted)
     return value[()] if _is_array(value) else value
 
@@ -257,7 +258,7 @@ class Hyperparameters(Mapping[str, Any]):
         return repr(self._values)
 
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def raw(self, name: str) -> Any:
         """The value as it is kept now."""

@@ -145,6 +145,11 @@ def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
     return graph or next((each.graph for each in symbols), None) or graphs.get_default_graph()
 
 
+def _initialized(resource_list: Iterable[Any], name: str = "init") -> Any:
+    """An operation that initializes resources, such as variables."""
+    return graphs.group(*(each.create for each in resource_list), name=name)
+
+
 _OWN: dict[str, dict[str, Any]] = {
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
@@ -157,6 +162,11 @@ _OWN: dict[str, dict[str, Any]] = {
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
     "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _nowhere},
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
+    "ops.resources": {
+        "initialize_resources": _initialized,
+        "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
+        "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
+    },
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),

@@ -87,7 +87,7 @@ class Compiling(_Model):
         with eagerly():
             taken = as_optimizer(optimizer)
             super().compile(taken, *args, **options)
-        vars(self)["_unwraps"] = isinstance(taken, FusedOptimizer) and taken is not optimizer
+        self.__dict__["_unwraps"] = isinstance(taken, FusedOptimizer) and taken is not optimizer
         self._strategy = get_strategy()
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
@@ -140,7 +140,7 @@ class Compiling(_Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile as a saved model was compiled."""
         self.compile(**keras.saving.deserialize_keras_object(config))
-        vars(self)["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
+        self.__dict__["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
