@@ -51,14 +51,15 @@ def is_on(value: Any) -> bool:
 
 
 def as_number(name: str, value: Any) -> Any:
-    """A plain number, also from a 0-d tensor or array.
+    """A plain number, also from a 0-d tensor or array; a NumPy scalar of one of float64.
 
     Raises:
         InvalidTypeError: It is no real number; names the argument.
         InvalidArgumentError: It is NaN.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
-        value = value.item()
+        is_double = scalar_type(value) is np.float64  # a Python float would become float32
+        value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
         raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
     if value != value:
