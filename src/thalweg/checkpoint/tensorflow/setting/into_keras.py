@@ -52,9 +52,7 @@ def loading_keras(
         "class_name": type(optimizer).__name__,
         "format": FORMAT,
         "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
-        "hyperparameters": {
-            n: each for n, each in hyperparameters.items() if n in known and n not in fixed
-        },
+        "hyperparameters": {n: each for n, each in hypers.items() if n not in fixed},
         "weights": weights,
         "slots": {keys[id(var)]: dict(own) for var, own in slots},
     }
