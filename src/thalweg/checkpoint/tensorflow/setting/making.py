@@ -46,9 +46,11 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
     """
     if found.family is None:
         likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
+        why = "".join(f"; {each}" for each in found.lost)
         raise CheckpointMismatchError(
-            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
-            " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
+            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}{why}. Give"
+            " restore(..., optimizer=...), a class or an optimizer; optimizer=False reads the"
+            " variables alone. Nothing was loaded."
         )
     if found.refused:
         raise UnsupportedCheckpointError(
@@ -64,6 +66,19 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
     if name == "NovoGrad":
         return NovoGrad
     return getattr(train if name in train.__all__ else contrib, name)
+
+
+def refuse_lost(found: FoundOptimizer) -> None:
+    """Refuse to go on with an optimizer of whose slots some would be left behind.
+
+    Raises:
+        CheckpointMismatchError: Says which.
+    """
+    if found.lost:
+        raise CheckpointMismatchError(
+            f"{found.name!r} ({found.evidence}): {'; '.join(found.lost)}. Give restore(...,"
+            " optimizer=False), which reads the variables alone. Nothing was loaded."
+        )
 
 
 def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
