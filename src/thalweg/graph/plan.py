@@ -199,6 +199,9 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
         inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
         written = tuple(dict.fromkeys(x for op in inside for x in op.written))
         begin = partial(_begin, unit=unit, written=written)
+        if places[0] < first:  # what fails here has written nothing yet, and says so
+            start = partial(_begin, unit=unit, written=())
+            before.setdefault(places[0], []).append(_around(steps[places[0]], start))
         before.setdefault(first, []).append(_around(steps[first], begin))
         after.setdefault(last, []).append(_around(steps[last], partial(_end, unit=unit)))
     found: list[Step] = []
