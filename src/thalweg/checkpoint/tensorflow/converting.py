@@ -43,7 +43,7 @@ from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # of what a file has as `extra`
-_AVERAGES = "averages"
+_AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
 _NAMES = "names"  # where rules put the variables: a name and axes for each
 
 Path = str | os.PathLike[str]
@@ -205,13 +205,17 @@ def _ours(
     places = _places(file, rules)
     own = _variables(file, places)
     file, found = chosen(file, Targets.of(own), optimizer, which, hyperparameters)
-    opt = restore(file, own, rules, optimizer, which=which, global_step=counter, **hyperparameters)
+    given = False if optimizer is None and found is None else optimizer
+    opt = restore(file, own, rules, given, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
         own[GLOBAL_STEP] = counter  # what it reads
     origin: dict[str, Any] = {
         "kind": file.kind,
         GLOBAL_STEP: None if counter is None else counter.item(),
     }
+    if found is not None and found.loss_scale:
+        values = found.loss_scale.items()
+        origin[_LOSS_SCALE] = {name: each.array().item() for name, each in values}
     if averages := _averages(file, places):
         origin[_AVERAGES] = {
             str(places[name].target): with_axes(value.tensor(), places[name].axes)
@@ -242,6 +246,9 @@ def _left(
 ) -> tuple[str, ...]:
     """The names of what is not carried over."""
     every, notes = file.tensors(), tuple[str, ...]()
+    class_name = getattr(file.source, "class_name", None)
+    if found is None and class_name is not None:
+        notes = (f"{class_name}, of which there is no state",)
     taken = {id(each): name in places for name, each in file.variables.items()}
     taken |= {id(each): True for each in _averages(file, places).values()}
     counters = {name for name in file.counters if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -251,7 +258,7 @@ def _left(
         # Its numbers are arguments of the new one, or follow from them.
         is_keras = isinstance(file.source, KerasFile)
         own = file.source.optimizer if is_keras else every
-        notes = found.notes * is_keras  # of a loss scale
+        taken |= {id(each): True for each in found.loss_scale.values()}
         start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
         if start is not None:
             taken |= {id(each): True for name, each in own.items() if name.startswith(start)}

@@ -27,6 +27,7 @@ from thalweg.checkpoint.tensorflow.setting.making import (
     families_of,
     family_of,
     refuse_lost,
+    refuse_options,
     wrapped,
 )
 from thalweg.checkpoint.tensorflow.sorting.contents import (
@@ -92,7 +93,8 @@ def restore(
             optimizer.
 
     Returns:
-        The optimizer. If the file has none, the one that was given, as it was, or None.
+        The optimizer. If the file has none, the one that was given, as it was, or None; but a
+        `.keras` file, and a `.h5` file that describes one, is refused without one.
 
     Raises:
         CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
@@ -243,11 +245,15 @@ def _made(
             raise InvalidArgumentError(
                 f"{', '.join(given)} would be of an optimizer, and there is none."
             )
+        if optimizer is None:
+            _refuse_none(file)
         return None
     if optimizer is not None and found is not None:
         refuse_lost(found)
     cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
     if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
+        if found is not None:
+            refuse_options(found, file.path)
         arguments = dict(given)
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             arguments[GLOBAL_STEP] = global_step
@@ -262,6 +268,18 @@ def _made(
             f"{', '.join(given)} would be of a new optimizer, and one was given."
         )
     return optimizer
+
+
+def _refuse_none(file: TensorFlowCheckpoint) -> None:
+    """Refuse to go on without an optimizer where a whole training is expected."""
+    own = file.source
+    if isinstance(own, KerasFile) and (own.kind == "keras" or own.class_name is not None):
+        what = f"{own.class_name} is described, and no state of it is there"
+        raise CheckpointMismatchError(
+            f"{what if own.class_name else 'there is no optimizer: the model was not compiled'}."
+            " Give restore(..., optimizer=...) to begin with a new one; optimizer=False reads the"
+            " variables alone. Nothing was loaded."
+        )
 
 
 def _setting(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.setting.making import refuse_contradictions
 from thalweg.core import state
+from thalweg.core.hyperparameters import is_function
 from thalweg.core.pairs import distinct
 from thalweg.keras.optimizers.state_dict import FORMAT
 
@@ -39,6 +40,9 @@ def loading_keras(
     known = optimizer._hyper
     # No number depends on the name, "adam" in files of Keras 3.
     hypers = {n: value for n, value in hyperparameters.items() if n != "name"}
+    for name in [name for name in hypers if name in known]:
+        if is_function(known.raw(name)):  # a schedule takes the place of the file's
+            del hypers[name]
     fixed = {name: value for name, value in hypers.items() if name not in known}
     if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
         fixed["decay"] = hyperparameters["decay"]

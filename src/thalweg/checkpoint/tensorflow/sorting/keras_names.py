@@ -118,17 +118,27 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     scalars: dict[str, Stored] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
-    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    if values and not values[0].shape and not has_schedule:
-        scalars["learning_rate"] = values.pop(0)
+    rate, values = values[:1], values[1:]
+    if any(each.shape for each in rate):  # of a schedule there is none
+        rate, values = [], [*rate, *values]
     if file.class_name == "Nadam" and values and not values[-1].shape:
         scalars["momentum_cache"] = values.pop()
-    families = [family for family in KERAS if _may_be(family, file)]
+    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    ways = [([], [*rate, *values]), (rate, values)] if rate else [(rate, values)]
+    if rate and file.kind != "weights.h5":  # its configuration is the file's own
+        ways = ways[:1] if has_schedule else ways[1:]
+    elif not has_schedule:
+        ways.reverse()
     fitting: list[tuple[Family, Slots]] = []
-    for family in families:
-        slots = _slots_of(family, values, file)
-        if slots is not None:
-            fitting.append((family, slots))
+    for rate, values in ways:  # noqa: B007
+        found = [
+            (family, _slots_of(family, values, file)) for family in KERAS if _may_be(family, file)
+        ]
+        fitting = [(family, slots) for family, slots in found if slots is not None]
+        if fitting:
+            break
+    if rate:
+        scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
     found = _found(file, [family for family, _ in fitting], slots, scalars, name)

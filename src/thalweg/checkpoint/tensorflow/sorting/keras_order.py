@@ -1,5 +1,4 @@
-"""Which variables have slots: those that were trained, in the model's order, or as they are named.
-"""
+"""Which variables have slots: those that were trained, in the model's order or by their names."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Owner:
         full_name: The name that it had in the program, which others may have had, too.
         value: Its value.
         order: For each step from the root to it, which kind of child that is, and its number:
-            "layer-1" comes after "layer-0", and nothing says whether "decoder" does after "encoder".
+            "layer-1" comes after "layer-0", and nothing tells which of "decoder" and "encoder"
+            comes first.
     """
 
     name: str
@@ -152,7 +153,7 @@ def owners_of(
 
 def _are_numbered(owners: Sequence[Owner]) -> bool:
     """Whether numbers alone tell variables apart, so that they have an order."""
-    for one, other in zip(owners, owners[1:], strict=False):
+    for one, other in pairwise(owners):
         pairs = zip(one.order, other.order, strict=False)
         first = next(((a, b) for a, b in pairs if a != b), None)
         if first is None or first[0][0] != first[1][0]:
