@@ -275,7 +275,7 @@ class OneSweep(Scaled):
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside.
+            FailedPreconditionError: A step is taken inside, or the call itself is inside.
         """
         own = self._own
         if self._around.ema_decay is None:
@@ -284,6 +284,10 @@ class OneSweep(Scaled):
             (local(param), local(each[EMA])) for param, each in self.state.items() if EMA in each
         ]
         with own._lock:
+            if own.is_swapped:
+                raise FailedPreconditionError(
+                    "swapped() inside of swapped(): the parameters are their averages already."
+                )
             kept = [param.detach().clone() for param, _ in pairs]
             own.is_swapped = True
             with torch.no_grad():
