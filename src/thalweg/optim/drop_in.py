@@ -218,7 +218,9 @@ class DropIn(OneSweep):
             self._own.operands.read_again(self)
 
     def _step_of_torch(self) -> None:
-        if self._around:
+        # Not all of torch's classes know of a scale, and none that does not unscale says so.
+        is_scaled = self._around.fused_unscale and self._unscaling() is not None
+        if self._around or is_scaled:
             if self._around.state_device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

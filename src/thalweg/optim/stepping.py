@@ -29,7 +29,7 @@ from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
-from thalweg.optim.scaled import Scaled
+from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.sharded import local
 from thalweg.running import replicas
 from thalweg.tracing import untraced
@@ -138,6 +138,7 @@ class OneSweep(Scaled):
     step._wrapped_by_lr_sched = True  # pyright: ignore
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
+    @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
