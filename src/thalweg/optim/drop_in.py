@@ -23,6 +23,8 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 
+_is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
+
 
 class _Share(NamedTuple):
     """What one rule updates in a step."""
@@ -79,8 +81,7 @@ class DropIn(OneSweep):
                 parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
-        begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
-        if not all(map(self._fits, begun)):
+        if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
@@ -96,8 +97,14 @@ class DropIn(OneSweep):
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
                 how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-                outcome = repeat(own, kept, pairs, how, copies)
-                outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+                outcome = None
+                if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
+                    outcome = repeat(own, kept, pairs, how, copies)
+                if outcome is None:
+                    # A step that is not the one before is looked at as a first one is.
+                    if own.repeats and not self._fits(shares[rule]):
+                        return self._step_of_torch()
+                    outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
                 with not_taken(gathered.begun), torch.inference_mode(False), torch.no_grad():
@@ -120,12 +127,21 @@ class DropIn(OneSweep):
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self._rule(group)) for group in self.param_groups}
 
-    def _is_of(self, part: Part) -> bool:
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
         if part.hold(self.param_groups):
             return True
-        return self._rules() == {part.rule} and not any(
-            map(self._is_torchs_group, self.param_groups)
+        return (
+            self._may_repeat(part, gradients)
+            and self._rules() == {part.rule}
+            and not any(map(self._is_torchs_group, self.param_groups))
         )
+
+    def _may_repeat(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a plan that was made for such gradients says that they are taken here.
+
+        Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
+        """
+        return not any(map(_is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
@@ -164,16 +180,24 @@ class DropIn(OneSweep):
         Raises:
             RuntimeError: The class takes no such gradients.
         """
-        for (grad, _), place in zip(*share, strict=True):
-            has_rows = grad.layout != torch.strided
+        around = self._around
+        for (grad, param), place in zip(*share, strict=True):
+            group, has_rows = self.param_groups[place], grad.layout != torch.strided
             if refusal := self._sparse if has_rows else self._dense:
                 with not_taken():
                     raise RuntimeError(refusal)
-            if has_rows and not self._takes_rows(self.param_groups[place]):
+            if has_rows and not self._takes_rows(group):
                 return False
-        around = self._around
+            if around.keeps_as_torch and not self._has_kind(group, param):
+                return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
         return fits(share.pairs, self.state, wide, away)
+
+    def _has_kind(self, group: Group, param: Tensor) -> bool:
+        """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
+        own = self.state.get(param, {})
+        names = [slot.name for slot in self._rule(group).element_slots if slot.name in own]
+        return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:

@@ -194,7 +194,10 @@ class OneSweep(Scaled):
             params = [param for group in groups for param in group["params"]]
             if places != [place for place, each in enumerate(groups) for _ in each["params"]]:
                 return False
-        if len(params) != len(places) or not self._is_of(part):
+        if len(params) != len(places):
+            return False
+        gradients = [param.grad for param in params]
+        if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
         hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
         if not hooks.repeats:
@@ -202,9 +205,6 @@ class OneSweep(Scaled):
         how = NOTHING
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
-        gradients = [param.grad for param in params]
-        if any(map(is_, gradients, again(None))):
-            return False
         outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
         if outcome is None:
             return False
@@ -217,8 +217,8 @@ class OneSweep(Scaled):
         """The rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: Part) -> bool:
-        """Whether the rule of a part is still that of all groups."""
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
