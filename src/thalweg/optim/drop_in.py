@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
-from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.fitting import device_of, fits, is_host
 from thalweg.optim.groups import Group
@@ -20,10 +20,9 @@ from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
-
-_is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
 
 
 class _Share(NamedTuple):
@@ -85,10 +84,16 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen = Seen()
+        seen, scale = Seen(), None
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
-            around, unscaling = together(around, unscaling, shares.values(), seen)
+            norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
+            if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
+                return self._step_of_torch()
+            count = sum(len(share.pairs) for share in shares.values())
+            how = processing(around, unscaling, count, seen, is_torchs=True)
+            with not_taken(), torch.no_grad():
+                scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -96,7 +101,7 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
+                how = processing(around, unscaling, len(pairs), seen, True, scale)
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
@@ -141,7 +146,7 @@ class DropIn(OneSweep):
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
-        return not any(map(_is_sparse, gradients)) or part.hold(self.param_groups)
+        return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Whether a group's options ask for what torch's own step alone does, or refuses."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import run
 from thalweg.core.step import repeat
@@ -22,6 +22,7 @@ from thalweg.formula import Rule
 from thalweg.locks import Guard
 from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
 from thalweg.optim.averaging import EMA
+from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forget, put_back, set_aside, taken_out
 from thalweg.optim.groups import Group
@@ -29,10 +30,12 @@ from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
+from thalweg.optim.rows import summed
 from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.sharded import local
 from thalweg.running import replicas
 from thalweg.tracing import untraced
+from thalweg.variable import titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -60,6 +63,7 @@ class Kept:
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
+        self.norm = CommonNorm()  # of the gradients of several rules
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
@@ -205,7 +209,11 @@ class OneSweep(Scaled):
         how = NOTHING
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
-        outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
+        pairs = list(zip(gradients, params, strict=True))
+        if self._around.clips:
+            with not_taken():
+                pairs = hooks.seen(pairs)
+        outcome = repeat(hooks, part.kept, pairs, how)
         if outcome is None:
             return False
         hooks.settle()
@@ -326,7 +334,13 @@ class OneSweep(Scaled):
         if self._around.masters:
             return found
         pairs = zip(found, params, strict=True)
-        return [grad if grad is None else grad.to(param.dtype) for grad, param in pairs]
+        return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
+
+    def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
+        """A sum of gradients in the parameter's dtype."""
+        if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
+            grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
+        return grad.to(param.dtype)
 
     @contextlib.contextmanager
     def _summed(self) -> Generator[None]:
