@@ -776,6 +776,8 @@ def test_worker_without_the_coordinator_learns_why_it_ended() -> None:
 
 
 class Failing(train.GradientDescentOptimizer):
+    HOOKS_AT_EACH_RUN = True
+
     def _prepare(self) -> None:
         raise ArithmeticError("the chief has had enough")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeGuard, cast
@@ -137,6 +137,7 @@ def checked(name: str, value: Any) -> Any:
     if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
+    value = bool(value) if isinstance(value, np.bool_) else value
     check_scalar(name, value, accepted)
     return value[()] if _is_array(value) else value
 
@@ -218,13 +219,13 @@ def _like(old: Any, value: int | float) -> Any:
 _PLAIN = (Variable, SessionVariable)  # whose `item` is torch's
 
 
-class Hyperparameters:
+class Hyperparameters(Mapping[str, Any]):
     """The hyperparameters of one optimizer, by name.
 
     A plain number is kept as given until the first use; then `create` makes it a scalar variable:
     float32 for a Python float, int32 for an int, float64 for a numpy.float64. Tensors, variables,
-    callables and schedules stay what they are. In graph mode the variable is one of the graph, of
-    which each session has a value.
+    callables and schedules stay what they are. As in a dict, values are found by name. In graph
+    mode the variable is one of the graph, of which each session has a value.
 
     Attributes:
         created: Whether numbers have become variables.
@@ -238,11 +239,23 @@ class Hyperparameters:
         self.created = False
         self.calls = False
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def raw(self, name: str) -> Any:
         """The value as it is kept now."""

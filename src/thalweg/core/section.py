@@ -14,6 +14,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from io import IOBase
 from itertools import compress
 from typing import Any, cast
 
@@ -36,6 +37,11 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
     return map(operator.call, functions)
 
 
+def when(condition: Iterable[Any], call: Call) -> Call:
+    """A call that is made if a lazy condition, an iterator in C of one item, is true by then."""
+    return partial(consume, map(operator.call, compress([call], condition)))
+
+
 def while_whole(call: Call) -> Call:
     """The call, left out if a tensor of it was cut meanwhile: to write there would end the process.
 
@@ -51,8 +57,9 @@ def while_whole(call: Call) -> Call:
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     needed = list(map(_end, tensors))
-    whole = map(all, [map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))])
-    return partial(consume, map(operator.call, compress([bound], whole)))
+    return when(
+        map(all, [map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))]), bound
+    )
 
 
 def _end(tensor: torch.Tensor) -> int:
@@ -66,3 +73,51 @@ def run(functions: Sequence[Call]) -> None:
     # Modes of torch would call Python for every function, and could fail in the middle.
     with DisableTorchFunction(), _DisableTorchDispatch():
         consume(map(operator.call, functions))
+
+
+def unwatched(functions: Sequence[Call]) -> Call:
+    """One call of functions in C that cannot fail; modes of torch do not see them."""
+    guards = DisableTorchFunction(), _DisableTorchDispatch()
+    ends = [partial(each.__exit__, None, None, None) for each in reversed(guards)]
+    return partial(consume, calls([*(each.__enter__ for each in guards), *functions, *ends]))
+
+
+class _Entering:
+    """Finds `__enter__` of a `Within`: its section, where Python code has come to its end.
+
+    `with` finds it, and then calls it. A method of Python's would have instructions after the
+    section, where an interruption leaves the block open, but not entered.
+    """
+
+    def __get__(self, block: Within | None, owner: Any = None) -> Any:
+        return _entered if block is None else block._opening()
+
+
+def _entered(block: Within) -> None:
+    block._opening()()
+
+
+class Within(IOBase):
+    """A `with` block that one section opens and another closes, whatever interrupts it.
+
+    `IOBase` has its block end with a call of `close`, from C. A method of Python's would have
+    instructions before its section, where an interruption leaves the block, but not closed.
+
+    Args:
+        prepare: Called where a block begins. Returns what opens and what closes it, as functions
+            in C that cannot fail; the last one that closes may be any function.
+    """
+
+    def __init__(self, prepare: Callable[[], tuple[Sequence[Call], Sequence[Call]]]) -> None:
+        self._prepare = prepare
+
+    def _opening(self) -> Call:
+        opening, closing = self._prepare()
+        closes = partial(setattr, self, "close", _section(closing))
+        return _section([closes, *opening])
+
+    __enter__: Any = _Entering()
+
+
+def _section(functions: Sequence[Call]) -> Call:
+    return partial(deque[Any](maxlen=0).extend, calls(functions))

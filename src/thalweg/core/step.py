@@ -113,7 +113,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
     Returns:
         What was raised.
     """
-    return written([], hooks.finish(), hooks.counts({}))
+    return written([], hooks.finish(), [*hooks.counts({}), *hooks.ending])
 
 
 def _again(
@@ -128,8 +128,8 @@ def _again(
         gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
         return None
-    stages, selection = how.stages, hooks.selection
-    asked = Request(rule, stages, variables, gradients, last.slots, last.titles, selection, copies)
+    beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
+    asked = Request(rule, how.stages, variables, gradients, *beside)
     if how.narrow != narrow or not ready.again(_own(hooks, asked)):
         return None
     try:
@@ -194,9 +194,9 @@ def _anew(
     variables = [var for _, var in pairs]
     slots = [hooks.slots(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
-    titles = hooks.titles(variables)
+    beside = own, hooks.titles(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
-    asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
+    asked = Request(rule, how.stages, variables, gradients, *beside)
     if hooks.calls:
         _check(hooks, pairs, how)
     ready = kept.gate.ready(_own(hooks, asked))
@@ -254,7 +254,7 @@ def _carried_out(
         if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
-        counts = [*moved, *decision.calls]
+        counts = [*moved, *decision.calls, *hooks.ending]
         then: list[After] = []
         if is_last:
             counts += hooks.counts(columns.shared)
@@ -390,7 +390,7 @@ def _by_hooks(
         for var, copy in zip(variables, copies or (), strict=False):
             if copy is not None:
                 copy.detach().copy_(saturated(var, copy.dtype))
-        counts = [*decision.calls, *(hooks.counts({}) if is_last else ())]
+        counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
         counts = list(map(while_whole, counts))
         return Outcome(True, errors + written([], then, counts, hooks.begun))

@@ -21,7 +21,7 @@ from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
-from thalweg.engines.together import Part, Parts, Together, share_of
+from thalweg.engines.together import Part, Parts, Together
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 
 Home = Literal["cpu", "cuda", "reference"]
@@ -165,14 +165,16 @@ class Gate:
         for index in members:
             home = homes[index]
             if home == "reference":
-                parts.append(([index], ReferencePart(share_of(asked, [index]))))
+                parts.append(([index], ReferencePart(crossing.share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
             elif home == "cuda":
-                parts.append(([index], RowsPart(share_of(asked, [index]))))
+                parts.append(([index], RowsPart(crossing.share(asked, [index]))))
             else:
-                parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
-        plans = [(own, self._dense_plan(share_of(asked, own), key)) for key, own in dense.items()]
+                parts.append(([index], self._sparse_plan(crossing.share(asked, [index]), number)))
+        plans = [
+            (own, self._dense_plan(crossing.share(asked, own), key)) for key, own in dense.items()
+        ]
         return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
 
     def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:

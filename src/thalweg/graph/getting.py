@@ -15,7 +15,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
 from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
-from thalweg.graph.variables import GraphVariable
+from thalweg.graph.variables import GraphVariable, needs_arguments
 from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
 
 
@@ -135,7 +135,7 @@ def _get(
     if start is None:
         start = GlorotUniform() if wanted.is_floating_point else Zeros()
     if shape is None and not is_value:
-        if _needs_arguments(start):
+        if needs_arguments(start):
             raise InvalidArgumentError(
                 f"The initializer of '{name}' is not valid: it should be a callable without"
                 " arguments, or there should be a shape."
@@ -199,15 +199,6 @@ def _reused(
             f"dtype {dtype_name(found.dtype)}."
         )
     return found
-
-
-def _needs_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function cannot be called without arguments, as far as it tells."""
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):
-        return True
-    return False
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -198,6 +198,10 @@ class Session:
             self._check_open()  # another thread may have closed it during the run
             raise
 
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
+        """What gives variables again what they have now, as functions in C."""
+        return self._leaves.putting_back(variables)
+
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Whether the variable has a value here."""
         return variable in self._leaves

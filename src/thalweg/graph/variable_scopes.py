@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidTypeError
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
@@ -155,7 +155,7 @@ def variable_scope(
     place = _current.place(graph)
     outer = place.scope
     if name_or_scope is None and default_name is None:
-        raise InvalidArgumentError("If default_name is None then name_or_scope is required")
+        raise InvalidTypeError("If default_name is None then name_or_scope is required")
     is_again = isinstance(name_or_scope, VariableScope)
     if is_again:
         scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]

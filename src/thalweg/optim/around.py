@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ class Around:
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
             1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
         masters: Whether parameters of 16 bits have a master in float32 in their state, as
-            `master`, which steps update, and which they follow.
+            `master`, which steps update, and which they follow. What others write to a parameter
+            counts, by `.data`, too; a write that rounds to the same value cannot be seen.
         state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
             parameter's, or that of its master.
         accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
@@ -64,7 +66,7 @@ class Around:
             and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
         state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
             gradients go there, values come back. None keeps it with the parameters. Not with
-            `in_backward`.
+            `in_backward`. What others write in place by `.data` is not seen then.
     """
 
     clip_grad_norm: float | None = None
@@ -157,16 +159,32 @@ class Around:
     def kinds(self) -> Kinds:
         """What the state of parameters is kept in."""
         device = None if self.state_device is None else torch.device(self.state_device)
-        return Kinds(self.masters, self.state_dtype, device)
+        return Kinds(self.masters, self.state_dtype, device, self.accumulate > 1)
 
     def rule(self, rule: Rule) -> Rule:
         """A rule with all that is done beside it."""
         return rule if self.ema_decay is None else averaged(rule)
 
+    @property
+    def on(self) -> dict[str, Any]:
+        """What differs from a constructor that was given nothing."""
+        own = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in own.items() if value != default}
+
     def named(self) -> str:
         """What is on, for messages."""
-        on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        return ", ".join(on)
+        return ", ".join(self.on)
+
+    def others(self, group: Mapping[str, Any]) -> list[str]:
+        """Options in a group that are not as here, where they are for all groups together."""
+        return [n for n in KEYWORDS if n in group and not _equal(group[n], getattr(self, n))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
+        return False
 
 
 KEYWORDS = tuple(each.name for each in fields(Around))

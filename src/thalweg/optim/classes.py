@@ -63,6 +63,7 @@ class SGD(DropIn, torch.optim.SGD):
 
     _torch = torch.optim.SGD
     _counts = False
+    _optional = ("momentum_buffer",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -98,6 +99,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     """
 
     _torch = torch.optim.Adagrad
+    _unread = ("initial_accumulator_value",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -188,6 +190,7 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
     _torch = torch.optim.SparseAdam
     _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
     _plain = True
+    _unread = ("maximize",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:

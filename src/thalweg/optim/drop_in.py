@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.outcome import Gathered, not_taken, raise_first
+from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
+from thalweg.optim.differing import of_options, of_shapes, of_tensors
 from thalweg.optim.fitting import device_of, fits, is_host
-from thalweg.optim.groups import Group
+from thalweg.optim.folding import SUM
+from thalweg.optim.groups import HOW, Group
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
@@ -47,14 +50,19 @@ class DropIn(OneSweep):
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
-
-    defaults: dict[str, Any]
+    _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
+    _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
+    _wanted: ClassVar[list[str]]  # those that it reads
+    _flags: ClassVar[list[str]]  # those of these that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         own = inspect.signature(cls._torch)
         added = inspect.signature(Around).parameters.values()
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        apart = ("params", *HOW, *cls._unread)
+        cls._wanted = [name for name in own.parameters if name not in apart]
+        cls._flags = [n for n in cls._wanted if isinstance(own.parameters[n].default, bool)]
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -85,6 +93,8 @@ class DropIn(OneSweep):
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen, scale = Seen(), None
+        if shares:  # in one section with the last of them
+            hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
             norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
@@ -120,10 +130,8 @@ class DropIn(OneSweep):
         for own in hooks.values():
             own.settle()
         raise_first(errors)
-        if only is None and shares:
-            self._told(seen)
-            if len(shares) == 1:
-                self._keep_steady(parts[rule], shares[rule].places)
+        if only is None and len(shares) == 1:
+            self._keep_steady(parts[rule], shares[rule].places)
         return None
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TorchHooks:
@@ -234,17 +242,43 @@ class DropIn(OneSweep):
         return {STEP: Number(start), **own} if self._counts else own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; what options keep beside torch's state has to be there, and keeps its dtype.
+        """As torch's, all of it or nothing.
+
+        What options keep beside torch's state keeps its dtype. Averages and masters that are not
+        there begin at the parameters, of which a warning tells.
 
         Raises:
-            CheckpointMismatchError: It lacks that. Nothing was loaded.
+            CheckpointMismatchError: A step could not be taken with it, such as with that of another
+                class. Lists up to ten differences; nothing was loaded.
         """
-        load = super().load_state_dict  # pyright: ignore
-        if self._around.is_lossless:
-            load(state_dict)
-        else:
-            load_as_torch(self, state_dict, load)
-            self._own.operands.read_again(self)
+        with self._own._lock:
+            load_as_torch(self, state_dict, super(DropIn, type(self)).load_state_dict)
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        strange = self._strange_options(group)
+        return [
+            *of_options(group, self._wanted, self._flags, place),
+            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
+        ]
+
+    def _wanted_options(self) -> Sequence[str]:
+        return self._wanted
+
+    def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
+        """Why a step could not be taken with the state of a parameter of a group."""
+        if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
+            return of_shapes(own, param, own, title)
+        slots = self._rule(group or self.param_groups[0]).slots
+        numbers = [STEP] if self._counts else []
+        numbers += [slot.name for slot in slots if slot.scalar]
+        names = [slot.name for slot in slots if not slot.scalar and slot.name not in self._optional]
+        found = of_tensors(own, param, names, numbers, title)
+        if isinstance(own, Mapping):
+            further = [*self._optional, *self._around.keys(param), SUM]
+            some = [name for name in further if own.get(name) is not None]
+            found += of_shapes(own, param, some, title)
+        return found
 
     def _step_of_torch(self) -> None:
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
@@ -266,4 +300,4 @@ class DropIn(OneSweep):
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
-        self._told(Seen())
+        run(self._ending(Seen()))

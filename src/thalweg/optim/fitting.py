@@ -12,6 +12,7 @@ from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
 from thalweg.engines.cuda.available import computes
 from thalweg.formula import STORED
+from thalweg.optim.folding import SUM
 from thalweg.optim.sharded import is_on_mesh, local
 from thalweg.variable import REDUCED
 
@@ -39,7 +40,8 @@ def fits(
 def _fits(
     grad: Tensor, param: Tensor, state: Mapping[Tensor, Any], wide: bool, anywhere: bool
 ) -> bool:
-    kept = [value for value in state.get(param, {}).values() if isinstance(value, Tensor)]
+    own = state.get(param, {}).items()
+    kept = [value for name, value in own if name != SUM and isinstance(value, Tensor)]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
         all(_is_ours(local(each), anywhere) for each in (param, *kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, cast
@@ -26,6 +26,7 @@ def fold(
     *,
     unscaling: float | None,
     wide: bool,
+    told: Callable[[int], Call],
 ) -> int:
     """Add gradients to the sums that the state holds, and free them.
 
@@ -34,6 +35,7 @@ def fold(
         state: The optimizer's.
         unscaling: What gradients are multiplied by, or None.
         wide: Whether sums of 16-bit gradients are float32.
+        told: What says how many passes the sums hold, as a function in C; called with them.
 
     Returns:
         How many passes the sums hold now.
@@ -66,7 +68,7 @@ def fold(
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
     calls += [partial(group.__setitem__, COUNT, count) for group in groups]
-    run(calls)
+    run([*calls, told(count)])
     return count
 
 
@@ -110,21 +112,16 @@ def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
             own[SUM] = kept
 
 
-def taken_out(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:
-    """The sums by `id` of their parameters, no longer in the state."""
-    found = {id(param): own[SUM] for param, own in state.items() if SUM in own}
-    run([partial(own.pop, SUM) for own in state.values() if SUM in own])
-    return found
+def sums_of(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:
+    """The sums by `id` of their parameters."""
+    return {id(param): own[SUM] for param, own in state.items() if SUM in own}
 
 
-def put_back(
-    sums: Mapping[int, Tensor], groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
-) -> None:
-    """Have sums be in the state again, after a step that was not taken."""
-    params = [param for group in groups for param in group["params"] if id(param) in sums]
-    run([partial(state[param].__setitem__, SUM, sums[id(param)]) for param in params])
-
-
-def forget(groups: Sequence[Group]) -> None:
-    """Begin anew."""
-    run([partial(group.__setitem__, COUNT, 0) for group in groups])
+def forgetting(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]) -> list[Call]:
+    """What begins anew, as functions in C."""
+    owners = [own for own in state.values() if SUM in own]
+    counted = [group.__setitem__ for group in groups]
+    return [
+        *(partial(own.pop, SUM) for own in owners),
+        *(partial(each, COUNT, 0) for each in counted),
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_scalar
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.variable import titles_of
 
 Group = dict[str, Any]
+HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
-_PAIRS = {
+PAIRS = {
     "betas": ("beta1", "beta2"),
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
@@ -73,7 +75,7 @@ def as_options(hypers: Mapping[str, Any]) -> Group:
     """Hyperparameters under the names that groups have for them."""
     found: Group = {}
     left = dict(hypers)
-    for key, names in _PAIRS.items():
+    for key, names in PAIRS.items():
         if all(name in left for name in names):
             found[key] = tuple(left.pop(name) for name in names)
     return {**{title_of(name): value for name, value in left.items()}, **found}
@@ -91,6 +93,16 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
     return found
+
+
+def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
+    """The names of parameters for messages: those that groups give them, else their own."""
+    names = {
+        id(param): name
+        for group in groups
+        for param, name in zip(group["params"], group.get("param_names", ()))
+    }
+    return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
 
 
 def number(value: Any) -> float:
@@ -114,8 +126,8 @@ def named(group: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a group under the names that rules have for them."""
     found: dict[str, Any] = {}
     for key, value in group.items():
-        if key in _PAIRS:
-            found.update(zip(_PAIRS[key], value, strict=True))
+        if key in PAIRS:
+            found.update(zip(PAIRS[key], value, strict=True))
         else:
             found[_NAMES.get(key, key)] = value
     return found

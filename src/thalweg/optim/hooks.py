@@ -18,11 +18,11 @@ from thalweg.engines import Selection, current, layout
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
-from thalweg.optim.groups import number
+from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
 from thalweg.optim.rows import all_summed
 from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
-from thalweg.variable import titles_of, variable_constraint
+from thalweg.variable import variable_constraint
 
 _KEEP = Selection(denormals="keep")  # as torch does
 
@@ -30,12 +30,16 @@ _KEEP = Selection(denormals="keep")  # as torch does
 class GroupHooks(Hooks):
     """A step over parameters in groups.
 
+    Where parameters have masters, what others wrote to the parameters counts.
+
     Args:
         optimizer: The optimizer.
         part: What is kept of the parameters.
         params: The parameters of the part.
         places: For each the index of its group.
     """
+
+    from_copies = True
 
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
@@ -96,13 +100,7 @@ class GroupHooks(Hooks):
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:
         own = [self._real.get(id(var), var) for var in variables]
-        names = {
-            id(param): name
-            for group in self._optimizer.param_groups
-            for param, name in zip(group["params"], group.get("param_names", ()))
-        }
-        found = titles_of(own)
-        return [names.get(id(var), title) for var, title in zip(own, found, strict=True)]
+        return titles_in(self._optimizer.param_groups, own)
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         return [self._converted(grad, param) for grad, param in given]
@@ -242,7 +240,7 @@ class TorchHooks(GroupHooks):
     def _prepared(self, key: Hashable) -> dict[str, Any]:
         rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
-        options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
+        options = self._part.options(place, optimizer)
         if STEP in numbers:
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step

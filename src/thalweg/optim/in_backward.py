@@ -26,9 +26,9 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
         own = optimizer()
-        if own is not None:
+        # A second hook of one parameter, after an interruption, finds no gradient.
+        if own is not None and param.grad is not None:
             own._apply_alone(param)
-            param.grad = None
 
     return apply
 

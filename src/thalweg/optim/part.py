@@ -15,6 +15,7 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
+from thalweg.engines import resumed
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import CPU, Column, DeviceColumn, PlainColumn
@@ -99,11 +100,18 @@ class Part:
             and all(map(is_, params, self._params))
             and len(state) == len(self._states)
             and all(map(is_, state.values(), self._states))
-            and sum(map(len, self._owners)) == len(known)
-            and all(map(is_, chain.from_iterable(map(dict.values, self._owners)), known))
+            and self._have(known)
             and all(column.stands() for column in self.columns)
             and self._masters.stand()
         )
+
+    def _have(self, known: Sequence[Any]) -> bool:
+        """Whether this is what the states hold, beside sums of gradients."""
+        owners: Sequence[Own] = self._owners
+        if self._kinds.sums:
+            owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]
+        values = chain.from_iterable(map(dict.values, owners))
+        return sum(map(len, owners)) == len(known) and all(map(is_, values, known))
 
     def make(
         self,
@@ -164,8 +172,14 @@ class Part:
                 if own != start:
                     tensor.fill_(own)
             if name == EMA:  # before the first step it is the parameter's value
-                tensor.copy_(local(self._target_of.get(id(param), param)).detach())
+                tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
+
+    def _beginning(self, param: Tensor) -> Tensor:
+        """What a step begins at."""
+        target, kinds = self._target_of.get(id(param), param), self._kinds
+        has_copy = kinds.has_master(param) and not kinds.is_away(param)
+        return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
         found: list[Any] = []
@@ -245,11 +259,12 @@ class Part:
             place in known and known[place].hold(group) for place, group in enumerate(groups)
         )
 
-    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
-        """The options of the group at this place."""
-        known = self._options.get(place)
+    def options(self, place: int, optimizer: Any) -> Options:
+        """The options of the group of an optimizer at this place."""
+        known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            known = self._options[place] = Options(group, self.rule, fixed)
+            optimizer._check_options(group, place)
+            known = self._options[place] = Options(group, self.rule, optimizer._fixed)
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
@@ -13,18 +14,27 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.hyperparameters import shown
+from thalweg.core.outcome import not_taken, raise_first, says_taken
 from thalweg.core.processing import NOTHING
-from thalweg.core.section import run
+from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
-from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
-from thalweg.optim.averaging import EMA
+from thalweg.optim.around import (
+    FOUND_INF,
+    KEYWORDS,
+    NONE,
+    Around,
+    LastStep,
+    Seen,
+    apart,
+    processing,
+)
 from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.flat import FlatGradients
-from thalweg.optim.folding import fold, forget, put_back, set_aside, taken_out
+from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
@@ -32,7 +42,7 @@ from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
 from thalweg.optim.rows import summed
 from thalweg.optim.scaled import Scaled, said_once
-from thalweg.optim.sharded import local
+from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.tracing import untraced
 from thalweg.variable import titles_of
@@ -55,9 +65,10 @@ class Kept:
         self.seen = Seen()
         self.count = 0  # of steps taken, but for those of
         self.counter: Tensor | None = None  # which a device decided
-        self.taken: Tensor | None = None  # whether the last one was, if a device has decided
+        self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
+        self.decided: Tensor | None = None  # the same of the last one
         self.is_swapped = False
-        self.sums: dict[int, Tensor] | None = None  # of gradients, while a step takes them
+        self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
@@ -78,6 +89,7 @@ class OneSweep(Scaled):
 
     state: Any
     param_groups: list[Group]
+    defaults: dict[str, Any]
     _around: Around = NONE
     _own: Kept
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
@@ -93,6 +105,9 @@ class OneSweep(Scaled):
         if around is not NONE:
             self._around = around
         super().__init__(*args, **keywords)
+        # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
+        # `add_param_group` takes it out again.
+        self.defaults.update(around.on)
         if around.kinds.device is not None:
             for own in self.state.values():  # that torch's constructor makes
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
@@ -105,9 +120,59 @@ class OneSweep(Scaled):
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """As torch's.
+
+        Raises:
+            ValueError: The group has an option that is one for all groups.
+        """
+        given = cast("object", param_group)
+        if isinstance(given, dict):  # else torch refuses it
+            self._check_options(param_group, len(self.param_groups), complete=False)
+        apart = [name for name in KEYWORDS if name not in param_group]
         super().add_param_group(param_group)  # pyright: ignore
+        for name in apart:
+            self.param_groups[-1].pop(name, None)
         self._begin()
+
+    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        """Refuse a group whose options a step would not follow.
+
+        Args:
+            group: The group.
+            place: Its number.
+            complete: Whether it has all options, or is given defaults later.
+
+        Raises:
+            InvalidArgumentError: It has one that is one for all groups; names it.
+            NotFoundError: It lacks one.
+        """
+        found = self._strange_options(group)
+        if found:
+            name, why = next(iter(found.items()))
+            raise InvalidArgumentError(f"{name} of group {place} is {shown(group[name])}, {why}.")
+        lacking = [name for name in self._wanted_options() if name not in group]
+        if complete and lacking:
+            raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Options of a group that a step would not follow, and why."""
+        return {
+            name: f"but {shown(getattr(self._around, name))} in the constructor, which decides it"
+            " for all groups"
+            for name in self._around.others(group)
+        }
+
+    def _wanted_options(self) -> Sequence[str]:
+        """The options that a step reads."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        options = self._around.on
+        if not options:
+            return text
+        lines = [f"    {name}: {options[name]}\n" for name in sorted(options)]
+        return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
@@ -159,7 +224,7 @@ class OneSweep(Scaled):
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
-                    with self._summed():
+                    with self._keeping_sums():
                         self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -204,6 +269,7 @@ class OneSweep(Scaled):
         if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
         hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
+        hooks.ending = self._ending(seen)
         if not hooks.repeats:
             return False
         how = NOTHING
@@ -218,7 +284,6 @@ class OneSweep(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        self._told(seen)
         return True
 
     def _rules(self) -> set[Rule]:
@@ -255,12 +320,10 @@ class OneSweep(Scaled):
         own = self._own
         with own._lock:
             self._take_step(own.alone.setdefault(id(param), {}), param)
-            own.applied = True
 
     def _end_step(self) -> None:
         """Count a step whose gradients were applied as they came."""
-        self._own.applied = False
-        self._told(Seen())
+        run(self._ending(Seen()))
 
     @property
     def last_step(self) -> LastStep | None:
@@ -271,59 +334,51 @@ class OneSweep(Scaled):
         last = own.last
         if own.counter is not None:
             last = last._replace(count=own.count + int(own.counter.item()))
-        if own.taken is not None and not own.taken.item():
+        if own.decided is not None and not own.decided.item():
             return last._replace(taken=False, reason=FOUND_INF)
         if own.seen.grad_norm is None:
             return last
         norm, factor = float(own.seen.grad_norm), float(own.seen.clip_factor)
         return last._replace(grad_norm=norm, clip_factor=factor)
 
-    @contextlib.contextmanager
-    def swapped(self) -> Generator[None]:
+    def swapped(self) -> AbstractContextManager[None]:
         """Have parameters be their averages in a `with` block, to evaluate or to save a model.
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside, or the call itself is inside.
+            FailedPreconditionError: A step is taken inside, or the block is in another one.
+            LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
-        own = self._own
         if self._around.ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
-        pairs = [
-            (local(param), local(each[EMA])) for param, each in self.state.items() if EMA in each
-        ]
-        with own._lock:
-            if own.is_swapped:
-                raise FailedPreconditionError(
-                    "swapped() inside of swapped(): the parameters are their averages already."
-                )
-            kept = [param.detach().clone() for param, _ in pairs]
-            own.is_swapped = True
-            with torch.no_grad():
-                run([partial(param.detach().copy_, ema) for param, ema in pairs])
-        try:
-            yield
-        finally:
-            with own._lock, torch.no_grad():
-                back = zip(pairs, kept, strict=True)
-                run([partial(param.detach().copy_, value) for (param, _), value in back])
-                own.is_swapped = False
+        return swapped(self)
 
     def _is_due(self) -> bool:
         """Whether a step is to be taken; else the gradients were folded into their sums."""
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
+        own.sums = None  # those of a step that was not taken are in the state still
         with torch.no_grad():
             count = fold(
                 self.param_groups,
                 self.state,
                 unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
                 wide=self._around.wide_sums or self._around.masters,
+                told=self._waiting,
             )
         if count < wanted:
-            own.last = LastStep(False, f"{count} of {wanted} gradients are summed up", own.count)
-        return count >= wanted
+            return False
+        own.sums = sums_of(self.state)
+        if not own.sums:
+            run(forgetting(self.param_groups, self.state))
+        return bool(own.sums)
+
+    def _waiting(self, count: int) -> Call:
+        """What tells of so many gradients in the sums."""
+        reason = f"{count} of {self._around.accumulate} gradients are summed up"
+        last = LastStep(False, reason, self._own.count)
+        return partial(setattr, self._own, "last", last)
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients of parameters; None for none."""
@@ -343,32 +398,37 @@ class OneSweep(Scaled):
         return grad.to(param.dtype)
 
     @contextlib.contextmanager
-    def _summed(self) -> Generator[None]:
-        """Have `_gradients` be the sums in a `with` block, which takes the step."""
-        own = self._own
-        if self._around.accumulate == 1:
-            yield
-            return
-        own.sums = taken_out(self.state)
+    def _keeping_sums(self) -> Generator[None]:
+        """Say of a step that fails that sums of gradients stay."""
         try:
             yield
-        except BaseException:
-            put_back(own.sums, self.param_groups, self.state)
+        except BaseException as error:
+            if self._own.sums is not None and not says_taken(error):
+                error.add_note("The sums of gradients stay: the next call of step takes them.")
             raise
-        finally:
-            own.sums = None
-        forget(self.param_groups)
 
-    def _told(self, seen: Seen) -> None:
-        """A step was taken, or a device has decided on it."""
+    def _ending(self, seen: Seen) -> list[Call]:
+        """What is written with a step: that it was taken, or that a device has decided on it."""
         own = self._own
+        told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
+        calls: list[Call] = []
         if own.taken is None:
-            own.count += 1
+            told["count"] = own.count + 1
         elif own.counter is None:
-            own.counter = own.taken.long()
+            told["counter"] = own.taken.long()
         else:
-            own.counter = own.counter.to(own.taken.device).add_(own.taken)
-        own.last, own.seen = LastStep(True, "", own.count), seen
+            told["counter"] = counter = own.counter.to(own.taken.device)
+            calls.append(partial(counter.add_, own.taken))
+        told["last"] = LastStep(True, "", told.get("count", own.count))
+        if own.sums is not None:
+            told["sums"] = None
+            calls += forgetting(self.param_groups, self.state)
+        return [*calls, partial(vars(own).update, told)]
+
+    def _ending_alone(self, param: Tensor) -> list[Call]:
+        """The same of one parameter in the course of the backward pass."""
+        applied = partial(vars(self._own).__setitem__, "applied", True)
+        return [applied, partial(setattr, param, "grad", None)]
 
     def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""

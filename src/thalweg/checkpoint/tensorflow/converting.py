@@ -196,7 +196,8 @@ def _places(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
         place = rules.place(name) or (rules.place(other) if other else None)
         shape = None if place is None else turned(value.shape, place.axes)
         if shape is None or place is None:
-            missing.append(f"no rule that fits is for {name!r}")
+            hint = "" if place else f" ('{name} -> {name}' keeps its name)"
+            missing.append(f"no rule that fits is for {name!r}{hint}")
         elif place.target is not None:
             found[name] = place
     if missing:

@@ -22,6 +22,7 @@ __all__ = [
     "Variable",
     "argmax",
     "argmin",
+    "constant",
     "convert_to_tensor",
     "convert_to_tensor_or_indexed_slices",
     "gather",
@@ -74,6 +75,22 @@ class Variable(metaclass=Either):
         own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
         modes = {"synchronization": synchronization, "aggregation": aggregation}
         return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
+
+
+def constant(
+    value: Any,
+    dtype: Any = None,
+    shape: Any = None,
+    name: str | None = "Const",
+    verify_shape: bool = False,
+) -> Any:
+    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+
+    In a graph the last of too few values is repeated; `verify_shape` says whether the value must
+    have the shape itself.
+    """
+    sizes = None if shape is None else graph.ints(shape)
+    return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
 def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:

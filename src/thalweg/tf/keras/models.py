@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
-from thalweg.integrations.keras3 import from_thalweg
+from thalweg.integrations.keras3 import FusedOptimizer, from_thalweg
 from thalweg.keras import optimizers
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.reading import readable
@@ -42,13 +43,34 @@ def _columns(labels: Any) -> Any:
 class Compiling(_Model):
     """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did."""
 
+    if not TYPE_CHECKING:
+
+        @property
+        def optimizer(self) -> Any:
+            """The optimizer that `compile` was given, or that of the name it was given.
+
+            Keras' own code sees what that is wrapped in.
+            """
+            if "optimizer" not in vars(self):
+                raise AttributeError("The model is not compiled: it has no optimizer.")
+            kept = vars(self)["optimizer"]
+            asker = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            is_shown = vars(self).get("_unwraps", False) and asker not in ("keras", "thalweg")
+            return kept.wrapped if is_shown else kept
+
+        @optimizer.setter
+        def optimizer(self, optimizer: Any) -> None:
+            vars(self)["optimizer"] = optimizer
+
     def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
 
         In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
         the step is that of the mean over the examples of all of them.
         """
-        super().compile(as_optimizer(optimizer), *args, **options)
+        taken = as_optimizer(optimizer)
+        super().compile(taken, *args, **options)
+        vars(self)["_unwraps"] = isinstance(taken, FusedOptimizer) and taken is not optimizer
         self._strategy = get_strategy()
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
@@ -83,6 +105,7 @@ class Compiling(_Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile as a saved model was compiled."""
         self.compile(**keras.saving.deserialize_keras_object(config))
+        vars(self)["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 

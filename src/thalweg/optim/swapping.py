@@ -1,0 +1,109 @@
+"""Parameters that are their averages in a `with` block."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import not_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.core.outcome import raise_first
+from thalweg.core.section import Call, Within, unwatched, when, while_whole
+from thalweg.engines.layout import check_memory
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.optim.averaging import EMA
+from thalweg.optim.groups import titles_in
+from thalweg.optim.sharded import local
+
+
+class _Swap(NamedTuple):
+    """A parameter in a block.
+
+    Attributes:
+        title: Its name.
+        param: The parameter.
+        plain: Its memory, where the block began.
+        average: Its average.
+        kept: Has the parameter's value in the block.
+    """
+
+    title: str
+    param: Tensor
+    plain: Tensor
+    average: Tensor
+    kept: Tensor
+
+
+def swapped(optimizer: Any) -> Within:
+    """A block in which the parameters of an optimizer are their averages.
+
+    Args:
+        optimizer: A `OneSweep` that keeps averages.
+    """
+    return Within(partial(_prepared, optimizer))
+
+
+def _prepared(optimizer: Any) -> tuple[list[Call], list[Call]]:
+    own = optimizer._own
+    with own._lock, torch.inference_mode(False), torch.no_grad():
+        if own.is_swapped:
+            _refuse()
+        swaps = _swaps(optimizer)
+    back = [while_whole(partial(each.plain.copy_, each.kept)) for each in swaps]
+    closing: list[Call] = []
+    into = [
+        partial(setattr, own, "is_swapped", True),
+        partial(
+            closing.extend,
+            [unwatched([*back, partial(setattr, own, "is_swapped", False)]), partial(_end, swaps)],
+        ),
+        *(partial(each.kept.copy_, each.plain) for each in swaps),
+        *(partial(each.plain.copy_, each.average) for each in swaps),
+    ]
+    # The lock was free for a moment: another thread may have begun a block of its own.
+    is_free = map(not_, map(getattr, (own,), ("is_swapped",)))
+    is_refused = map(not_, (closing,))
+    lock = own._lock
+    return [lock.acquire, when(is_free, unwatched(into)), lock.release,
+            when(is_refused, _refuse)], closing  # fmt: skip
+
+
+def _refuse() -> None:
+    raise FailedPreconditionError(
+        "The parameters are their averages already: swapped() was called inside of swapped()."
+    )
+
+
+def _swaps(optimizer: Any) -> list[_Swap]:
+    params = [param for param, own in optimizer.state.items() if EMA in own]
+    swaps: list[_Swap] = []
+    for param, title in zip(params, titles_in(optimizer.param_groups, params), strict=True):
+        plain, average = local(param).detach(), local(optimizer.state[param][EMA]).detach()
+        check_memory(plain, f"'{title}'")
+        check_memory(average, f"The average of '{title}'")
+        if average.shape != plain.shape:
+            raise InvalidArgumentError(
+                f"The average of '{title}' has shape {tuple(average.shape)} but the parameter has"
+                f" shape {tuple(plain.shape)}."
+            )
+        swaps.append(_Swap(title, param, plain, average, torch.empty_like(plain)))
+    return swaps
+
+
+def _end(swaps: list[_Swap]) -> None:
+    """Have parameters that were given other memory in the block have their values there."""
+    errors: list[BaseException] = []
+    with torch.inference_mode(False), torch.no_grad():
+        for title, param, plain, _, kept in swaps:
+            now = local(param).detach()
+            try:
+                check_memory(now, f"'{title}'")
+                if now.data_ptr() != plain.data_ptr() or now.shape != plain.shape:
+                    now.copy_(kept)
+            except (ValueError, RuntimeError) as error:
+                error.add_note(f"'{title}' does not have its value again, which it had before"
+                               " swapped().")  # fmt: skip
+                errors.append(error)
+    raise_first(errors)
