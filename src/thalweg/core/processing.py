@@ -92,6 +92,7 @@ class Processing:
         whole_is_nan: Whether an infinite common norm makes NaN of everything.
         factor: Makes of the common norm and its limit what gradients are multiplied by, all of one
             dtype. TensorFlow's if None.
+        clip_scale: That number, where it is known: the norm is common with gradients elsewhere.
         trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
             shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
             dense for it.
@@ -116,6 +117,7 @@ class Processing:
     casts: bool = False
     whole_is_nan: bool = True
     factor: Callable[[Any, Any], Any] | None = None
+    clip_scale: Any = None
     trust: Callable[[Any, Any], Any] | None = None
     decide: Callable[[Any, Any], Decision] | None = None
     decides_there: bool = False
@@ -139,7 +141,8 @@ class Processing:
         """What is measured in any case."""
         if self.trust is not None:
             return gradient_squares, variable_squares
-        by_norm = self.clipnorm is not None or self.global_clipnorm is not None
+        is_open = self.global_clipnorm is not None and self.clip_scale is None
+        by_norm = self.clipnorm is not None or is_open
         return (gradient_squares,) if by_norm or self.decide is not None else ()
 
     @lazy
@@ -305,6 +308,8 @@ class Known:
         limit, dtype = self._how.global_clipnorm, self._dtype
         if limit is None:
             return dtype(1)
+        if self._how.clip_scale is not None:
+            return self._how.clip_scale
         with np.errstate(all="ignore"):
             there = vectors.place_of(self.global_norm)
             norm = vectors.rounded(self.global_norm, dtype, there)
@@ -349,7 +354,7 @@ class Known:
             # maximum() keeps NaN, as TensorFlow's does.
             found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
         if how.global_clipnorm is not None:
-            found["clip_scale"] = vectors.for_each(self.gradient_norms, self.clip_scale)
+            found["clip_scale"] = vectors.for_each(self._variables, self.clip_scale)
         if how.trust is not None:
             found["trust_factor"] = self.trust
         return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
 from thalweg.optim.narrow import MASTER, Kinds
-from thalweg.optim.sharded import whole
 from thalweg.variable import REDUCED
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
@@ -216,7 +215,12 @@ def torch_factor(norm: Any, limit: Any) -> Any:
 
 
 def processing(
-    around: Around, unscaling: float | Tensor | None, count: int, seen: Seen, is_torchs: bool
+    around: Around,
+    unscaling: float | Tensor | None,
+    count: int,
+    seen: Seen,
+    is_torchs: bool,
+    scale: Any = None,
 ) -> Processing:
     """What happens to the gradients of a step.
 
@@ -226,6 +230,7 @@ def processing(
         count: How many gradients there are.
         seen: Is told of them where they are measured.
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
+        scale: What clips them by a common norm, where that is known; see `CommonNorm`.
     """
     if not around.clips and unscaling is None:
         return _NARROW if around.masters else NOTHING
@@ -239,41 +244,9 @@ def processing(
         unscaling=each,
         clipvalue=around.clip_grad_value,
         global_clipnorm=around.clip_grad_norm,
-        overflow=not is_torchs,
+        overflow=False,  # not even with TensorFlow's numbers: the option is ours
         factor=torch_factor if is_torchs else None,
-        watch=seen if by_norm else None,
+        clip_scale=scale,
+        watch=seen if by_norm and scale is None else None,
         narrow=around.masters,
     )
-
-
-def together(
-    around: Around, unscaling: float | Tensor | None, shares: Iterable[Any], seen: Seen
-) -> tuple[Around, float | Tensor]:
-    """What is on, and what gradients are multiplied by, where several rules share a norm.
-
-    Each is a sweep of its own, so that the norm is taken before.
-
-    Args:
-        around, unscaling, seen: As in `processing`.
-        shares: What each rule updates, with its `pairs` of gradients and parameters.
-    """
-    if around.clip_grad_value is not None:
-        raise NotImplementedError(
-            "clip_grad_norm beside clip_grad_value needs groups that one rule updates; these have"
-            " options that choose several, such as momentum."
-        )
-    factor = 1.0 if unscaling is None else unscaling
-    gradients = [grad for share in shares for grad, _ in share.pairs]
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    found = [whole(torch.linalg.vector_norm(each)) for each in values]
-    if isinstance(unscaling, Tensor):
-        norm = torch.linalg.vector_norm(torch.stack(found).double()).mul(unscaling).float()
-        clip = torch_factor(norm, torch.full_like(norm, around.clip_grad_norm or 0.0))
-        seen.grad_norm, seen.clip_factor = norm, clip
-        return replace(around, clip_grad_norm=None), unscaling * clip
-    roots = torch.tensor([each.item() for each in found])
-    norm = np.float32(torch.linalg.vector_norm(roots.double()).item() * factor)
-    with np.errstate(all="ignore"):
-        clip = torch_factor(norm, np.float32(around.clip_grad_norm))
-    seen.grad_norm, seen.clip_factor = float(norm), float(clip)
-    return replace(around, clip_grad_norm=None), factor * float(clip)

@@ -13,7 +13,7 @@ from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
-from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import of_options, of_shapes, of_tensors
 from thalweg.optim.fitting import device_of, fits, is_host
@@ -23,6 +23,7 @@ from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 
@@ -88,17 +89,22 @@ class DropIn(OneSweep):
                 parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
-        begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
-        if not all(map(self._fits, begun)):
+        if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen = Seen()
+        seen, scale = Seen(), None
         if shares:  # in one section with the last of them
             hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
-            around, unscaling = together(around, unscaling, shares.values(), seen)
+            norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
+            if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
+                return self._step_of_torch()
+            count = sum(len(share.pairs) for share in shares.values())
+            how = processing(around, unscaling, count, seen, is_torchs=True)
+            with not_taken(), torch.no_grad():
+                scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -106,9 +112,15 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-                outcome = repeat(own, kept, pairs, how, copies)
-                outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+                how = processing(around, unscaling, len(pairs), seen, True, scale)
+                outcome = None
+                if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
+                    outcome = repeat(own, kept, pairs, how, copies)
+                if outcome is None:
+                    # A step that is not the one before is looked at as a first one is.
+                    if own.repeats and not self._fits(shares[rule]):
+                        return self._step_of_torch()
+                    outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
                 with not_taken(gathered.begun), torch.inference_mode(False), torch.no_grad():
@@ -129,12 +141,21 @@ class DropIn(OneSweep):
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self._rule(group)) for group in self.param_groups}
 
-    def _is_of(self, part: Part) -> bool:
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
         if part.hold(self.param_groups):
             return True
-        return self._rules() == {part.rule} and not any(
-            map(self._is_torchs_group, self.param_groups)
+        return (
+            self._may_repeat(part, gradients)
+            and self._rules() == {part.rule}
+            and not any(map(self._is_torchs_group, self.param_groups))
         )
+
+    def _may_repeat(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a plan that was made for such gradients says that they are taken here.
+
+        Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
+        """
+        return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
@@ -173,16 +194,24 @@ class DropIn(OneSweep):
         Raises:
             RuntimeError: The class takes no such gradients.
         """
-        for (grad, _), place in zip(*share, strict=True):
-            has_rows = grad.layout != torch.strided
+        around = self._around
+        for (grad, param), place in zip(*share, strict=True):
+            group, has_rows = self.param_groups[place], grad.layout != torch.strided
             if refusal := self._sparse if has_rows else self._dense:
                 with not_taken():
                     raise RuntimeError(refusal)
-            if has_rows and not self._takes_rows(self.param_groups[place]):
+            if has_rows and not self._takes_rows(group):
                 return False
-        around = self._around
+            if around.keeps_as_torch and not self._has_kind(group, param):
+                return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
         return fits(share.pairs, self.state, wide, away)
+
+    def _has_kind(self, group: Group, param: Tensor) -> bool:
+        """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
+        own = self.state.get(param, {})
+        names = [slot.name for slot in self._rule(group).element_slots if slot.name in own]
+        return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
@@ -254,7 +283,9 @@ class DropIn(OneSweep):
         return found
 
     def _step_of_torch(self) -> None:
-        if self._around:
+        # Not all of torch's classes know of a scale, and none that does not unscale says so.
+        is_scaled = self._around.fused_unscale and self._unscaling() is not None
+        if self._around or is_scaled:
             if self._around.state_device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

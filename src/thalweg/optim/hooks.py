@@ -20,6 +20,7 @@ from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
+from thalweg.optim.rows import all_summed
 from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
@@ -65,9 +66,23 @@ class GroupHooks(Hooks):
     def aim(
         self, pairs: list[tuple[Any, Tensor]]
     ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
-        """Pairs with what a step updates in place of parameters, and what follows that."""
-        if self.sharing is not None:
-            pairs = placed(pairs)
+        """Pairs with what a step updates in place of parameters, and what follows that.
+
+        Clipping sees rows that are added up.
+
+        Raises:
+            LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
+        """
+        given, copies = self._aimed(pairs if self.sharing is None else placed(pairs))
+        return self.seen(given), copies
+
+    def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+        """Pairs with gradients as options are to see them."""
+        return all_summed(pairs, self.titles) if self._optimizer._around.clips else pairs
+
+    def _aimed(
+        self, pairs: list[tuple[Any, Tensor]]
+    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from thalweg.core.hyperparameters import shown
-from thalweg.core.outcome import raise_first, says_taken
+from thalweg.core.outcome import not_taken, raise_first, says_taken
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -33,6 +33,7 @@ from thalweg.optim.around import (
     processing,
 )
 from thalweg.optim.columns import STEP, Blocks
+from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
@@ -40,10 +41,12 @@ from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
-from thalweg.optim.scaled import Scaled
+from thalweg.optim.rows import summed
+from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.tracing import untraced
+from thalweg.variable import titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -73,6 +76,7 @@ class Kept:
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
+        self.norm = CommonNorm()  # of the gradients of several rules
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
@@ -208,6 +212,7 @@ class OneSweep(Scaled):
     step._wrapped_by_lr_sched = True  # pyright: ignore
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
+    @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
@@ -263,7 +268,10 @@ class OneSweep(Scaled):
             params = [param for group in groups for param in group["params"]]
             if places != [place for place, each in enumerate(groups) for _ in each["params"]]:
                 return False
-        if len(params) != len(places) or not self._is_of(part):
+        if len(params) != len(places):
+            return False
+        gradients = [param.grad for param in params]
+        if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
         hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
         hooks.ending = self._ending(seen)
@@ -272,10 +280,11 @@ class OneSweep(Scaled):
         how = NOTHING
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
-        gradients = [param.grad for param in params]
-        if any(map(is_, gradients, again(None))):
-            return False
-        outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
+        pairs = list(zip(gradients, params, strict=True))
+        if self._around.clips:
+            with not_taken():
+                pairs = hooks.seen(pairs)
+        outcome = repeat(hooks, part.kept, pairs, how)
         if outcome is None:
             return False
         hooks.settle()
@@ -286,8 +295,8 @@ class OneSweep(Scaled):
         """The rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: Part) -> bool:
-        """Whether the rule of a part is still that of all groups."""
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
@@ -385,7 +394,13 @@ class OneSweep(Scaled):
         if self._around.masters:
             return found
         pairs = zip(found, params, strict=True)
-        return [grad if grad is None else grad.to(param.dtype) for grad, param in pairs]
+        return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
+
+    def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
+        """A sum of gradients in the parameter's dtype."""
+        if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
+            grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
+        return grad.to(param.dtype)
 
     @contextlib.contextmanager
     def _keeping_sums(self) -> Generator[None]:
