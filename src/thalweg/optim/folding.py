@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_parts
 from thalweg.core.section import Call, run
-from thalweg.engines.layout import check_memory
 from thalweg.optim.groups import Group
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, name_of
@@ -56,9 +56,9 @@ def fold(
         kept = own.get(SUM)
         is_alone = kept is None and _is_alone(param)
         grad = param.grad.detach()
-        _check_memories(grad, f"The gradient of '{name_of(param)}'")
+        check_parts(grad, f"The gradient of '{name_of(param)}'")
         if kept is not None:
-            _check_memories(kept, f"The sum of gradients of '{name_of(param)}'")
+            check_parts(kept, f"The sum of gradients of '{name_of(param)}'")
         if kept is None:
             begun = _begun(grad, unscaling, wide, is_alone)
             calls.append(partial(own.__setitem__, SUM, begun))
@@ -86,13 +86,6 @@ def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) ->
     elif unscaling is None and not is_alone:
         grad = grad.clone()
     return grad if unscaling is None else grad * unscaling
-
-
-def _check_memories(tensor: Tensor, what: str) -> None:
-    """Refuse what would be read beyond its memory."""
-    parts = (tensor._values(), tensor._indices()) if tensor.is_sparse else (tensor,)
-    for part in parts:
-        check_memory(part, what)
 
 
 def _is_alone(param: Tensor) -> bool:
