@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -125,15 +125,37 @@ def written(
     functions += map(while_whole, counts) if then else counts
     pending = iter(functions)
     remaining = calls(pending)
+    end = len(functions) - 1
+    try:
+        _come_to_the_end(remaining, pending, begun, errors, missing, end, said)
+    except BaseException as error:
+        if not begun:
+            raise
+        # It came while an error was noted, and what follows is done even so.
+        add_taken(error, missing.get(end - length_hint(pending), ""), said)
+        errors.append(error)
+        _come_to_the_end(remaining, pending, begun, errors, missing, end, said)
+    return errors
+
+
+def _come_to_the_end(
+    remaining: Iterator[Any],
+    pending: Iterator[Call],
+    begun: Sequence[str],
+    errors: list[BaseException],
+    missing: Mapping[int, str],
+    end: int,
+    said: str,
+) -> None:
     while True:
         try:
             with DisableTorchFunction():  # modes of torch would call Python for every function
                 consume(remaining)
-            return errors
+            return
         except BaseException as error:
             if not begun:
                 raise
-            add_taken(error, missing.get(len(functions) - length_hint(pending) - 1, ""), said)
+            add_taken(error, missing.get(end - length_hint(pending), ""), said)
             errors.append(error)
 
 

@@ -77,9 +77,16 @@ def run(functions: Sequence[Call]) -> None:
 
 def unwatched(functions: Sequence[Call]) -> Call:
     """One call of functions in C that cannot fail; modes of torch do not see them."""
-    guards = DisableTorchFunction(), _DisableTorchDispatch()
-    ends = [partial(each.__exit__, None, None, None) for each in reversed(guards)]
-    return partial(consume, calls([*(each.__enter__ for each in guards), *functions, *ends]))
+    # The guards are made within: torch's crash where the garbage collector finds one in a cycle,
+    # such as that of a traceback and its frames.
+    kinds: tuple[Any, ...] = (DisableTorchFunction, _DisableTorchDispatch)
+    guards: list[Any] = []
+    nothing = (None,) * len(kinds)
+    make = partial(guards.extend, calls(kinds))
+    enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
+    leaving = map(getattr, guards, ("__exit__",) * len(kinds))
+    leave = partial(consume, map(operator.call, leaving, nothing, nothing, nothing))
+    return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
 
 
 class _Entering:

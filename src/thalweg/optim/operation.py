@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.section import Call, run
+from thalweg.core.section import Call, Within, unwatched
 from thalweg.optim.narrow import MASTER
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
@@ -187,40 +187,29 @@ def _views_counted() -> Generator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> Generator[None]:
+def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> Within:
     """Have an optimizer's own tensors be those that a graph gave in their place.
 
     A graph may give copies, and write them back, or not, in its own time.
     """
     moved = [(own.detach(), given) for own, given in pairs if own.data_ptr() != given.data_ptr()]
     kept = [own.clone() for own, _ in moved]
-    run([partial(own.copy_, given) for own, given in moved])
-    try:
-        yield
-    finally:
-        back = zip(moved, kept, strict=True)
-        run(
-            [
-                call
-                for (own, given), before in back
-                for call in (partial(given.copy_, own), partial(own.copy_, before))
-            ]
-        )
+    back = [
+        call
+        for (own, given), before in zip(moved, kept, strict=True)
+        for call in (partial(given.copy_, own), partial(own.copy_, before))
+    ]
+    into = [partial(own.copy_, given) for own, given in moved]
+    return Within(lambda: ([unwatched(into)], [unwatched(back)]))
 
 
-@contextlib.contextmanager
-def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Generator[None]:
+def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Within:
     """Have parameters have these gradients."""
     before = [param.grad for param in params]
     if all(map(is_, before, gradients)):
-        yield
-        return
-    try:
-        run(_setting(params, gradients))
-        yield
-    finally:
-        run(_setting(params, before))
+        return Within(lambda: ([], []))
+    into, back = _setting(params, gradients), _setting(params, before)
+    return Within(lambda: ([unwatched(into)], [unwatched(back)]))
 
 
 def _setting(
