@@ -277,6 +277,7 @@ def test_configurations_are_json(opt: Any) -> None:
     for each in (type(opt).from_config(written), type(opt).from_config(opt.get_config())):
         end.append(stepped(each)[0])
     assert torch.equal(*end)
+    assert np.float32(written["learning_rate"]) == np.float32(0.1)
     with tf.Graph().as_default(), tf.Session() as session:
         own, w = type(opt).from_config(written), tf.Variable([1.0])
         own.minimize((w * w).sum(), [w])

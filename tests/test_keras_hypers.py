@@ -250,8 +250,7 @@ def test_serialized_after_creation_is_the_float32_as_json_knows_it() -> None:
     opt = SGD(0.1)
     _ = opt.learning_rate
     rate = opt.get_config()["learning_rate"]
-    assert type(rate) is float
-    assert rate == np.float32(0.1)
+    assert (type(rate), rate) == (float, float(np.float32(0.1)))
 
 
 def test_schedule_serialized() -> None:

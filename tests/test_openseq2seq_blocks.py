@@ -71,9 +71,13 @@ def test_norms_take_all_dtypes_and_rows_as_they_are() -> None:
     assert (norm.dtype, norm.shape, norm.item()) == (torch.float32, (), 85.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # cast to float32, as shipped
 @pytest.mark.parametrize(("as_shipped", "norm"), [(False, 5e30), (True, INF)])
-def test_norms_do_not_overflow_before_they_must(as_shipped: bool, norm: float) -> None:
-    got = _global_norm_with_cast([pair(3e30, 4e30)], as_shipped=as_shipped)
+def test_norms_do_not_overflow_before_they_must(
+    as_shipped: bool, norm: float, dtype: torch.dtype
+) -> None:
+    grad, var = pair(3e30, 4e30)
+    got = _global_norm_with_cast([(torch.as_tensor(grad, dtype=dtype), var)], as_shipped=as_shipped)
     assert got.item() == pytest.approx(norm)
 
 

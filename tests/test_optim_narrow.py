@@ -12,8 +12,8 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.errors import CheckpointWarning
 from thalweg.engines import saturated
+from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from thalweg.rules.lars import LARS, NESTEROV_LARS
 from torch_inputs import ROWS, give

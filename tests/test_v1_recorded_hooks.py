@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from thalweg import FailedPreconditionError, Variable
 from thalweg.v1 import contrib, train
 
 v1 = tf.compat.v1
+FOREACH: Any = torch  # which does not export these functions
 RECORDED = json.loads((FOLDER / "subclasses.json").read_text())
 
 # Where TensorFlow adds up in another order, or takes an approximate root or power: the distance in
@@ -63,6 +65,9 @@ class Failing(train.Optimizer):
             self._zeros_slot(var, "m", self._name)
         self._create_non_slot_variable(1.0, "total", var_list[0])
 
+    def _read_slot(self, slot: Any) -> Any:
+        return slot
+
     def _guard(self, where: str, value: Any) -> Any:
         if where != self._where:
             return value
@@ -70,8 +75,8 @@ class Failing(train.Optimizer):
             return tf.identity(value)
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
-        m = self.get_slot(var, "m")
-        m_t = m.assign(m * 0.5 + grad)
+        m, grad = self.get_slot(var, "m"), self._guard("before", grad)
+        m_t = m.assign(self._read_slot(m) * 0.5 + grad)
         with tf.control_dependencies([m_t]):
             return var.assign_sub(self._guard(var.op.name, m_t * 1.0))
 
@@ -84,7 +89,7 @@ class Failing(train.Optimizer):
         return tf.group(*update_ops, doubled, last, name=name_scope)
 
 
-@pytest.mark.parametrize("where", ["a", "b", "finish"])
+@pytest.mark.parametrize("where", ["before", "a", "b", "finish"])
 @pytest.mark.parametrize("within", [False, True], ids=["outside", "in a branch"])
 def test_an_operation_that_fails_puts_everything_back(
     session: Any, where: str, within: bool
@@ -161,8 +166,17 @@ def test_what_an_assignment_initialized_is_so_no_longer(session: Any) -> None:
 
 
 def test_threads_lose_no_update(session: Any) -> None:
+    def slowly(value: Any) -> Any:
+        found = value.copy()
+        time.sleep(1e-4)  # another thread may come between what reads and what writes
+        return found
+
+    class Slow(Failing):
+        def _read_slot(self, slot: Any) -> Any:
+            return v1.py_func(slowly, [slot], tf.float64)
+
     w = v1.Variable(np.zeros(3), name="w")
-    opt = Failing()
+    opt = Slow()
     op = opt.apply_gradients([(tf.ones([3], tf.float64), w)])
     session.run(v1.global_variables_initializer())
 
@@ -312,8 +326,8 @@ class InTorch(train.Optimizer):
         with torch.no_grad():
             m.mul_(0.9).add_(grad.data, alpha=0.1)
             v.data.mul_(0.99).addcmul_(grad, grad, value=0.01)
-            torch._foreach_mul_([var, m], 0.5)
-            torch._foreach_add_([var], [before])
+            FOREACH._foreach_mul_([var, m], 0.5)
+            FOREACH._foreach_add_([var], [before])
             root = (v / (1 - 0.99**count)).sqrt() + 1e-8
             var.addcdiv_(m / (1 - 0.9**count), root, value=-0.1)
             m.sub_(var).copy_(m + 0.5 * var)
@@ -350,6 +364,8 @@ def test_functions_of_torch_run_in_their_order(returns: bool, counts: bool) -> N
 
 def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> None:
     class Broken(InTorch):
+        divisor: Any = None
+
         def _apply_dense(self, grad: Any, var: Any) -> Any:
             super()._apply_dense(grad, var)
             var.add_(self.divisor)
@@ -412,8 +428,14 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
         (added, r"'w:0' cannot be written by \+=, -= and the like in a hook"),
         (branched, "outside of branches: add_, sub_, mul_, addcmul_, addcdiv_, copy_"),
         (lambda self, grad, var: torch.add(var, grad, out=var), "add with out= writes in place"),
-        (lambda self, grad, var: torch._foreach_div_([var], 2.0), "_foreach_div_ writes in place"),
-        (lambda self, grad, var: torch._foreach_mul_([grad], 2.0), "_foreach_mul_ writes in place"),
+        (
+            lambda self, grad, var: FOREACH._foreach_div_([var], 2.0),
+            "_foreach_div_ writes in place",
+        ),
+        (
+            lambda self, grad, var: FOREACH._foreach_mul_([grad], 2.0),
+            "_foreach_mul_ writes in place",
+        ),
         (lambda self, grad, var: var.add_(torch.ones(3, 2)), "broadcast"),
     ],
 )

@@ -13,6 +13,7 @@ ATTACKS = (
     "interruptions",
     "caches",
     "states",
+    "torch_states",
     "files",
     "commits",
     "kills",

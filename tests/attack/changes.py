@@ -15,9 +15,12 @@ import torch
 from attack.figures import Figures
 from attack.moves import CUTS, MOVES, Move, Spoilt
 from attack.server import figures_of
-from attack.trainings import FACES, Training
+from attack.torch_trainings import FACES
+from attack.trainings import Training
 
-TRIED = "trainings of keras, v1, optimize_loss and sessions with 12 random changes between steps"
+TRIED = (
+    "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"
+)
 CASES = {False: 500, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "spoilt")

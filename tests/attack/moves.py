@@ -424,7 +424,7 @@ def state_refused(training: Training, dice: random.Random) -> None:
 
 def copied(training: Training, dice: random.Random) -> None:
     how = dice.choice(["deepcopy", "pickle"])
-    if training.face in ("keras", "v1"):
+    if training.face in ("keras", "v1", "optim"):
         training.copied(how)
 
 

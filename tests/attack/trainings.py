@@ -334,6 +334,8 @@ def _bits(value: Any) -> Any:
     """A value as something that is equal to itself only; every NaN is one."""
     if not isinstance(value, Tensor):
         return repr(value)
+    if value.layout == torch.sparse_coo:
+        return [_bits(value._indices()), _bits(value._values())]
     plain = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
     if plain.is_floating_point():
         plain[plain != plain] = torch.nan

@@ -41,7 +41,7 @@ from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
-from thalweg.storage.stored import of_tensor
+from thalweg.storage.stored import Stored, of_tensor
 from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
@@ -84,9 +84,12 @@ class Snapshot:
         """Whether it is this process that writes it."""
         return self.ranks is None or not self.ranks.rank
 
+    def stored(self) -> dict[str, Stored]:
+        """The tensors as a file has them."""
+        return {name: of_tensor(each) for name, each in self.tensors.items()}
+
     def _write(self, path: Path, progress: Progress | None) -> None:
-        stored = {name: of_tensor(each) for name, each in self.tensors.items()}
-        container.write(path, stored, self.document, progress)
+        container.write(path, self.stored(), self.document, progress)
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,17 @@ def snapshot(
     module: torch.nn.Module | None = None,
     extra: Any = None,
     metrics: Mapping[str, float] | None = None,
+    copies: bool = True,
 ) -> Snapshot:
-    """What `save` writes, as copies, taken between two steps.
+    """What `save` writes, taken between two steps.
 
-    Arguments and errors are those of `save`.
+    Arguments and errors are those of `save`; without `copies` nothing may change before it is
+    written.
     """
     tensors = named(variables, module)
     optimizer = None if optimizer is None else known(optimizer)
-    with _held(optimizer):
-        return _taken(optimizer, tensors, module, extra, metrics, copies=True)
+    with _held(optimizer), nullcontext() if copies else state.uncopied():
+        return _taken(optimizer, tensors, module, extra, metrics, copies)
 
 
 def _held(optimizer: Any) -> AbstractContextManager[Any]:

@@ -51,14 +51,15 @@ def is_on(value: Any) -> bool:
 
 
 def as_number(name: str, value: Any) -> Any:
-    """A plain number, also from a 0-d tensor or array.
+    """A plain number, also from a 0-d tensor or array; a NumPy scalar of one of float64.
 
     Raises:
         InvalidTypeError: It is no real number; names the argument.
         InvalidArgumentError: It is NaN.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
-        value = value.item()
+        is_double = scalar_type(value) is np.float64  # a Python float would become float32
+        value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
         raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
     if value != value:
@@ -125,7 +126,9 @@ def check_fraction(name: str, value: Any) -> None:
         ValueError: It is outside; names it.
     """
     if is_number(value) and not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
+        raise ValueError(
+            f"`{name}` must be between [0, 1]. Received: {name}={value} (of type {type(value)})."
+        )
 
 
 def checked(name: str, value: Any) -> Any:
@@ -137,7 +140,8 @@ def checked(name: str, value: Any) -> Any:
     if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
-    value = bool(value) if isinstance(value, np.bool_) else value
+    if isinstance(value, np.bool_):
+        return value == np.True_
     check_scalar(name, value, accepted)
     return value[()] if _is_array(value) else value
 
@@ -255,7 +259,7 @@ class Hyperparameters(Mapping[str, Any]):
         return repr(self._values)
 
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def raw(self, name: str) -> Any:
         """The value as it is kept now."""

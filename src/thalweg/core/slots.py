@@ -17,7 +17,7 @@ from thalweg.core.section import Call
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
-from thalweg.variable import Moves, StateVariable, Variable, over
+from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class Parts(Protocol):
@@ -80,8 +80,8 @@ class SlotStore:
         return self._slots
 
     def get(self, var: Tensor, name: str) -> Variable | None:
-        """The slot, or None."""
-        return resolve(self._settled().get(id(handle_of(var)), {}).get(name))
+        """The slot, or None; `var` may be a variable of Keras 3."""
+        return resolve(self._settled().get(id(handle_of(tensor_of(var))), {}).get(name))
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
         """The slots of a variable in the order of `names`; KeyError if one is missing."""

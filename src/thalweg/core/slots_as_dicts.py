@@ -39,7 +39,10 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
         """The slot called `name` of a variable; or as in a dict the slots of a key, else `name`."""
         if not isinstance(var, str):
             return super().get(var, name)
-        return Mapping.get(self, var, name)
+        try:
+            return self[var]
+        except KeyError:
+            return name
 
     def __getitem__(self, key: Any) -> Mapping[Any, Any]:
         found = self._nested()[key]
@@ -56,7 +59,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
         return repr(self._nested())
 
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
 
 class SlotsByName(_SlotDict):

@@ -22,7 +22,7 @@ from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
 from thalweg.engines.together import Part, Parts, Together
-from thalweg.indexed_slices import IndexedSlices, values_of, with_values
+from thalweg.indexed_slices import IndexedSlices
 
 Home = Literal["cpu", "cuda", "reference"]
 _GROUPS = {"cpu": CpuGroup, "cuda": CudaGroup}
@@ -230,23 +230,28 @@ def _apart(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """The gradients, copied where they lie in memory that the step writes."""
+    """The gradients, copied where they or their indices lie in memory that the step writes."""
     written = [*variables, *(slot for each in slots for slot in each)]
     written += [copy for copy in copies if copy is not None]
     spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS)
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
+
+    def apart(memory: Tensor) -> Tensor:
+        if memory.device.type not in _BY_ADDRESS:
+            return memory
+        start, end = layout.span(memory)
+        # Runs that begin before the memory ends; the farthest end among them decides.
+        before = int(np.searchsorted(starts, end, side="left"))
+        return memory if not before or ends[before - 1] <= start else memory.clone()
+
     result: list[Gradient] = []
     for grad in gradients:
-        memory = values_of(grad)
-        if memory.device.type not in _BY_ADDRESS:
-            result.append(grad)
-            continue
-        start, end = layout.span(memory)
-        # Runs that begin before the gradient ends; the farthest end among them decides.
-        before = int(np.searchsorted(starts, end, side="left"))
-        if not before or ends[before - 1] <= start:
+        if isinstance(grad, IndexedSlices):
+            values, indices = apart(grad.values), apart(grad.indices)
+            if values is not grad.values or indices is not grad.indices:
+                grad = IndexedSlices(values, indices, grad.dense_shape)
             result.append(grad)
         else:
-            result.append(with_values(grad, memory.clone()))
+            result.append(apart(grad))
     return result

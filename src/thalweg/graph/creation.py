@@ -47,8 +47,10 @@ def Variable(
         constraint: Optional; a function that an optimizer applies after each update.
         shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
             that a session may change.
-        use_resource: Ignored: all variables are what TensorFlow calls resource variables. So is
-            `caching_device`.
+        use_resource: Whether it is a resource variable of a graph, which is read before the
+            updates of the run that fetches it, and any other after them. By default that is so
+            unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
+        caching_device: Ignored.
         synchronization, aggregation: As in `thalweg.keras.optimizers.Optimizer.add_weight`, for
             `thalweg.v1.Variable`; here they are ignored.
 
@@ -79,6 +81,7 @@ def Variable(
         constraint=constraint,
         shape=shape,
         validate_shape=validate_shape,
+        use_resource=use_resource,
     )
 
 
@@ -116,4 +119,5 @@ def make_variable(
         dtype=dtype,
         deferred=deferred,
         absolute=True,
+        use_resource=getattr(like, "is_resource", None),
     )

@@ -51,7 +51,8 @@ def get_variable(
         collections: Optional.
         validate_shape: Optional.
         constraint: Optional.
-        use_resource: Ignored, as is `caching_device`.
+        use_resource: As for `Variable`; by default that of the scope.
+        caching_device: Ignored.
         synchronization, aggregation: As for `Variable`.
         partitioner: None: there are no partitioned variables.
         custom_getter: Optional, in place of that of the scope; see `variable_scope`.
@@ -79,6 +80,7 @@ def get_variable(
         "collections": collections,
         "validate_shape": validate_shape,
         "constraint": scope.constraint if constraint is None else constraint,
+        "use_resource": scope.use_resource if use_resource is None else use_resource,
     }
     custom = scope.custom_getter if custom_getter is None else custom_getter
     if custom is None:
@@ -87,7 +89,7 @@ def get_variable(
         is_value = initializer is not None and not callable(initializer)
         known = getattr(initializer, "dtype", None) if is_value else scope.dtype
         options["dtype"] = to_tensor(initializer).dtype if known is None else known
-    ignored = {"caching_device": None, "partitioner": None, "use_resource": use_resource}
+    ignored = {"caching_device": None, "partitioner": None}
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes(custom, "constraint"):
         del options["constraint"]
@@ -152,6 +154,7 @@ def _get(
         shape=shape,
         validate_shape=validate_shape,
         absolute=True,
+        use_resource=use_resource,
     )
     graph.variable_store[name] = variable
     _regularize(graph, variable, regularizer)

@@ -117,7 +117,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     """Plan the run of `fetches` when `fed` are fed.
 
     All that only reads comes before all that updates, unless data or control dependencies say
-    otherwise; apart from that operations keep the order of their creation.
+    otherwise, or it is the fetch of a variable that is no resource variable, which comes last;
+    apart from that operations keep the order of their creation.
 
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
@@ -126,10 +127,11 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
     before = [
-        *(_read(variable) for variable in dict.fromkeys(reads)),
+        *(_read(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
         *(_watch(x) for x in watched if _needs_watching(x, fed)),
     ]
-    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before)
+    after = [_read(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
+    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before, after)
 
 
 @dataclass
@@ -151,12 +153,14 @@ def _planned(
     given: Iterable[SymbolicTensor],
     derivatives: _Derivatives,
     before: Sequence[Step] = (),
+    after: Sequence[Step] = (),
 ) -> Plan:
     """The plan of a run, or of one of its subgraphs, to which `given` are given."""
     operations = _ordered(_needed(fetches, fed), fed)
     steps = [
         *before,
         *(_step(op, derivatives, fed) for op in operations if op.function is not None),
+        *after,
     ]
     _place_results(steps, fetches, fed, derivatives.watched)
     for step in steps:
@@ -195,6 +199,9 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
         inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
         written = tuple(dict.fromkeys(x for op in inside for x in op.written))
         begin = partial(_begin, unit=unit, written=written)
+        if places[0] < first:  # what fails here has written nothing yet, and says so
+            start = partial(_begin, unit=unit, written=())
+            before.setdefault(places[0], []).append(_around(steps[places[0]], start))
         before.setdefault(first, []).append(_around(steps[first], begin))
         after.setdefault(last, []).append(_around(steps[last], partial(_end, unit=unit)))
     found: list[Step] = []
@@ -319,7 +326,7 @@ def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
 
 
 def _read(variable: GraphVariable) -> Step:
-    """Fetch a variable, before anything can change it."""
+    """Fetch a variable."""
     return _pseudo_step(variable, lambda leaf: leaf, kept=False)
 
 
@@ -352,7 +359,8 @@ def _place_results(
     made: dict[SymbolicTensor, Result] = {}
     for index, step in enumerate(steps):
         for result in step.results:
-            made.setdefault(result.tensor, result)
+            if not (result.kept and result.tensor in made):  # a variable may be watched, too
+                made[result.tensor] = result
             last = last_use.get(result.tensor)
             if last is None or isinstance(result.tensor, GraphVariable):
                 continue

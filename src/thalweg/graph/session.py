@@ -37,8 +37,8 @@ class Session:
 
     In one run everything that reads variables comes before everything that updates them, unless
     control dependencies or data order them: a variable fetched beside a training operation has
-    the value from before the step. Several threads may call `run` at once: what only computes
-    runs at the same time, and updates run alone.
+    the value from before the step, or, if it is no resource variable, from after it. Several
+    threads may call `run` at once: what only computes runs at the same time, and updates run alone.
 
     Attributes:
         graph: The graph.

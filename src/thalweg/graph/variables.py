@@ -17,7 +17,7 @@ from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
+from thalweg.running import SymbolicVariable, current_session, is_symbolic, process, resolve
 from thalweg.scattering import scatter
 from thalweg.static_shape import Shape, UnknownShape
 from thalweg.variable import (
@@ -43,12 +43,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
+        is_resource: Whether it is what TensorFlow calls a resource variable: fetched beside an
+            update it has the value from before that; any other has the one after it.
     """
 
     trainable: bool
     constraint: Constraint | None
     initial_value: SymbolicTensor
     initializer: Operation
+    is_resource: bool
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -104,6 +107,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     def handle(self) -> GraphVariable:
         """The variable itself, for functions that take a handle."""
         return self
+
+    @property
+    def create(self) -> Operation:
+        """The initializer, as resources have it."""
+        return self.initializer
 
     def _ref(self) -> GraphVariable:
         return self
@@ -203,7 +211,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create(self.graph, initial, name, trainable=False, deferred=deferred, absolute=True)
+        return create(
+            self.graph,
+            initial,
+            name,
+            trainable=False,
+            deferred=deferred,
+            absolute=True,
+            use_resource=self.is_resource,
+        )
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
         """An operation that adds 1; its value is the one before.
@@ -331,6 +347,7 @@ def create(
     validate_shape: bool = True,
     deferred: Output | None = None,
     absolute: bool = False,
+    use_resource: bool | None = None,
 ) -> GraphVariable:
     """What `Variable` and `make_variable` have in common.
 
@@ -359,6 +376,8 @@ def create(
     static = start.shape if shape is None else declared(shape, start.shape)
     variable.dtype, variable.shape = start.dtype, static if validate_shape else None
     variable.trainable, variable.constraint = bool(trainable), constraint
+    chosen = process.resource_variables if use_resource is None else use_resource
+    variable.is_resource = bool(chosen)
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)

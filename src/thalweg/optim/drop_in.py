@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_parts
 from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
@@ -16,7 +17,7 @@ from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import of_options, of_shapes, of_tensors
-from thalweg.optim.fitting import device_of, fits, is_host
+from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import HOW, Group
 from thalweg.optim.hooks import TorchHooks
@@ -26,6 +27,7 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.variable import name_of
 
 
 class _Share(NamedTuple):
@@ -85,7 +87,8 @@ class DropIn(OneSweep):
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
+                kinds, blocks = self._around.kinds, self._own.blocks
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
@@ -252,7 +255,8 @@ class DropIn(OneSweep):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load_as_torch(self, state_dict, super(DropIn, type(self)).load_state_dict)
+            load: Any = super(DropIn, type(self))
+            load_as_torch(self, state_dict, load.load_state_dict)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
@@ -296,8 +300,27 @@ class DropIn(OneSweep):
             )
         if self._is_left_out():
             return
+        with not_taken():
+            self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
         run(self._ending(Seen()))
+
+    def _check_memories(self) -> None:
+        """Refuse what torch's step would read or write beyond its memory, which ends the process.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if param.grad is None or param.is_meta:
+                continue
+            own = self.state.get(param) or {}
+            held = {"": param, "The gradient of ": param.grad}
+            held |= {f"'{name}' of ": each for name, each in own.items()}
+            for what, each in held.items():
+                # A class with a dispatch of its own keeps its elements elsewhere.
+                if isinstance(each, Tensor) and has_plain_dispatch(each):
+                    check_parts(each.detach(), f"{what}'{name_of(param)}'")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.section import run
+from thalweg.engines.layout import check_memory
 from thalweg.optim.sharded import check_whole
 from thalweg.tracing import untraced
 
@@ -46,7 +47,13 @@ class FlatGradients:
 
     @untraced
     def clear(self) -> None:
-        """Set all gradients to 0; those that others gave a parameter are replaced."""
+        """Set all gradients to 0; those that others gave a parameter are replaced.
+
+        Raises:
+            LayoutError: A buffer has no memory.
+        """
+        for buffer in self._buffers:
+            check_memory(buffer, "A buffer of gradients")
         run([buffer.zero_ for buffer in self._buffers])
         if not self.lie():
             self._attach()

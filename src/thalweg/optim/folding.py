@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.checks import check_parts
 from thalweg.core.section import Call, run
 from thalweg.optim.groups import Group
 from thalweg.optim.sharded import check_whole
-from thalweg.variable import REDUCED
+from thalweg.variable import REDUCED, name_of
 
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
@@ -39,6 +40,9 @@ def fold(
 
     Returns:
         How many passes the sums hold now.
+
+    Raises:
+        LayoutError: A gradient or a sum has no memory that holds its elements.
     """
     check_whole((param for group in groups for param in group["params"]), "accumulate")
     count = max(group.get(COUNT, 0) for group in groups) + 1
@@ -52,6 +56,9 @@ def fold(
         kept = own.get(SUM)
         is_alone = kept is None and _is_alone(param)
         grad = param.grad.detach()
+        check_parts(grad, f"The gradient of '{name_of(param)}'")
+        if kept is not None:
+            check_parts(kept, f"The sum of gradients of '{name_of(param)}'")
         if kept is None:
             begun = _begun(grad, unscaling, wide, is_alone)
             calls.append(partial(own.__setitem__, SUM, begun))

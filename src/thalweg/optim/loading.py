@@ -70,6 +70,7 @@ def load_as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds)
         _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
+    staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
     run(_handing_over(staged, optimizer))
@@ -96,9 +97,11 @@ def _title(optimizer: Any) -> str:
 
 def _twin(optimizer: Any) -> Any:
     """An optimizer that has all that this one has, without hooks, and keeps nothing of its own."""
-    made = type(optimizer).__new__(type(optimizer))
-    own = {**vars(optimizer), "_own": made._own, "_around": type(optimizer)._around}
+    cls: Any = type(optimizer)
+    made = cls.__new__(cls)
+    own = {**vars(optimizer), "_own": made._own, "_around": cls._around}
     own |= {name: OrderedDict() for name in _HOOKS}
+    made._own.blocks = optimizer._own.blocks
     vars(made).update(own, defaults=dict(optimizer.defaults))
     return made
 

@@ -18,15 +18,23 @@ from thalweg.core.section import Call
 from thalweg.engines import resumed
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
-from thalweg.optim.columns import CPU, Column, DeviceColumn, PlainColumn
+from thalweg.optim.columns import (
+    CPU,
+    Blocks,
+    Column,
+    DeviceColumn,
+    ForeignColumn,
+    ForeignThere,
+    PlainColumn,
+    scalar_dtype,
+)
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 from thalweg.optim.sharded import beside, check_whole, local, locals_of
 
 Own = dict[str, Any]  # the state of one parameter
-AnyColumn = Column | DeviceColumn | PlainColumn
-_SPARE = 8  # blocks of numbers whose parameters may have others by now
+AnyColumn = Column | ForeignColumn | DeviceColumn | PlainColumn
 
 
 class Number(NamedTuple):
@@ -52,6 +60,7 @@ class Part:
         numbers: What each parameter has of its own, by name.
         plain: Whether these are numbers of Python's.
         kinds: What stands for parameters, and what their state is kept in.
+        blocks: The blocks of numbers that the optimizer made.
 
     Attributes:
         kept: The core's plans.
@@ -69,6 +78,7 @@ class Part:
         numbers: Mapping[str, Number],
         plain: bool = False,
         kinds: Kinds = PLAIN,
+        blocks: Blocks | None = None,
     ) -> None:
         self.rule = rule
         self.first = next((slot.name for slot in rule.element_slots), "")
@@ -83,7 +93,7 @@ class Part:
         self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
-        self._blocks: list[Tensor] = []  # those of the columns
+        self._blocks = Blocks() if blocks is None else blocks
         self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
         self._params: list[Tensor] = []
         self._owners: list[Own] = []
@@ -193,12 +203,28 @@ class Part:
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
         there, home = self.homes
+        foreign = [x for x in found if isinstance(x, Tensor) and not self._blocks.have(x)]
+        device = there or home
+        if foreign and all(x.device == there or there is None for x in foreign):
+            return self._column_apart(name, found, kind.dtype, device)
         if there is not None:
             return self._column_there(name, found, kind.dtype, there)
-        block = next((x for x in self._blocks if x.device == home and _lie_in(found, x)), None)
+        block = self._blocks.of(found, home)
         if block is None:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
+
+    def _column_apart(
+        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, device: torch.device
+    ) -> AnyColumn:
+        """Numbers as the tensors that others put into the state, which stay where they are."""
+        views: list[Tensor] = []
+        for param, each in zip(self._params, found, strict=True):
+            if not isinstance(each, Tensor):
+                each = torch.tensor(each, dtype=dtype or scalar_dtype(), device=device)
+                self._fresh[id(param)][name] = each
+            views.append(each)
+        return ForeignColumn(name, views) if self.homes[0] is None else ForeignThere(name, views)
 
     def _column_there(
         self, name: str, found: Sequence[Any], dtype: torch.dtype | None, there: torch.device
@@ -209,8 +235,8 @@ class Part:
             dtype = reduce(torch.promote_types, dtypes)
             block = torch.stack([torch.as_tensor(x, dtype=dtype, device=there) for x in found])
         else:
-            block = torch.tensor(found, dtype=dtype or _scalar_dtype(), device=there)
-        views = list(block.unbind())
+            block = torch.tensor(found, dtype=dtype or scalar_dtype(), device=there)
+        views = list(self._blocks.views(block))
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
         return DeviceColumn(name, views, block)
@@ -220,13 +246,12 @@ class Part:
     ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
-        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or _scalar_dtype()
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or scalar_dtype()
         numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
         block = torch.tensor(numbers, dtype=dtype, device=self.homes[1])
-        views = [block[index] for index in range(len(block))]
+        views = self._blocks.views(block)
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
-        self._blocks = [*self._blocks[-_SPARE:], block]
         return views, block
 
     def targets(
@@ -293,20 +318,3 @@ class Part:
         self.lacked = {}
         self._states = list(state.values())
         self._known = list(chain.from_iterable(map(dict.values, self._owners)))
-
-
-def _scalar_dtype() -> torch.dtype:
-    """What torch keeps numbers in."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
-    """Whether numbers are elements of a block."""
-    memory = block.untyped_storage().data_ptr()
-    return all(
-        isinstance(each, Tensor)
-        and each.dtype == block.dtype
-        and not each.dim()
-        and each.untyped_storage().data_ptr() == memory
-        for each in found
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -79,9 +79,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
-    _decided: ClassVar[set[str]] = {
-        "initial"
-    }  # what the constructor decides, where no option is it
+    _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
     rule: Rule
     _capturable: bool = False
@@ -154,7 +152,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """What is kept of all parameters, these, and the indices of their groups."""
         parts, rule = self._own.parts, self._around.rule(self.rule)
         if rule not in parts:
-            parts[rule] = Part(rule, self._numbers(), kinds=self._around.kinds)
+            kinds, blocks = self._around.kinds, self._own.blocks
+            parts[rule] = Part(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = [param for group in self.param_groups for param in group["params"]]
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
@@ -227,6 +226,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     def _has_state(self, group: Group, param: Tensor) -> bool:
         # It is made with the optimizer, but for what a state that was loaded did not have.
         return all(name in self.state[param] for name in self._around.keys(param))
+
+    @property
+    def _single(self) -> Collection[str]:
+        return self._numbers()
 
     def _state_names(self) -> set[str]:
         """What the state of a parameter may hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
@@ -32,6 +32,7 @@ from thalweg.optim.around import (
     apart,
     processing,
 )
+from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
@@ -60,6 +61,7 @@ class Kept:
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
+        self.blocks = Blocks()
         self.parts: dict[Rule, Part] = {}
         self.last: LastStep | None = None  # but for what `seen` tells
         self.seen = Seen()
@@ -92,6 +94,7 @@ class OneSweep(Scaled):
     defaults: dict[str, Any]
     _around: Around = NONE
     _own: Kept
+    _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -108,6 +111,7 @@ class OneSweep(Scaled):
         # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
         # `add_param_group` takes it out again.
         self.defaults.update(around.on)
+        self._own.blocks.gather(self.state, self._single)  # what torch's constructor makes
         if around.kinds.device is not None:
             for own in self.state.values():  # that torch's constructor makes
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
@@ -117,6 +121,7 @@ class OneSweep(Scaled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})):
             super().__setstate__(state)  # pyright: ignore
+        self._own.blocks.gather(self.state, self._single)
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

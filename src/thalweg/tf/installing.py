@@ -12,9 +12,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.tf import neighbours, private
+from thalweg.tf.compat import behavior
 from thalweg.tf.views import View
 
 _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
@@ -52,7 +52,7 @@ def install_as_tensorflow(version: int = 2) -> None:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _Finder(version))
     neighbours.settle()
-    graph.disable_eager_execution() if version == 1 else graph.enable_eager_execution()
+    behavior.disable_v2_behavior() if version == 1 else behavior.enable_v2_behavior()
 
 
 def _refuse_another() -> None:

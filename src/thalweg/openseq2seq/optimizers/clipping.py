@@ -133,7 +133,9 @@ def _clip_gradients_by_norm(
         refuse_scalars(variables)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
-        how = Processing(global_clipnorm=float(limit), overflow=as_shipped, whole_is_nan=False)
+        how = Processing(
+            global_clipnorm=float(limit), overflow=as_shipped, casts=True, whole_is_nan=False
+        )
         return processed(gradients, variables, how)
 
     made = each(

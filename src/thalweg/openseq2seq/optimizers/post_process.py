@@ -109,6 +109,7 @@ class PostProcessing(NamedTuple):
         return Processing(
             global_clipnorm=None if clip is None else float(clip),
             overflow=self.as_shipped,
+            casts=True,
             whole_is_nan=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
@@ -136,7 +137,7 @@ class PostProcessing(NamedTuple):
         if self.larc is not None and any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
             values = [values_of(grad) for grad, _ in pairs]
-            plain = Processing(unscaling=unscaling, overflow=self.as_shipped)
+            plain = Processing(unscaling=unscaling, overflow=self.as_shipped, casts=True)
             variables = [var for _, var in pairs]
             rows = plain.known(Tensors(values, variables), variables)
         shows_norm = "global_gradient_norm" in journal.wanted

@@ -47,8 +47,7 @@ __all__ = [
 class Variable(metaclass=Either):
     """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
-    `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
-    ignored.
+    `caching_device`, `variable_def`, `expected_shape` and `import_scope` are ignored.
     """
 
     CLASSES = (EagerVariable, graph.GraphVariable)
@@ -74,7 +73,8 @@ class Variable(metaclass=Either):
     ) -> Any:
         own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
         modes = {"synchronization": synchronization, "aggregation": aggregation}
-        return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
+        own_kind = {"constraint": constraint, "shape": shape, "use_resource": use_resource}
+        return v1.Variable(*own, **own_kind, **modes)
 
 
 def constant(

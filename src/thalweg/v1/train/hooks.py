@@ -36,6 +36,9 @@ class V1Hooks(Hooks):
             asked for; a graph's operation has it from when the graph was built.
     """
 
+    builds = False  # whether a graph is being built, and no step is taken
+    finished: Any = None  # what `_finish` returned
+
     def __init__(
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
     ) -> None:
@@ -44,9 +47,7 @@ class V1Hooks(Hooks):
         self._global_step = global_step
         self._name = name
         self._values = values
-        self.builds = False  # whether a graph is being built, and no step is taken
-        self.results: list[Any] = []  # what the hooks returned that update variables
-        self.finished: Any = None  # what `_finish` returned
+        self._results: list[Any] = []  # what the hooks returned that update variables
         self.selection = optimizer._selection()
         self.calls = optimizer._calls()
         self.repeats = _is_global_step(global_step)
@@ -86,10 +87,12 @@ class V1Hooks(Hooks):
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
         self._optimizer._prepare()
-        _ = self.values
+        values = self.values
+        if self.calls:
+            self._values = self._optimizer._prepared(values)
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
-        self.results.append(self._optimizer._apply_one(grad, var))
+        self._results.append(self._optimizer._apply_one(grad, var))
 
     def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
         return self._optimizer._written(variables)
@@ -101,7 +104,7 @@ class V1Hooks(Hooks):
 
     def _finish(self) -> None:
         with EnableTorchFunction(), torch.no_grad():
-            self.finished = self._optimizer._finish(self.results, self._name)
+            self.finished = self._optimizer._finish(self._results, self._name)
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
@@ -144,11 +147,6 @@ class RuleHooks(V1Hooks):
     ) -> None:
         super().__init__(optimizer, global_step, name, values)
         self.repeats = self.repeats and not optimizer._one_by_one()
-
-    def prepare(self, variables: Sequence[Tensor]) -> None:
-        super().prepare(variables)
-        if self._optimizer._is_begun_by_users():
-            self._values = self._optimizer._prepared(self.values)
 
     def rule(self) -> Rule:
         return self._optimizer._rule_of_step()

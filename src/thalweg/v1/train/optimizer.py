@@ -569,6 +569,10 @@ class Optimizer(State, StateDict):
         """What is read once a step, by name; callables are called."""
         return {}
 
+    def _prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What a step has read, once `_prepare` was called."""
+        return values
+
     def _values(self) -> dict[str, Any]:
         """What the step under way has read, or what one would read now."""
         return self._read() if self._under_way is None else self._under_way.values

@@ -52,6 +52,8 @@ class OptimizableVariable(ABC):
         NotImplementedError: It is neither a variable nor a tensor.
     """
 
+    _v: Any
+
     def __init__(self, v: Any) -> None:
         if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
             raise NotImplementedError(f"Trying to optimize unsupported type {v}")

@@ -37,6 +37,7 @@ class State(TrackableSlots):
 
     _name: str
     _under_way: Any
+    _slots: SlotsByName
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -145,7 +146,7 @@ class State(TrackableSlots):
             value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, GraphVariable):
             with var.graph.as_default():
-                slot: Any = make_variable(value, title)
+                slot: Any = make_variable(value, title, like=var)
         else:
             slot = over(value.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])

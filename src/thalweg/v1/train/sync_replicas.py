@@ -386,6 +386,8 @@ class _ChiefQueueRunner(QueueRunner):
     def name(self) -> str:
         return "sync_token_q"
 
+    _has_cancel = True
+
     def _end_waits(self, sess: Any, error: BaseException | None) -> None:
         sess.run(self._rendezvous).stop(error)
 

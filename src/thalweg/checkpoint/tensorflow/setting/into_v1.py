@@ -14,6 +14,7 @@ from thalweg.checkpoint.steps import after, steps_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.v1 import train
+from thalweg.v1.train.wrapping import WrappingOptimizer
 
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -45,6 +46,8 @@ def loading_v1(
 
 def _betas(optimizer: train.Optimizer) -> dict[str, Any]:
     """The betas that are numbers, by the names of their powers."""
+    while isinstance(optimizer, WrappingOptimizer):
+        optimizer = optimizer._opt
     if not isinstance(optimizer, train.AdamOptimizer):
         return {}
     given = {
