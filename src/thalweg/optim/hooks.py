@@ -20,7 +20,7 @@ from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
-from thalweg.optim.rows import all_summed
+from thalweg.optim.rows import all_summed, rows_of
 from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
@@ -107,7 +107,7 @@ class GroupHooks(Hooks):
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         if grad.layout == torch.sparse_coo:
-            rows = IndexedSlices.from_sparse(grad)
+            rows = rows_of(grad, *self.titles([param]))
             if layout.is_far(rows, param.device):
                 values, indices = rows.values.to(param.device), rows.indices.to(param.device)
                 rows = IndexedSlices(values, indices, rows.dense_shape)

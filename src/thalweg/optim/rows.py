@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_readable
+from thalweg.engines.layout import check_memory
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import REDUCED
 
@@ -39,6 +40,16 @@ def all_summed(
     ]
 
 
+def rows_of(grad: Tensor, title: str) -> IndexedSlices:
+    """A sparse gradient as slices.
+
+    Raises:
+        LayoutError: Its indices have no memory that holds them.
+    """
+    check_memory(grad._indices(), f"The indices of the gradient of '{title}'")
+    return IndexedSlices.from_sparse(grad)
+
+
 def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     """A sparse gradient that names each row once, and rows ascend; itself if it does so.
 
@@ -52,13 +63,15 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     """
     if grad.sparse_dim() != 1 or grad.is_complex():
         return grad
-    rows = IndexedSlices.from_sparse(grad.detach())
+    rows = rows_of(grad.detach(), title)
     check_readable([rows], [title])
     indices, values = rows.indices, rows.values
     if bool((indices[1:] > indices[:-1]).all()):
         return grad
     # On the CPU, where torch adds one row after the other; a sum begins with its first row.
     named, places = indices.cpu().unique(return_inverse=True)
+    if named[0] < 0 or named[-1] >= len(grad):
+        return grad  # whoever refuses it says which entry
     own = values.cpu()
     own = own.float() if own.dtype in REDUCED else own
     sums = torch.full((len(named), *own.shape[1:]), -0.0, dtype=own.dtype)
