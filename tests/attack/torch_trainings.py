@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
 from typing import Any
 
 import torch
@@ -117,6 +118,12 @@ class OptimTraining(Training):
     def slot(self, place: int, name: str) -> Any:
         found = (self.opt.state.get(self.variables[place]) or {}).get(name)
         return found if isinstance(found, Tensor) else None
+
+    def bits(self) -> dict[str, Any]:
+        # Sums of a step that was refused stay, and the next one takes them.
+        found = super().bits()
+        folded = re.sub(r"'folded': \d+", "", found.pop("param_groups"))
+        return {n: x for n, x in found.items() if not n.endswith("/gradient_sum")} | {"": folded}
 
     def copied(self, how: str) -> None:
         own = self.opt, self.variables

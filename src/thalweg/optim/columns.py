@@ -49,7 +49,9 @@ class Column:
         self._views = views
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = [block.untyped_storage()]
         first, size = block.data_ptr(), block.element_size()
+        self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
         self._places = (
             None if places == list(range(len(block))) else torch.tensor(places).to(block.device)
@@ -63,7 +65,7 @@ class Column:
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._views)) == self._pointers
+        return list(map(Tensor.data_ptr, self._views)) == self._pointers and _hold(self)
 
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
@@ -114,13 +116,15 @@ class ForeignColumn:
         self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
         self._views = [view.detach().reshape(()) for view in views]
         self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = list(map(Tensor.untyped_storage, views))
+        self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
         self._own = views
         self._scalar = _plainly if name == STEP else _SCALARS.get(self.dtype, float)
         self.read()
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._own)) == self._pointers
+        return list(map(Tensor.data_ptr, self._own)) == self._pointers and _hold(self)
 
     def read(self) -> None:
         """Look at the numbers."""
@@ -298,6 +302,11 @@ class Blocks:
 def scalar_dtype() -> torch.dtype:
     """What torch keeps numbers in."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _hold(column: Column | ForeignColumn) -> bool:
+    """Whether nobody has cut the memory of the numbers."""
+    return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(value: Tensor) -> bool:

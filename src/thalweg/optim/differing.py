@@ -106,6 +106,16 @@ def of_shapes(own: Mapping[str, Any], param: Tensor, names: Iterable[str], title
     return found
 
 
+def of_sum(value: Any, title: Any) -> str:
+    """Why gradients cannot be added to a value, in words; "" if they can."""
+    what = f"'{title}/{SUM}'"
+    if not isinstance(value, Tensor):
+        return f"{what} is {_named(value)} and no tensor"
+    is_added = value.layout in (torch.strided, torch.sparse_coo) and not value.is_meta
+    is_added = is_added and (value.is_floating_point() or value.is_complex())
+    return "" if is_added else f"{what} is {kind_of(value)}, {value.layout} on {value.device}"
+
+
 def is_before_steps(own: Mapping[str, Any]) -> bool:
     """Whether a parameter with this state had no step yet, and so nothing that steps make."""
     if own.keys() <= {SUM}:

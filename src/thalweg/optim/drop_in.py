@@ -16,7 +16,7 @@ from thalweg.core.step import repeat, take
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.differing import of_options, of_shapes, of_tensors
+from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import HOW, Group
@@ -282,6 +282,8 @@ class DropIn(OneSweep):
             further = [*self._optional, *self._around.keys(param), SUM]
             some = [name for name in further if own.get(name) is not None]
             found += of_shapes(own, param, some, title)
+            if own.get(SUM) is not None and (problem := of_sum(own[SUM], title)):
+                found.append(problem)
         return found
 
     def _step_of_torch(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.core.checks import check_parts
 from thalweg.core.section import Call, run
+from thalweg.errors import InvalidArgumentError
 from thalweg.optim.groups import Group
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, name_of
@@ -42,6 +43,7 @@ def fold(
         How many passes the sums hold now.
 
     Raises:
+        InvalidArgumentError: A gradient has another shape than its sum.
         LayoutError: A gradient or a sum has no memory that holds its elements.
     """
     check_whole((param for group in groups for param in group["params"]), "accumulate")
@@ -59,6 +61,11 @@ def fold(
         check_parts(grad, f"The gradient of '{name_of(param)}'")
         if kept is not None:
             check_parts(kept, f"The sum of gradients of '{name_of(param)}'")
+            if kept.shape != grad.shape:
+                raise InvalidArgumentError(
+                    f"The sum of gradients of '{name_of(param)}' has shape {tuple(kept.shape)},"
+                    f" and its gradient {tuple(grad.shape)}."
+                )
         if kept is None:
             begun = _begun(grad, unscaling, wide, is_alone)
             calls.append(partial(own.__setitem__, SUM, begun))

@@ -154,7 +154,8 @@ def _give_back_dtypes(staged: Any, given: Mapping[str, Any], kinds: Any) -> None
     for key, param in dict(zip(keys, params, strict=True)).items():
         for name, value in given["state"].get(key, {}).items():
             own = staged.state[param].get(name)
-            if not isinstance(own, Tensor) or not value.is_floating_point():
+            both = isinstance(own, Tensor) and isinstance(value, Tensor)
+            if not both or not value.is_floating_point():
                 continue
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there
@@ -268,6 +269,9 @@ def setting(
         value = given.get(name)
         if name == SUM:
             begun = name in given
+            if begun and (problem := differing.of_sum(value, title)):
+                found.append(problem)
+                continue
             made = (given[name].detach().to(device, copy=True),) if begun else (None,)
             calls.append(partial(own.__setitem__ if begun else own.pop, name, *made))
         elif names is not None and name in own and name not in names:

@@ -16,6 +16,7 @@ from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.engines import resumed
+from thalweg.engines.layout import check_memory
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import (
@@ -32,6 +33,7 @@ from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 from thalweg.optim.sharded import beside, check_whole, local, locals_of
+from thalweg.variable import name_of
 
 Own = dict[str, Any]  # the state of one parameter
 AnyColumn = Column | ForeignColumn | DeviceColumn | PlainColumn
@@ -198,6 +200,9 @@ class Part:
                 raise KeyError(name)
             start = starts.get(id(param), {}).get(name, kind.start)
             found.append(own.get(name, start))
+        for param, each in zip(self._params, found, strict=True):
+            if isinstance(each, Tensor):
+                check_memory(each, f"'{name}' of '{name_of(param)}'")
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
