@@ -47,7 +47,8 @@ class Around:
 
     Attributes:
         clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-        clip_grad_value: Elements of gradients are clipped to [-value, value].
+        clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows of
+            sparse gradients are added up before.
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
             parameters on a GPU are counted there then.
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
