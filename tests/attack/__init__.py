@@ -19,6 +19,7 @@ ATTACKS = (
     "bundles",
     "keras_files",
     "restores",
+    "resealed",
 )
 
 
