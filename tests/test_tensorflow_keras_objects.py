@@ -14,6 +14,7 @@ import thalweg
 from golden_files import FOLDER
 from thalweg import checkpoint
 from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.checkpoint.tensorflow.writing.objects import _Graph
 from thalweg.errors import OptionError
 from thalweg.keras.optimizers import SGD, Adam
@@ -257,3 +258,20 @@ def test_a_loss_scale_of_tf_train_goes_into_ours(tmp_path: Path) -> None:
     tensorflow.restore(tmp_path / "ckpt", {"w": w}, optimizer=opt)
     assert (w.sum().item(), momentum.get_slot(w, "momentum").sum().item()) == (2, 6)
     assert (opt._loss_scale().item(), opt._loss_scale._num_good_steps.item()) == (64, 5)
+
+
+def test_a_loss_scale_of_a_saver_is_no_variable_of_the_model() -> None:
+    values = {
+        "w": torch.ones(2),
+        "w/Momentum": torch.full((2,), 3.0),
+        "global_step": torch.tensor(9),
+    }
+    values |= {"current_loss_scale": torch.tensor(64.0), "good_steps": torch.tensor(5)}
+    file = sorted_names("run", {name: of_tensor(each) for name, each in values.items()})
+    w, scale = thalweg.Variable(torch.zeros(2), "w"), DynamicLossScale()
+    given: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9}
+    tensorflow.restore(file, {"w": w}, loss_scale=scale, **given)
+    assert (scale().item(), scale._num_good_steps.item(), file.step) == (64, 5, 9)
+    del values["w/Momentum"]
+    plain = sorted_names("run", {name: of_tensor(each) for name, each in values.items()})
+    assert [*plain.variables] == ["w", "current_loss_scale", "good_steps"]

@@ -20,6 +20,7 @@ ATTACKS = (
     "bundles",
     "keras_files",
     "restores",
+    "resealed",
 )
 
 

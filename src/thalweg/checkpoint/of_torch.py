@@ -148,6 +148,10 @@ class OfTorch:
         self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
     ) -> dict[str, Any]:
         """The state of one parameter, in memory of its own."""
+        step = given.get("step")
+        if isinstance(step, Tensor) and step.dim():
+            found.append(f"'{title}/step' is of shape {tuple(step.shape)}, not ()")
+            return {}
         if self._is_ours:
             if not is_before_steps(given):
                 lacking = [key for key in self.optimizer._around.keys(param) if key not in given]

@@ -292,7 +292,7 @@ def restore(
                 )
                 found = rates.loading(given, reader(document["rates"]), check_arguments)
                 loadings.append(found)
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
+            except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
                 if isinstance(error, ThalwegError):
                     raise
                 raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error

@@ -194,15 +194,15 @@ def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> Fo
 
 def _scale(found: FoundOptimizer | None, given: dict[str, Any]) -> state.Loading:
     """What sets the loss scale that was given, which `given` has no longer."""
-    scale = given.get("loss_scale")
-    if not isinstance(scale, LossScale):
+    if not isinstance(given.get("loss_scale"), LossScale):
         return state.Loading()
-    del given["loss_scale"]
+    scale: Any = given.pop("loss_scale")
     if not isinstance(scale, DynamicLossScale):
         raise InvalidArgumentError(f"loss_scale must be a DynamicLossScale, not {scale!r}.")
     if found is None or not found.loss_scale:
         raise state.mismatch(["there is no loss scale around the optimizer"])
-    values, own = _of_scale(found), scale._weights
+    values = _of_scale(found)
+    own: dict[str, Any] = cast(Any, scale)._weights
     entries = [Entry(f"loss_scale/{name}", own[name]) for name in own]
     missing = [f"{each.name!r} is missing" for each in entries if each.name not in values]
     pairs = [(each, values[each.name]) for each in entries if each.name in values]

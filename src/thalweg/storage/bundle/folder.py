@@ -73,7 +73,7 @@ class Folder:
             except OSError as error:
                 # Links that lead to one another are no folder that is not there yet.
                 if error.errno == errno.ELOOP:
-                    raise Flaw(error.strerror, UnsafeCheckpointError) from None
+                    raise Flaw(os.strerror(errno.ELOOP), UnsafeCheckpointError) from None
                 raise
 
     def __enter__(self) -> Self:

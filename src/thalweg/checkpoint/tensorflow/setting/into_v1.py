@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -46,14 +46,12 @@ def loading_v1(
 
 def _betas(optimizer: train.Optimizer) -> dict[str, Any]:
     """The betas that are numbers, by the names of their powers."""
-    while isinstance(optimizer, WrappingOptimizer):
-        optimizer = optimizer._opt
-    if not isinstance(optimizer, train.AdamOptimizer):
+    inner: Any = optimizer
+    while isinstance(inner, WrappingOptimizer):
+        inner = cast(Any, inner)._opt
+    if not isinstance(inner, train.AdamOptimizer):
         return {}
-    given = {
-        power: getattr(optimizer, optimizer.HYPERS[hyper])
-        for power, hyper in optimizer.POWERS.items()
-    }
+    given = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
     return {power: beta for power, beta in given.items() if is_number(beta)}
 
 

@@ -124,7 +124,9 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     if file.class_name == "Nadam" and values and not values[-1].shape:
         scalars["momentum_cache"] = values.pop()
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    ways = [([], [*rate, *values]), (rate, values)] if rate else [(rate, values)]
+    ways = [(rate, values)]
+    if rate:
+        ways.insert(0, (rate[:0], [*rate, *values]))
     if rate and file.kind != "weights.h5":  # its configuration is the file's own
         ways = ways[:1] if has_schedule else ways[1:]
     elif not has_schedule:

@@ -22,3 +22,10 @@ def scaled_by(scale: Mapping[str, Stored]) -> tuple[str, ...]:
         f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
         " restore(..., loss_scale=DynamicLossScale()) takes it over",
     )
+
+
+def scale_in(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The two variables by which a Saver keeps a loss scale; {} if they are not there."""
+    found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
+    kinds = [(each.dtype, each.shape) for each in found.values()]
+    return found if kinds == [("F32", ()), ("I64", ())] else {}
