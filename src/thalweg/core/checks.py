@@ -60,21 +60,6 @@ def check_memories(tensors: Sequence[Tensor]) -> None:
         check_memory(tensor, f"'{name_of(tensor)}'")
 
 
-def check_parts(tensor: Tensor, what: str) -> None:
-    """Refuse a tensor, strided or of rows, that has no memory that holds its elements.
-
-    Raises:
-        LayoutError: Names it.
-    """
-    parts: tuple[Tensor, ...] = ()
-    if tensor.layout == torch.strided:
-        parts = (tensor,)
-    elif tensor.layout == torch.sparse_coo:
-        parts = tensor._values(), tensor._indices()
-    for part in parts:
-        check_memory(part, what)
-
-
 def check_readable(gradients: Sequence[Gradient], titles: Sequence[str]) -> None:
     """Refuse gradients that have no memory that holds their elements, before they are read.
 

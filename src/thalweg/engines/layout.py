@@ -81,6 +81,32 @@ def check_memory(tensor: Tensor, what: str) -> None:
         )
 
 
+def holds(tensor: Tensor) -> bool:
+    """Whether a plain, contiguous tensor has memory for all its elements; no is no answer."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return False
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return (
+        tensor.is_contiguous()
+        and not tensor._is_zerotensor()
+        and tensor.data_ptr() != 0
+        and tensor.untyped_storage().nbytes() >= needed
+    )
+
+
+def check_parts(tensor: Tensor, what: str) -> None:
+    """The same of a tensor that may be a sparse one of torch's: of its values and indices.
+
+    Raises:
+        LayoutError: Names it.
+    """
+    if tensor.layout == torch.sparse_coo:
+        check_memory(tensor._values(), f"The values of {what[:1].lower()}{what[1:]}")
+        check_memory(tensor._indices(), f"The indices of {what[:1].lower()}{what[1:]}")
+    elif tensor.layout == torch.strided:
+        check_memory(tensor, what)
+
+
 def check_variable(var: Tensor, name: str) -> None:
     """Refuse what no engine can update in place.
 

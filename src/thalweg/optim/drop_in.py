@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_parts
 from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
+from thalweg.engines.layout import check_parts
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP

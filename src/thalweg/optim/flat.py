@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.section import run
-from thalweg.engines.layout import check_memory
+from thalweg.engines.layout import check_memory, check_parts, holds
 from thalweg.optim.sharded import check_whole
 from thalweg.tracing import untraced
+from thalweg.variable import name_of
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore
 
@@ -34,12 +36,13 @@ class FlatGradients:
         with torch.no_grad():
             for param, view in zip(self.params, self.views, strict=True):
                 if param.grad is not None:
+                    check_parts(param.grad, f"The gradient of '{name_of(param)}'")
                     view.copy_(param.grad)
-        self._attach()
-
-    def _attach(self) -> None:
-        for param, view in zip(self.params, self.views, strict=True):
-            param.grad = view
+        self._attached = [
+            partial(setattr, param, "grad", view)
+            for param, view in zip(self.params, self.views, strict=True)
+        ]
+        run(self._attached)
 
     def lie(self) -> bool:
         """Whether all gradients are those that lie here."""
@@ -50,10 +53,9 @@ class FlatGradients:
         """Set all gradients to 0; those that others gave a parameter are replaced.
 
         Raises:
-            LayoutError: A buffer has no memory.
+            LayoutError: A buffer has no memory that holds its elements.
         """
-        for buffer in self._buffers:
-            check_memory(buffer, "A buffer of gradients")
-        run([buffer.zero_ for buffer in self._buffers])
-        if not self.lie():
-            self._attach()
+        if not all(map(holds, self._buffers)):
+            for param, view in zip(self.params, self.views, strict=True):
+                check_memory(view, f"The gradient of '{name_of(param)}'")
+        run([*(each.zero_ for each in self._buffers), *([] if self.lie() else self._attached)])

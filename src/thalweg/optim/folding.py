@@ -11,12 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_parts
 from thalweg.core.section import Call, run
-from thalweg.errors import InvalidArgumentError
-from thalweg.optim.groups import Group
+from thalweg.engines.layout import check_parts, dense, holds
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.optim.groups import Group, titles_in
 from thalweg.optim.sharded import check_whole
-from thalweg.variable import REDUCED, name_of
+from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
@@ -43,29 +43,29 @@ def fold(
         How many passes the sums hold now.
 
     Raises:
-        InvalidArgumentError: A gradient has another shape than its sum.
         LayoutError: A gradient or a sum has no memory that holds its elements.
+        InvalidArgumentError: A gradient has another shape or device than the sum before it.
     """
-    check_whole((param for group in groups for param in group["params"]), "accumulate")
+    params = [param for group in groups for param in group["params"]]
+    check_whole(params, "accumulate")
+    sums_before = [state[param].get(SUM) if param in state else None for param in params]
+    given = [param.grad for param in params]
+    if not all(map(_is_usual, given, sums_before)):
+        titles = titles_in(groups, params)
+        for grad, kept, title in zip(given, sums_before, titles, strict=True):
+            _check(grad, kept, title)
+    del given  # one more holder of each gradient
     count = max(group.get(COUNT, 0) for group in groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
-    for param in (param for group in groups for param in group["params"]):
+    for param in params:
         if param.grad is None:
             continue
         own = state[param]
         kept = own.get(SUM)
         is_alone = kept is None and _is_alone(param)
         grad = param.grad.detach()
-        check_parts(grad, f"The gradient of '{name_of(param)}'")
-        if kept is not None:
-            check_parts(kept, f"The sum of gradients of '{name_of(param)}'")
-            if kept.shape != grad.shape:
-                raise InvalidArgumentError(
-                    f"The sum of gradients of '{name_of(param)}' has shape {tuple(kept.shape)},"
-                    f" and its gradient {tuple(grad.shape)}."
-                )
         if kept is None:
             begun = _begun(grad, unscaling, wide, is_alone)
             calls.append(partial(own.__setitem__, SUM, begun))
@@ -86,6 +86,37 @@ def fold(
     return count
 
 
+def _is_usual(grad: Tensor | None, kept: Any) -> bool:
+    """Whether `_check` would certainly find nothing; asked of each gradient of each pass."""
+    return (grad is None or holds(grad)) and (
+        kept is None
+        or (grad is not None and type(kept) is Tensor and holds(kept) and kept.dtype == grad.dtype
+            and kept.shape == grad.shape and kept.device == grad.device)
+    )  # fmt: skip
+
+
+def _check(grad: Tensor | None, kept: Any, title: str) -> None:
+    if grad is not None:
+        check_parts(grad, f"The gradient of '{title}'")
+    if kept is None:
+        return
+    if not isinstance(kept, Tensor):
+        raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
+    check_parts(kept, f"The sum of gradients of '{title}'")
+    if grad is None:
+        return
+    if grad.shape != kept.shape or grad.device != kept.device:
+        raise InvalidArgumentError(
+            f"The gradient of '{title}' has shape {tuple(grad.shape)} on {grad.device} but the sum"
+            f" of those before has shape {tuple(kept.shape)} on {kept.device}."
+        )
+    if not torch.can_cast(grad.dtype, kept.dtype):
+        raise InvalidTypeError(
+            f"The gradient of '{title}' is {dtype_name(grad.dtype)} but the sum of those before is"
+            f" {dtype_name(kept.dtype)}."
+        )
+
+
 def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:
     """The first gradient of a sum; nobody else will hold it."""
     if wide and grad.dtype in REDUCED:
@@ -97,7 +128,9 @@ def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) ->
 
 def _is_alone(param: Tensor) -> bool:
     """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
-    return not cast("Tensor", param.grad).is_sparse and _holders(param) == _of_one()
+    grad = cast("Tensor", param.grad)
+    # One whose elements share memory cannot be added to.
+    return not grad.is_sparse and dense(grad) and _holders(param) == _of_one()
 
 
 def _holders(param: Tensor) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from thalweg.engines import layout, resumed
 from thalweg.formula import Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.folding import SUM
-from thalweg.variable import REDUCED, variable_constraint
+from thalweg.variable import REDUCED, name_of, variable_constraint
 
 MASTER = "master"
 
@@ -146,6 +146,8 @@ class Masters:
         for param, target in self._far:
             version = param._version
             if version != self._versions.get(id(param)):
+                layout.check_memory(param, f"'{name_of(param)}'")
+                layout.check_memory(target, f"What stands for '{name_of(param)}'")
                 own = param.detach().to(target.device)
                 target.copy_(own if own.dtype == target.dtype else resumed(target, own))
                 self._versions[id(param)] = version
