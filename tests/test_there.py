@@ -6,6 +6,7 @@ They refuse to be mixed with tensors of the host, and to tell a number.
 from __future__ import annotations
 
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula
-from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import STEP, DeviceColumn
+from thalweg.optim.common_norm import CommonNorm
 from thalweg.rules.torch import TORCH_RULES
 
 COUNT = 3
@@ -152,13 +154,18 @@ def test_unscaling_and_clipping(
     assert columns.taken is not None
 
 
-def test_a_norm_of_several_rules() -> None:
-    class Share:
-        pairs = [(torch.ones(2, device=GPU), None)] * 2
+def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ready(Measured):
+        def let_go(self) -> None:
+            pass
 
-    scale, seen = torch.ones((), device=GPU), Seen()
-    _, factor = together(Around(clip_grad_norm=0.5), scale, [Share(), Share()], seen)
-    assert_there(factor, ())
+    monkeypatch.setattr(norms, "total", Tensor.sum)
+    seen, scale, norm = Seen(), torch.ones((), device=GPU), CommonNorm()
+    norm._ready = Ready()  # pyright: ignore
+    how = processing(Around(clip_grad_norm=0.5), scale, COUNT, seen, True)
+    hooks: Any = SimpleNamespace(sharing=None)
+    shares = [(hooks, [(None, torch.ones(2, device=GPU))]) for _ in range(COUNT)]
+    assert_there(norm.clip_scale(shares, how, seen), ())
     assert_there(seen.grad_norm, ())
 
 
