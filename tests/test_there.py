@@ -6,7 +6,6 @@ They refuse to be mixed with tensors of the host, and to tell a number.
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,18 +154,19 @@ def test_unscaling_and_clipping(
 
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ready(Measured):
-        def let_go(self) -> None:
-            pass
-
     monkeypatch.setattr(norms, "total", Tensor.sum)
-    seen, scale, norm = Seen(), torch.ones((), device=GPU), CommonNorm()
-    norm._ready = Ready()  # pyright: ignore
-    how = processing(Around(clip_grad_norm=0.5), scale, COUNT, seen, True)
-    hooks: Any = SimpleNamespace(sharing=None)
-    shares = [(hooks, [(None, torch.ones(2, device=GPU))]) for _ in range(COUNT)]
-    assert_there(norm.clip_scale(shares, how, seen), ())
+    monkeypatch.setattr(CommonNorm, "_anew", lambda *_: (Measured(), variables))
+    around, scale, seen = Around(clip_grad_norm=0.5), torch.ones((), device=GPU), Seen()
+    variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
+    how = processing(around, scale, COUNT, seen, is_torchs=True)
+    factor = CommonNorm().clip_scale([], how, seen)
+    assert_there(factor, ())
     assert_there(seen.grad_norm, ())
+    how = processing(around, scale, COUNT, seen, is_torchs=True, scale=factor)
+    known = how.known(Measured(), variables)
+    known.decision()
+    assert not how.measured
+    assert_there(known.separate["clip_scale"])
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)

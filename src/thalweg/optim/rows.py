@@ -32,7 +32,7 @@ def all_summed(
     Raises:
         LayoutError: A sparse gradient has no memory that holds its elements.
     """
-    if not any(is_sparse(grad) for grad, _ in pairs):
+    if not any(map(is_sparse, [grad for grad, _ in pairs])):
         return pairs
     return [
         (summed(grad, var.dtype, *titles_of([var])) if is_sparse(grad) else grad, var)

@@ -41,7 +41,7 @@ from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
-from thalweg.optim.rows import summed
+from thalweg.optim.rows import is_sparse, summed
 from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
@@ -281,7 +281,7 @@ class OneSweep(Scaled):
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
         pairs = list(zip(gradients, params, strict=True))
-        if self._around.clips:
+        if self._around.clips and any(map(is_sparse, gradients)):
             with not_taken():
                 pairs = hooks.seen(pairs)
         outcome = repeat(hooks, part.kept, pairs, how)
