@@ -46,6 +46,9 @@ def attempt(seed: int, number: int) -> str:
     damage = f"{home.__name__}.{name} {own} {added}, {damage}"
     before = everything(opt, params)
     refused = loaded(opt, given)
+    if damage.endswith(": wrapper"):  # nobody may look at it
+        is_good = refused is None or isinstance(refused, DOCUMENTED)
+        return "refused" if is_good else f"{damage} raised {type(refused).__name__}"
     if refused is not None:
         if not isinstance(refused, DOCUMENTED):
             return f"{damage} raised {type(refused).__name__}: {refused}"

@@ -84,6 +84,10 @@ class OptimTraining(Training):
             groups[1]["momentum"] = 0.0  # several rules in a step
         return getattr(home, name)(groups, lr=0.1, **own, **options(dice))
 
+    @property
+    def adds_up(self) -> bool:
+        return self.opt._around.accumulate > 1
+
     def choose(self, engine: Any) -> None:
         self._engine = "reference" if self.is_twin else engine
 

@@ -51,6 +51,7 @@ class Training:
     """
 
     face = ""
+    adds_up = False  # whether a step that is refused has added gradients to sums, which stay
 
     def __init__(self, dice: random.Random, is_twin: bool) -> None:
         self.is_twin = is_twin

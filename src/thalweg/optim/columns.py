@@ -65,7 +65,7 @@ class Column:
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._views)) == self._pointers and _hold(self)
+        return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
@@ -124,7 +124,7 @@ class ForeignColumn:
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._own)) == self._pointers and _hold(self)
+        return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
 
     def read(self) -> None:
         """Look at the numbers."""
@@ -141,7 +141,10 @@ class ForeignColumn:
         made = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
             further = map(operator.sub, made, self.values)
-            return [partial(view.add_, by) for view, by in zip(self._views, further, strict=True)]
+            # Torch adds no float to an integer.
+            kinds = [float if view.is_floating_point() else int for view in self._views]
+            each = zip(self._views, kinds, further, strict=True)
+            return [partial(view.add_, kind(by)) for view, kind, by in each]
         return [partial(view.fill_, value) for view, value in zip(self._views, made, strict=True)]
 
     def wrote(self, values: Sequence[Any]) -> None:

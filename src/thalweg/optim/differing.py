@@ -9,12 +9,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.state import mismatch, shown
+from thalweg.core.state import flaw, mismatch, shown
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import PAIRS, Group
 from thalweg.optim.narrow import MASTER
+from thalweg.optim.sharded import is_on_mesh
 from thalweg.variable import dtype_name
 
 
@@ -88,6 +89,8 @@ def of_tensors(
             found.append(f"'{title}/{name}' is missing")
         elif name in numbers and not is_number(own[name]):
             found.append(f"'{title}/{name}' is {_named(own[name])}, no number")
+        elif name == STEP and float(own[name]) < 0:
+            found.append(f"'{title}/{name}' is {float(own[name])}, and steps count from 0")
     return found + of_shapes(own, param, slots, title)
 
 
@@ -96,10 +99,13 @@ def of_shapes(own: Mapping[str, Any], param: Tensor, names: Iterable[str], title
     found: list[str] = []
     for name in names:
         value = own.get(name)
-        if name not in own or (isinstance(value, Tensor) and value.shape == param.shape):
+        if name not in own:
             continue
         what = f"'{title}/{name}'"
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.shape == param.shape:
+            if not is_on_mesh(value) and (problem := flaw(value)):
+                found.append(f"{what} is {problem}")
+        elif isinstance(value, Tensor):
             found.append(f"{what} is {kind_of(value)}, here {kind_of(param)}")
         else:
             found.append(f"{what} is {_named(value)} and no tensor")
@@ -148,9 +154,16 @@ def kind_of(tensor: Tensor) -> str:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, or a tensor of one."""
     if isinstance(value, Tensor):
-        is_plain = value.layout == torch.strided and not value.is_meta and not value.is_complex()
+        is_none = value.is_complex() or value.dtype == torch.bool
+        is_plain = value.layout == torch.strided and not value.is_meta and not is_none
         return is_plain and value.numel() == 1
-    return isinstance(value, Real)
+    if not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _is_pair(value: Any) -> bool:

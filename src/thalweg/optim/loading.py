@@ -68,7 +68,7 @@ def load_as_torch(
         what = f"{type(error).__name__} in what torch does with it: {error}"
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
-        _give_back_dtypes(staged, given, kinds)
+        _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
         _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
     staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
@@ -147,15 +147,21 @@ def _members(
             yield None if faults else group, key, param, title
 
 
-def _give_back_dtypes(staged: Any, given: Mapping[str, Any], kinds: Any) -> None:
-    """Have tensors of a state be what they were before torch made them the parameter's dtype."""
+def _give_back_dtypes(
+    staged: Any, given: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+) -> None:
+    """Have tensors of a state be what they were before torch made them the parameter's dtype.
+
+    Args:
+        keeps_as_torch: Whether sums alone are other than torch has them.
+    """
     keys = [key for group in given["param_groups"] for key in group["params"]]
     params = [param for group in staged.param_groups for param in group["params"]]
     for key, param in dict(zip(keys, params, strict=True)).items():
         for name, value in given["state"].get(key, {}).items():
             own = staged.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
-            if not both or not value.is_floating_point():
+            if (keeps_as_torch and name != SUM) or not both or not value.is_floating_point():
                 continue
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there

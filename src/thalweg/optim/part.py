@@ -17,6 +17,7 @@ from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.engines import resumed
 from thalweg.engines.layout import check_memory
+from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import (
@@ -203,6 +204,8 @@ class Part:
         for param, each in zip(self._params, found, strict=True):
             if isinstance(each, Tensor):
                 check_memory(each, f"'{name}' of '{name_of(param)}'")
+                if each.dtype == torch.bool:
+                    raise InvalidTypeError(f"'{name}' of '{name_of(param)}' is a bool, no number.")
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number

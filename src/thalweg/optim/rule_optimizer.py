@@ -15,6 +15,7 @@ from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
@@ -171,7 +172,11 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
         known = next((self.state[param] for param in params if self.state[param]), {})
-        going = {name: known[name].item() for name in self._numbers() if name in known}
+        going: dict[str, Any] = {}
+        for name in self._numbers():
+            if name in known:
+                check_memory(known[name], f"'{name}' of the optimizer's state")
+                going[name] = known[name].item()
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
         products = [
             {name: number(each[hyper]) for name, hyper in self._products.items()}
