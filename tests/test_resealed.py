@@ -1,4 +1,4 @@
-"""Files whose checksums are right and that say one wrong thing, as `attack/resealed.py` met them."""
+"""Files that say one wrong thing under right checksums, as `attack/resealed.py` met them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_step_of_several_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bool])
 def test_counts_that_no_integer_holds(dtype: torch.dtype) -> None:
-    with pytest.raises(CheckpointMismatchError, match="global_step is 10{30} in the file"):
+    with pytest.raises(CheckpointMismatchError, match=r"global_step is 10{30} in the file"):
         as_count(10**30, dtype)
 
 
