@@ -281,16 +281,17 @@ def restore(
     with _telling(path), ExitStack() as held:
         loadings: list[state.Loading] = []
         if places:
-            loadings.append(values(tensors, reader(document["variables"])))
+            loadings.append(values(tensors, _named(reader, document, "variables")))
         if optimizer is False:
             given = None
         elif "optimizer" in document:
             given = _optimizer(document, optimizer, tensors, check_arguments)
             try:
                 loadings.append(
-                    held.enter_context(loading(given, reader(document["state"]), tensors))
+                    held.enter_context(loading(given, _named(reader, document, "state"), tensors))
                 )
-                found = rates.loading(given, reader(document["rates"]), check_arguments)
+                own_rates = _named(reader, document, "rates")
+                found = rates.loading(given, own_rates, check_arguments)
                 loadings.append(found)
             except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
                 if isinstance(error, ThalwegError):
@@ -307,11 +308,11 @@ def restore(
         restored = Restored(
             given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
-            reader(document["metrics"]),
+            _named(reader, document, "metrics"),
             document["step"],
             (*left, *states, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
-        own: dict[str, Any] = copied(document["extra_states"]) if sets_states else {}
+        own = _named(copied, document, "extra_states") if sets_states else {}
         with with_extra_states(module if sets_states else None, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
     if places and states:
@@ -356,6 +357,18 @@ def _optimizer(
         hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
+
+
+def _named(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """A part of a document: values by their names.
+
+    Raises:
+        InvalidConfigError: It is something else, which a mark in JSON may stand for.
+    """
+    found = reader(document[part])
+    if not isinstance(found, dict) or not all(type(name) is str for name in table(found)):
+        raise InvalidConfigError(f"{part!r} are no values by name.")
+    return table(found)
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:

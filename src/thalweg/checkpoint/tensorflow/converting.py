@@ -341,7 +341,10 @@ def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
     given: Any = Reader(tensors)(found.document.get("variables", {}))
     own = table(given)
     if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
-        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
+        raise InvalidConfigError(
+            f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
+            " name."
+        )
     optimizer = table(found.document.get("optimizer")).get("class")
     is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
     return {name: Variable(value, name) for name, value in own.items()}, not is_torchs

@@ -59,6 +59,7 @@ def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> li
     """Why powers are not those of these betas after one number of steps, in words."""
     found: list[str] = []
     counts: dict[str, int] = {}
+    powers = {name: each for name, each in powers.items() if each.is_floating_point()}
     for name in [name for name in powers if name in betas]:
         value, beta = _scalars(powers[name], betas[name])
         count = steps_of(value, beta)

@@ -19,7 +19,7 @@ from thalweg.checkpoint.tensorflow.sorting.keras_config import (
 )
 from thalweg.checkpoint.tensorflow.sorting.keras_objects import OTHERS
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
-from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, scaled_by
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, scaled_by, usual
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
 from thalweg.storage.json_text import table
 
@@ -87,7 +87,7 @@ def _scale_of(file: KerasFile) -> dict[str, Stored]:
     if file.class_name not in (None, _SCALING) or len(outer) == len(file.optimizer):
         return {}
     # Its own count of steps and learning rate come first, and mean nothing.
-    return dict(zip((STEPS, SCALE), outer[2:4], strict=False))
+    return usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
 
 
 def _by_name(file: KerasFile) -> FoundOptimizer | None:

@@ -19,8 +19,8 @@ from thalweg.checkpoint.tensorflow.sorting.keras_order import Owner
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import (
     OF_KERAS_3,
     OF_SCALES,
-    SCALE,
     scaled_by,
+    usual,
 )
 from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.sorting.powers import with_steps
@@ -206,8 +206,9 @@ class _View:
                 for name, child in self._node(holder).children.items()
                 if name in names and child in self.keys
             }
-            if owners and SCALE in own:
-                found[owners[-1]] = {name: self.value(child) for name, child in own.items()}
+            scale = usual({name: self.value(child) for name, child in own.items()})
+            if owners and scale:
+                found[owners[-1]] = scale
                 self.taken |= set(own.values())
                 if INNER in children:  # its own count of steps and learning rate mean nothing
                     self.taken |= {child for child in children.values() if child in self.keys}
@@ -341,6 +342,10 @@ def _names(family: Family, titles: set[str], is_keras: bool) -> bool:
 def _told(found: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
     if found.face == "keras":
         return found
-    powers = {name: value for name, value in found.scalars.items() if name.endswith("_power")}
+    powers = {
+        name: value
+        for name, value in found.scalars.items()
+        if name.endswith("_power") and value.dtype in FLOATS
+    }
     rest = {name: value for name, value in found.scalars.items() if name not in powers}
     return with_steps(replace(found, scalars=rest), powers, counters)
