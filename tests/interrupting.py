@@ -7,31 +7,44 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from thalweg import locks
+
 
 def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
     """Do work with an interruption at one of its lines; False if it has fewer."""
+    return outcome(number, work)[0] is not None
+
+
+def outcome(
+    number: int, work: Callable[[], Any], by_opcode: bool = False
+) -> tuple[BaseException | None, int]:
+    """Do work with an interruption at one of its lines, or of its instructions.
+
+    Returns:
+        The interruption as it arrived, None if there are fewer; how many there are beyond it.
+    """
     left = number
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
         if "thalweg" not in frame.f_code.co_filename:
             return None
-        frame.f_trace_opcodes = "section" in frame.f_code.co_filename
-        if event in ("line", "opcode"):
+        frame.f_trace_opcodes = by_opcode or "section" in frame.f_code.co_filename
+        if event == "opcode" or (event == "line" and not by_opcode):
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt
         return trace
 
-    outcome: list[bool] = []
+    found: list[BaseException | None] = []
 
     def run() -> None:
         sys.settrace(trace)
         try:
             work()
-            outcome.append(False)
-        except KeyboardInterrupt:
-            outcome.append(True)
+            found.append(None)
+        except KeyboardInterrupt as error:
+            found.append(error)
         finally:
             sys.settrace(None)
 
@@ -40,4 +53,7 @@ def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return outcome[0]
+    for lock in list(locks._locks):  # likewise: a signal leaves none behind
+        if lock.is_abandoned():
+            lock._at_fork_reinit()
+    return found[0], left

@@ -10,7 +10,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import is_symbolic
-from thalweg.variable import REDUCED, dtype_name, to_tensor
+from thalweg.variable import REDUCED, check_held, dtype_name, to_tensor
 
 
 def assert_in_range(indices: torch.Tensor, rows: int) -> None:
@@ -100,6 +100,7 @@ class IndexedSlices:
         Raises:
             InvalidTypeError: The tensor is not in COO layout.
             InvalidArgumentError: It has several sparse dimensions.
+            LayoutError: The storage of its indices was cut.
         """
         if tensor.layout != torch.sparse_coo:
             raise InvalidTypeError(f"expected a sparse COO tensor, not {tensor.layout}.")
@@ -108,6 +109,7 @@ class IndexedSlices:
                 f"expected one sparse dimension, not {tensor.sparse_dim()}: rows are indexed "
                 "by one number."
             )
+        check_held(tensor._indices(), "The indices of a sparse gradient")
         return cls(tensor._values(), tensor._indices()[0], tensor.shape)
 
     @property
@@ -137,6 +139,7 @@ class IndexedSlices:
             style: Which of TensorFlow's two messages to give: that of the kernels which update
                 rows of slots and variable at once ("fused"), or that of scatter operations.
         """
+        check_held(self.indices, "The indices of slices")
         if self.indices.is_cuda:
             assert_in_range(self.indices, rows)
             return
@@ -163,6 +166,8 @@ class IndexedSlices:
         Returns:
             Slices on the same device. They share no memory with these and carry no gradient.
         """
+        check_held(self.indices, "The indices of slices")
+        check_held(self.values, "The values of slices")
         indices = self.indices.detach().cpu().numpy()
         _, first, inverse = np.unique(indices, return_index=True, return_inverse=True)
         order = np.argsort(first)  # from order by row to order of appearance
@@ -235,6 +240,8 @@ class IndexedSlices:
 
     def __repr__(self) -> str:
         shape = None if self.dense_shape is None else tuple(self.dense_shape)
+        for each in (self.values, self.indices):
+            check_held(each, "A part of IndexedSlices")
         return f"IndexedSlices(values={self.values}, indices={self.indices}, dense_shape={shape})"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 
@@ -119,6 +119,31 @@ def _full_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
+def check_held(tensor: torch.Tensor, what: str = "") -> None:
+    """Refuse a tensor whose storage was cut: to read or write it would end the process.
+
+    Args:
+        tensor: Any tensor; one that keeps its elements elsewhere is left to torch.
+        what: What it is, for the message; the variable's name if empty.
+
+    Raises:
+        LayoutError: Names it.
+    """
+    if torch.compiler.is_dynamo_compiling() or tensor.is_meta or tensor.layout != torch.strided:
+        return
+    try:
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+        is_held = not tensor.numel() or tensor.untyped_storage().nbytes() >= needed
+    except (RuntimeError, NotImplementedError):  # one of functorch's
+        return
+    if not is_held and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # pyright: ignore
+        raise LayoutError(
+            f"{what or repr(name_of(tensor))} has no memory that holds its {tensor.numel()}"
+            " elements: its storage was cut."
+        )
+
+
 class Value(torch.Tensor):
     """A variable's value, of which NumPy gets a copy even where autograd tracks it.
 
@@ -142,7 +167,9 @@ def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
 
     Raises:
         TypeError: NumPy lacks the dtype.
+        LayoutError: Its storage was cut.
     """
+    check_held(tensor)
     return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
 
 
@@ -248,6 +275,7 @@ class Variable(torch.nn.Parameter):
         Raises:
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ, or the value is not numeric.
+            LayoutError: The variable's storage was cut.
         """
         with torch.no_grad():
             self.copy_(self._operand(value))
@@ -277,6 +305,8 @@ class Variable(torch.nn.Parameter):
         if tensor.shape != self.shape:
             shapes = f"it has shape {tuple(self.shape)} but the value has {tuple(tensor.shape)}"
             raise InvalidArgumentError(f"Cannot assign to '{self.name}': {shapes}.")
+        check_held(self)
+        check_held(tensor, f"What is assigned to '{self.name}'")
         return tensor.to(self.device)
 
     def read_value(self) -> torch.Tensor:
@@ -284,6 +314,7 @@ class Variable(torch.nn.Parameter):
 
         NumPy takes it as it is, as it takes the variable.
         """
+        check_held(self)
         return self.clone().as_subclass(Value)
 
     value = read_value
@@ -307,9 +338,11 @@ class Variable(torch.nn.Parameter):
         return np.asarray(own, dtype=dtype)
 
     def __float__(self) -> float:
+        check_held(self)
         return float(self.item())  # torch's own warns where the variable requires a gradient
 
     def __int__(self) -> int:
+        check_held(self)
         return int(self.item())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -317,6 +350,10 @@ class Variable(torch.nn.Parameter):
         return f"<tf.Variable {described}, numpy={tensor_contents or self._numpy_text()}>"
 
     def _numpy_text(self) -> str:
+        try:
+            check_held(self)
+        except LayoutError:
+            return "<its storage was cut>"
         if self.is_meta:
             return "<unavailable>"
         if self.dim() == 0:
@@ -329,6 +366,7 @@ class Variable(torch.nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         if id(self) not in memo:
+            check_held(self)
             data = self.detach().clone(memory_format=torch.preserve_format)
             state = copy.deepcopy(self._state(), memo)
             memo[id(self)] = _build(type(self), data, self.requires_grad, state)

@@ -1,4 +1,4 @@
-"""Steps interrupted at random moments, by real signals and by asynchronous exceptions.
+"""Steps interrupted at random moments, by real signals, by asynchronous exceptions and by opcode.
 
 Each step is compared with a twin that nobody interrupts: the state must be that of before or that
 of after, to the last bit, and the notes of the exception must not say the other. Run as a program
@@ -24,6 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,34 @@ from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
+from interrupting import outcome
 from thalweg import IndexedSlices, Variable, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 
 class Training:
-    """A step that can be taken again and again, and everything that it may change."""
+    """A step that can be taken again and again, and everything that it may change.
 
-    def __init__(self, step: Callable[[int], Any], state: Callable[[], list[Tensor]]) -> None:
+    `ready` is called before each, and not again where one that was not taken is; `end` after one
+    that was interrupted, to do what the state does not show that it is left.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[int], Any],
+        state: Callable[[], list[Tensor]],
+        ready: Callable[[int], Any] = lambda _: None,
+        end: Callable[[], Any] = lambda: None,
+    ) -> None:
         self.step = step
         self.state = state
+        self.ready = ready
+        self.end = end
+
+    def take(self, number: int) -> None:
+        self.ready(number)
+        self.step(number)
 
     def bits(self) -> list[bytes]:
         return [bytes(each.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -102,29 +120,120 @@ def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
     return build
 
 
+def parameters(dtype: torch.dtype) -> list[Any]:
+    return [torch.nn.Parameter(each.detach()) for each in variables([dtype])]
+
+
+def state_of(opt: Any) -> list[Tensor]:
+    """All that an optimizer remembers; a gradient counts as a part of the sum that it goes into."""
+    params = [param for group in opt.param_groups for param in group["params"]]
+    found: list[Tensor] = []
+    for param in params:
+        own = dict(opt.state.get(param, {}))
+        if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
+            own["step"] = own["step"] + opt._own.applied
+        total = own.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
+        if opt._around.accumulate > 1 and param.grad is not None:
+            total = total + param.grad
+        found += [param, *own.values(), total]
+    waits = opt._around.accumulate > 1 and params[0].grad is not None
+    last = opt.last_step
+    told = [
+        opt.param_groups[0].get("folded", 0) + waits,
+        0 if last is None else last.count + opt._own.applied,
+        opt._own.is_swapped,
+    ]
+    return [*found, torch.tensor(told)]
+
+
 def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
     def build() -> Training:
-        own = [torch.nn.Parameter(each.detach()) for each in variables([dtype])]
+        own = parameters(dtype)
         opt = make(own)
 
-        def step(number: int) -> None:
+        def ready(number: int) -> None:
             for param, grad in zip(own, gradients(own, number), strict=True):
                 param.grad = grad
-            opt.step()
 
-        def state() -> list[Tensor]:
-            return [*own, *(each for kept in opt.state.values() for each in kept.values())]
+        def end() -> None:
+            if opt._around.accumulate > 1 and own[0].grad is not None:
+                opt.step()
 
-        return Training(step, state)
+        return Training(lambda _: opt.step(), lambda: state_of(opt), ready, end)
 
     return build
 
 
-def of_many_rules(own: list[Tensor]) -> Any:
+def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
+    """One parameter: those of a step are updated one after the other."""
+
+    def build() -> Training:
+        own = parameters(torch.float32)[:1]
+        opt = make(own)
+
+        def ready(_: int) -> None:
+            opt.zero_grad()
+
+        def step(number: int) -> None:
+            own[0].grad = None
+            (own[0] * gradients(own, number)[0]).sum().backward()
+            opt.step()
+
+        def end() -> None:
+            if opt._own.applied:
+                opt.step()
+
+        return Training(step, lambda: state_of(opt), ready, end)
+
+    return build
+
+
+def swapping() -> Training:
+    """Blocks of averages, in which steps are refused."""
+    own = parameters(torch.float32)
+    opt = optim.Adam(own, 0.01, ema_decay=0.5)
+    for param, grad in zip(own, gradients(own, 0), strict=True):
+        param.grad = grad
+    opt.step()
+    opt.step()
+
+    def step(_: int) -> None:
+        with opt.swapped():
+            inside = [torch.equal(param, opt.state[param]["ema"]) for param in own]
+            if not (opt._own.is_swapped and all(inside)):
+                raise AssertionError("the averages are not there")
+
+    return Training(step, lambda: state_of(opt))
+
+
+def clearing() -> Training:
+    """Gradients in buffers, which others replace."""
+    own = parameters(torch.float32)
+    opt = optim.SGD(own, 0.01, gradients="flat")
+    views = [param.grad for param in own]
+
+    def ready(number: int) -> None:
+        for param, grad in zip(own, gradients(own, number), strict=True):
+            param.grad = grad
+
+    def state() -> list[Tensor]:
+        lie = [param.grad is view for param, view in zip(own, views, strict=True)]
+        return [*(param.grad for param in own if param.grad is not None), torch.tensor(lie)]
+
+    return Training(lambda _: opt.zero_grad(), state, ready)
+
+
+def unscaled(own: Any) -> Any:
+    opt = optim.Adam(own, 0.01, fused_unscale=True, clip_grad_norm=1.0)
+    opt.grad_scale, opt.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    return opt
+
+
+def of_many_rules(own: list[Tensor], **options: Any) -> Any:
     """Three rules in one step."""
     momenta: list[dict[str, Any]] = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}]
     groups = [{"params": [param], **how} for param, how in zip(own, momenta, strict=False)]
-    return optim.SGD([*groups, {"params": own[3:]}], lr=0.01)
+    return optim.SGD([*groups, {"params": own[3:]}], lr=0.01, **options)
 
 
 def in_session() -> Training:
@@ -211,14 +320,38 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
     "optim many rules": of_optim(of_many_rules),
     "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
+    "optim accumulate": of_optim(
+        lambda own: optim.Adam(own, 0.01, accumulate=2, ema_decay=0.9, clip_grad_norm=1.0)
+    ),
+    "optim accumulate masters": of_optim(
+        lambda own: optim.SGD(own, 0.01, momentum=0.9, accumulate=2, masters=True), torch.bfloat16
+    ),
+    "optim accumulate rules": of_optim(lambda own: of_many_rules(own, accumulate=2)),
+    "optim accumulate tensorflow": of_optim(
+        lambda own: optim.tensorflow.Ftrl(own, 0.01, accumulate=2)
+    ),
+    "optim unscale": of_optim(unscaled),
+    "optim narrow": of_optim(
+        lambda own: optim.AdamW(
+            own, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5
+        )
+    ),
+    "optim in backward": in_backward(lambda own: optim.Adam(own, 0.01, in_backward=True)),
+    "optim in backward tensorflow": in_backward(
+        lambda own: optim.tensorflow.SGD(own, 0.01, momentum=0.9, in_backward=True)
+    ),
+    "optim swapped": swapping,
+    "optim flat": clearing,
 }
 
 
 TRIED = (
-    "steps of 16 trainings, interrupted by SIGINT or an asynchronous exception at random moments"
+    "steps of 26 trainings, interrupted by SIGINT or an asynchronous exception at random moments,"
+    " or at a random instruction"
 )
+_ALL = 10**9  # more instructions than a step has
 CASES = {False: 170, True: 2040}  # of each training and kind
-KINDS = ("signal", "exception")
+KINDS = ("signal", "exception", "opcode")
 WRONG = ("torn", "false note")
 
 
@@ -286,7 +419,8 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
 
     Args:
         name: A key of `TRAININGS`.
-        how: By "signal", or by "exception", which comes between any two bytecodes.
+        how: By "signal", by "exception", which comes between any two bytecodes, or at an "opcode",
+            any of the library's, where some let no signal in.
         count: How many.
         seed: Chooses the moments.
 
@@ -298,20 +432,26 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
     rng, found = random.Random(seed), Counter[str]()
     ours, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(3):
-        ours.step(number), twin.step(number)
+        ours.take(number), twin.take(number)
     begin = time.perf_counter()
     for number in range(3, 13):
-        ours.step(number), twin.step(number)
+        ours.take(number), twin.take(number)
     length = (time.perf_counter() - begin) / 20
     number = 13
     while found.total() < count:
+        ours.ready(number), twin.ready(number)
         before = ours.bits()
-        twin.step(number)
+        if how == "opcode":
+            length = float(_ALL - outcome(_ALL, partial(twin.step, number), by_opcode=True)[1])
+        else:
+            twin.step(number)
         error, has_ended = _interrupted(ours, number, rng.uniform(0, 1.2 * length), how)
         verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended)
         found[verdict] += 1
         if verdict in WRONG:
             _tell(f"{name}, {how}, seed {seed}, step {number}: {verdict}", error)
+        if not has_ended:
+            ours.end()
         if ours.bits() != twin.bits():
             ours.step(number)
             if ours.bits() != twin.bits():
@@ -324,8 +464,11 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
 def _interrupted(
     training: Training, number: int, delay: float, how: str
 ) -> tuple[BaseException | None, bool]:
-    """Take a step that is interrupted after so many seconds; the exception, if it came, and
-    whether the step had come to its end by then."""
+    """Take a step that is interrupted after so many seconds, or instructions; the exception, if it
+    came, and whether the step had come to its end by then."""
+    if how == "opcode":
+        found = outcome(int(delay), partial(training.step, number), by_opcode=True)[0]
+        return found or KeyboardInterrupt(), found is None
     main = threading.get_ident()
 
     def send() -> None:
@@ -360,7 +503,7 @@ def _tell(what: str, error: BaseException | None) -> None:
 def _anew(name: str) -> tuple[Training, Training]:
     ours, twin = TRAININGS[name](), TRAININGS[name]()
     for number in range(13):
-        ours.step(number), twin.step(number)
+        ours.take(number), twin.take(number)
     return ours, twin
 
 
@@ -371,6 +514,7 @@ def _judged(
     says_not = NOT_TAKEN in notes
     says_taken = any(note.startswith("The step was taken") for note in notes)
     if now == old:
+        ended = ended and old != new  # a block of averages leaves everything as it was
         return "false note" if says_taken or ended else "old"
     if now == new:
         return "false note" if says_not else "lost" if error is None else "new"

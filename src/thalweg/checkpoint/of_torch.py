@@ -97,7 +97,11 @@ class OfTorch:
             if owner not in titles:
                 raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
         own = {titles[param]: each for param, each in self.optimizer.state.items()}
-        return _mapped({"state": own, "groups": groups}, state.taken)
+        states = {
+            title: {name: _taken(value, f"'{title}/{name}'") for name, value in each.items()}
+            for title, each in own.items()
+        }
+        return {"state": states, "groups": _mapped(groups, state.taken)}
 
     @contextmanager
     def _loading(
@@ -186,6 +190,10 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_number, cast("list[Any]", value)))
     return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+
+
+def _taken(value: Any, what: str) -> Any:
+    return state.taken(value, what) if isinstance(value, Tensor) else _mapped(value, state.taken)
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -57,9 +57,8 @@ def while_whole(call: Call) -> Call:
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     needed = list(map(_end, tensors))
-    return when(
-        map(all, [map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))]), bound
-    )
+    fits = map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))
+    return when(map(all, [fits]), bound)
 
 
 def _end(tensor: torch.Tensor) -> int:

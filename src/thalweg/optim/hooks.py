@@ -21,7 +21,7 @@ from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
 from thalweg.optim.rows import all_summed, rows_of
-from thalweg.optim.sharded import check_whole, locals_of, placed, sharing_of
+from thalweg.optim.sharded import check_whole, local, locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
 _KEEP = Selection(denormals="keep")  # as torch does
@@ -103,6 +103,10 @@ class GroupHooks(Hooks):
         return titles_in(self._optimizer.param_groups, own)
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        for grad, param in given:
+            if grad.layout == torch.sparse_coo:
+                title = self.titles([param])[0]
+                layout.check_parts(grad, f"The gradient of '{title}'")
         return [self._converted(grad, param) for grad, param in given]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
@@ -131,6 +135,10 @@ class GroupHooks(Hooks):
 
     def create(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
+        for param, title in zip(self._params, self.titles(self._params), strict=True):
+            for name, value in (optimizer.state.get(param) or {}).items():
+                if isinstance(value, Tensor) and not value.dim():
+                    layout.check_memory(local(value), f"'{name}' of '{title}'")
         starts = optimizer._starts(self._params, self._places)
         self._part.make(optimizer.state, self._params, starts, self._homes)
 

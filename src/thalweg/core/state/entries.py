@@ -16,7 +16,7 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.core.slots import Parts, SlotStore
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.variable import dtype_name, name_of
+from thalweg.variable import check_held, dtype_name, name_of
 
 Call = Callable[[], Any]
 
@@ -34,8 +34,14 @@ def uncopied() -> Generator[None]:
         _uncopied.reset(before)
 
 
-def taken(own: Tensor) -> Tensor:
-    """What a state holds of a tensor: a copy, or in `uncopied` the tensor itself."""
+def taken(own: Tensor, what: str = "") -> Tensor:
+    """What a state holds of a tensor: a copy, or in `uncopied` the tensor itself.
+
+    Raises:
+        LayoutError: It was to be copied, and its storage was cut.
+    """
+    if not _uncopied.get():
+        check_held(own, what)
     return own.detach() if _uncopied.get() else own.detach().clone()
 
 
@@ -261,6 +267,11 @@ def has_storage(tensor: Tensor) -> bool:
         return tensor.untyped_storage().nbytes() >= 0
     except (RuntimeError, NotImplementedError):
         return False
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether its storage holds no longer what it held."""
+    return not _is_whole(tensor)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from thalweg.core import section
 from thalweg.core.state.aliases import conflicts
-from thalweg.core.state.entries import Call, Entry, Item, has_storage, shown
+from thalweg.core.state.entries import Call, Entry, Item, has_storage, is_cut, shown
 from thalweg.engines.protected import check_writable
 from thalweg.errors import (
     LISTED,
@@ -107,9 +107,12 @@ class Loading:
         """Refuse tensors whose memory may only be read.
 
         Raises:
-            CheckpointMismatchError: Names the first.
+            CheckpointMismatchError: Names the first, or all whose storage was cut.
         """
         own = [(entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)]
+        cut = [name for tensor, name in own if is_cut(tensor)]
+        if cut:
+            raise mismatch([f"{name!r} has no memory of its own here" for name in cut], self.what)
         try:
             check_writable([pair for pair in own if has_storage(pair[0])])
         except LayoutError as error:

@@ -1,0 +1,343 @@
+"""Tensors whose storage was cut before they are used, by everything that reads or writes them.
+
+A wrong one ends the process, so `attempt` is called by `attack.server`, in a child.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import IndexedSlices, Variable, checkpoint, keras, optim, v1
+from thalweg.openseq2seq.optimizers import optimize_loss
+
+SIZE = 33
+
+
+def cut(tensor: Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def sparse(shape: tuple[int, ...] = (SIZE, 2)) -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.arange(4)[None], torch.ones(4, *shape[1:]), shape, check_invariants=False
+    )
+
+
+class Parts:
+    """An optimizer of `thalweg.optim` with a step behind it."""
+
+    def __init__(self, make: Any, rows: bool = False, dtype: Any = torch.float32) -> None:
+        shape = (SIZE, 2) if rows else (SIZE,)
+        self.p = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+        self.q = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+        self.rows = rows
+        self.made = make([self.p, self.q])
+        self.step()
+
+    def give(self) -> None:
+        for each in (self.p, self.q):
+            each.grad = sparse() if self.rows else torch.ones_like(each)
+
+    def step(self) -> None:
+        self.give()
+        self.made.step()
+
+    def state(self, key: str) -> Tensor:
+        return self.made.state[self.p][key]
+
+
+def stepping(make: Any, victim: Callable[[Parts], Tensor], **how: Any) -> Callable[[], list[Any]]:
+    """A step with a gradient, a slot or a parameter that was cut."""
+
+    def build() -> list[Any]:
+        own = Parts(make, **how)
+        own.give()
+        cut(victim(own))
+        return [own.made.step, own.q]
+
+    return build
+
+
+def grad(own: Parts) -> Tensor:
+    assert own.p.grad is not None
+    return own.p.grad
+
+
+def grad_values(own: Parts) -> Tensor:
+    return grad(own)._values()
+
+
+def grad_indices(own: Parts) -> Tensor:
+    return grad(own)._indices()
+
+
+def slot(key: str) -> Callable[[Parts], Tensor]:
+    return lambda own: own.state(key)
+
+
+def param(own: Parts) -> Tensor:
+    return own.p.data
+
+
+def of_several_rules(params: Any) -> Any:
+    groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.9}]
+    return optim.SGD(groups, 0.1, clip_grad_norm=1.0)
+
+
+def swapping(victim: Callable[[Parts], Tensor]) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        own = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
+        cut(victim(own))
+
+        def swap() -> None:
+            with own.made.swapped():
+                pass
+
+        return [swap, own.q]
+
+    return build
+
+
+def swapping_back() -> list[Any]:
+    own = Parts(lambda p: optim.SGD(p, 0.1, ema_decay=0.5))
+
+    def swap() -> None:
+        with own.made.swapped():
+            cut(own.p.data)
+
+    return [swap, own.q]
+
+
+def written_since() -> list[Any]:
+    own = Parts(lambda p: optim.Adam(p, 0.1, masters=True), dtype=torch.bfloat16)
+    own.give()
+    with torch.no_grad():
+        own.p.mul_(2)
+    cut(own.state("master"))
+    return [own.made.step, own.q]
+
+
+def flat() -> list[Any]:
+    own = Parts(lambda p: optim.SGD(p, 0.1, gradients="flat"))
+    own.made.zero_grad()
+    assert own.made._own.flat is not None
+    cut(own.made._own.flat.views[0])
+    return [own.made.zero_grad, own.q]
+
+
+def saved(victim: Callable[[Parts], Tensor], by: str) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        own = Parts(lambda p: optim.Adam(p, 0.1))
+        cut(victim(own))
+        folder = Path(tempfile.mkdtemp())
+
+        def save() -> None:
+            named = {"p": own.p, "q": own.q}
+            if by == "save":
+                checkpoint.save(folder / "made", optimizer=own.made, variables=named)
+            else:
+                checkpoint.save_async(folder / "made", optimizer=own.made, variables=named).wait()
+
+        return [save, own.q]
+
+    return build
+
+
+FOLD = {"accumulate": 2}
+OPTIM: dict[str, Callable[[], list[Any]]] = {
+    "plain, gradient": stepping(lambda p: optim.Adam(p, 0.1), grad),
+    "plain, slot": stepping(lambda p: optim.Adam(p, 0.1), slot("exp_avg")),
+    "plain, number": stepping(lambda p: optim.Adam(p, 0.1), slot("step")),
+    "plain, parameter": stepping(lambda p: optim.Adam(p, 0.1), param),
+    "tensorflow, number": stepping(lambda p: optim.tensorflow.Adam(p, 0.1), slot("step")),
+    "rows, values": stepping(lambda p: optim.SGD(p, 0.1), grad_values, rows=True),
+    "rows, indices": stepping(lambda p: optim.SGD(p, 0.1), grad_indices, rows=True),
+    "SparseAdam, indices": stepping(lambda p: optim.SparseAdam(p, 0.1), grad_indices, rows=True),
+    "LazyAdam, values": stepping(
+        lambda p: optim.tensorflow.LazyAdam(p, 0.1), grad_values, rows=True
+    ),
+    "clipped, gradient": stepping(lambda p: optim.SGD(p, 0.1, clip_grad_norm=1.0), grad),
+    "several rules, gradient": stepping(of_several_rules, grad),
+    "accumulate, gradient": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), grad),
+    "accumulate, sum": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), slot("gradient_sum")),
+    "accumulate, values": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), grad_values, rows=True),
+    "accumulate, indices": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), grad_indices, rows=True),
+    "masters, master": stepping(
+        lambda p: optim.Adam(p, 0.1, masters=True), slot("master"), dtype=torch.bfloat16
+    ),
+    "masters, parameter": stepping(
+        lambda p: optim.Adam(p, 0.1, masters=True), param, dtype=torch.bfloat16
+    ),
+    "masters, written since": written_since,
+    "swapped, parameter": swapping(param),
+    "swapped, average": swapping(slot("ema")),
+    "swapped, inside": swapping_back,
+    "flat, zero_grad": flat,
+    "save, parameter": saved(param, "save"),
+    "save, slot": saved(slot("exp_avg"), "save"),
+    "save_async, parameter": saved(param, "save_async"),
+    "save_async, slot": saved(slot("exp_avg"), "save_async"),
+}
+
+
+def of_keras(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
+        opt = keras.optimizers.Adam(0.1)
+        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
+        return [lambda: act(opt, p), q]
+
+    return build
+
+
+def of_averages(act: Callable[..., Any], victim: str) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
+        averages = v1.train.ExponentialMovingAverage(0.5)
+        averages.apply([p, q])
+        cut(p if victim == "variable" else averages.average(p))
+        return [lambda: act(averages, p, q), q]
+
+    return build
+
+
+def of_v1(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
+        opt = v1.train.AdamOptimizer(0.1)
+        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
+        return [lambda: act(opt, p), q]
+
+    return build
+
+
+def of_variable(act: Callable[[Variable], Any]) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        p = Variable(torch.ones(SIZE), name="p")
+        cut(p)
+        return [lambda: act(p), torch.ones(1)]
+
+    return build
+
+
+def of_slices(victim: str, act: Callable[[IndexedSlices], Any]) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        slices = IndexedSlices(torch.ones(4, 2), torch.arange(4), (SIZE, 2))
+        cut(getattr(slices, victim))
+        return [lambda: act(slices), torch.ones(1)]
+
+    return build
+
+
+def of_mixed(victim: str) -> Callable[[], list[Any]]:
+    def build() -> list[Any]:
+        w = Variable(torch.ones(SIZE, dtype=torch.float16), name="w")
+        step = optimize_loss(
+            lambda: 0, "Adam", {}, lambda _: 0.1, var_list=[w], dtype="mixed",
+            loss_scaling="Backoff", clip_gradients=1.0,
+        )  # fmt: skip
+        given = torch.ones(SIZE, dtype=torch.float16)
+        for _ in range(3):
+            step.apply_gradients([given])
+        cut({"gradient": given, "variable": w}[victim])
+        return [lambda: step.apply_gradients([given]), torch.ones(1)]
+
+    return build
+
+
+def merged(averages: Any, p: Variable, q: Variable) -> None:
+    averages.apply([p, q])
+
+
+def zeros(opt: Any) -> list[Any]:
+    return [torch.zeros(each.shape, dtype=each.dtype).numpy() for each in opt.weights]
+
+
+KERAS: dict[str, Callable[[Any, Variable], Any]] = {
+    "get_weights": lambda opt, p: opt.get_weights(),
+    "set_weights": lambda opt, p: opt.set_weights(zeros(opt)),
+    "deepcopy": lambda opt, p: copy.deepcopy(opt),
+    "repr": lambda opt, p: repr([p, *opt.weights]),
+    "apply": lambda opt, p: opt.apply_gradients([(torch.ones(SIZE), p)]),
+}
+VARIABLE: dict[str, Callable[[Variable], Any]] = {
+    "numpy": lambda p: p.numpy(),
+    "value": lambda p: p.value(),
+    "read_value": lambda p: p.read_value(),
+    "assign": lambda p: p.assign(torch.zeros(SIZE)),
+    "assign_add": lambda p: p.assign_add(torch.ones(SIZE)),
+    "repr": repr,
+    "deepcopy": copy.deepcopy,
+}
+V1: dict[str, Callable[[Any, Variable], Any]] = {
+    "apply": lambda opt, p: opt.apply_gradients([(torch.ones(SIZE), p)]),
+    "state_dict": lambda opt, p: copy.deepcopy(opt.state_dict()),
+    "load_state_dict": lambda opt, p: opt.load_state_dict(
+        {k: torch.zeros_like(each) for k, each in opt.state_dict().items()}
+    ),
+}
+SLICES: dict[str, Callable[[IndexedSlices], Any]] = {
+    "to_dense": lambda slices: slices.to_dense(),
+    "deduplicated": lambda slices: slices.deduplicated(),
+    "check_range": lambda slices: slices.check_range(SIZE),
+    "repr": repr,
+}
+OTHERS: dict[str, Callable[[], list[Any]]] = {
+    **{
+        f"keras {name}, {victim}": of_keras(act, victim)
+        for name, act in KERAS.items()
+        for victim in ("variable", "slot")
+    },
+    **{f"variable {name}": of_variable(act) for name, act in VARIABLE.items()},
+    **{
+        f"v1 {name}, {victim}": of_v1(act, victim)
+        for name, act in V1.items()
+        for victim in ("variable", "slot")
+    },
+    **{f"average apply, {victim}": of_averages(merged, victim) for victim in ("variable", "slot")},
+    **{
+        f"slices {name}, {victim}": of_slices(victim, act)
+        for name, act in SLICES.items()
+        for victim in ("values", "indices")
+    },
+    **{f"mixed, {victim}": of_mixed(victim) for victim in ("gradient", "variable")},
+}
+CASES = {**OPTIM, **OTHERS}
+# What does not touch what was cut; a text says that it was.
+GOOD = {
+    *(f"keras {name}, variable" for name in ("get_weights", "set_weights", "deepcopy", "repr")),
+    "keras repr, slot",
+    "variable repr",
+    "v1 state_dict, variable",
+    "v1 load_state_dict, variable",
+    "slices check_range, values",
+}
+
+
+def attempt(name: str) -> str:
+    """What became of one of them: a word if it ended well."""
+    act, other = CASES[name]()
+    before = other.detach().clone()
+    try:
+        act()
+    except (ValueError, TypeError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        said = "taken"
+    return said if torch.equal(other.detach(), before) or said == "taken" else f"changed, {said}"
+
+
+def warm() -> None:
+    """Have one thread, and no warnings."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
