@@ -84,7 +84,8 @@ def unwatched(functions: Sequence[Call]) -> Call:
     make = partial(guards.extend, calls(kinds))
     enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
     leaving = map(getattr, guards, ("__exit__",) * len(kinds))
-    leave = partial(consume, map(operator.call, leaving, nothing, nothing, nothing))
+    call: Any = operator.call
+    leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
     return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
 
 
@@ -96,11 +97,11 @@ class _Entering:
     """
 
     def __get__(self, block: Within | None, owner: Any = None) -> Any:
-        return _entered if block is None else block._opening()
+        return _entered if block is None else block.opening()
 
 
 def _entered(block: Within) -> None:
-    block._opening()()
+    block.opening()()
 
 
 class Within(IOBase):
@@ -117,10 +118,11 @@ class Within(IOBase):
     def __init__(self, prepare: Callable[[], tuple[Sequence[Call], Sequence[Call]]]) -> None:
         self._prepare = prepare
 
-    def _opening(self) -> Call:
-        opening, closing = self._prepare()
-        closes = partial(setattr, self, "close", _section(closing))
-        return _section([closes, *opening])
+    def opening(self) -> Call:
+        """The section that opens the block, made anew for each."""
+        first, last = self._prepare()
+        closes = partial(setattr, self, "close", _section(last))
+        return _section([closes, *first])
 
     __enter__: Any = _Entering()
 
