@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.running import process
 from thalweg.tf import neighbours, private
-from thalweg.tf.compat import behavior
 from thalweg.tf.views import View
 
 _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
@@ -52,7 +52,8 @@ def install_as_tensorflow(version: int = 2) -> None:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _Finder(version))
     neighbours.settle()
-    behavior.disable_v2_behavior() if version == 1 else behavior.enable_v2_behavior()
+    graph.disable_eager_execution() if version == 1 else graph.enable_eager_execution()
+    process.resource_variables = version == 2
 
 
 def _refuse_another() -> None:
