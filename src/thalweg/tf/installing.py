@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.running import process
 from thalweg.tf import neighbours, private
