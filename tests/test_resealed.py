@@ -58,6 +58,20 @@ def test_a_part_that_is_no_dictionary_once_it_is_read(
         read(path)
 
 
+@pytest.mark.parametrize("value", [[1, 2], "x", {"$tuple": [1, 0]}, None], ids=str)
+def test_an_argument_that_is_no_number(value: Any, tmp_path: Path) -> None:
+    w, opt = Variable([1.0, 2.0], "w"), Adam(0.1)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", variables=[w], optimizer=opt)
+    found = container.read(tmp_path / "run")
+    description = dict(found.document["optimizer"])
+    arguments = {**description["arguments"], "amsgrad": {"$number": ["float32", value]}}
+    document = {**found.document, "optimizer": {**description, "arguments": arguments}}
+    container.write(tmp_path / "run", found.tensors, document)
+    with pytest.raises(InvalidConfigError, match=r"\$number of .* is no number"):
+        _restored(tmp_path / "run")
+
+
 def test_a_step_of_several_numbers(tmp_path: Path) -> None:
     w = torch.nn.Parameter(torch.ones(2))
     opt = optim.Adam([w])
