@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from thalweg import optim
 from thalweg.bench import problem, roofline, shapes
 from thalweg.bench.timing import Contender, Timings, measure
+from thalweg.optim.hooks import GroupHooks
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
 FORMS: dict[str, dict[str, Any]] = {
@@ -156,6 +158,24 @@ def recipes() -> list[Figure]:
     return found
 
 
+def masters() -> list[Figure]:
+    """Adam on bfloat16 parameters with float32 masters: what it costs to look in the update for
+    what others wrote to the parameters, in units of the same step that only writes them.
+    """
+    contenders = []
+    for name, is_read in (("read", True), ("only written", False)):
+        narrow = [each.detach().to(torch.bfloat16) for each in _parameters_of(shapes.resnet50())]
+        for parameter in narrow:
+            parameter.grad = torch.randn_like(parameter)
+        choose = partial(setattr, GroupHooks, "from_copies", is_read)
+        choose()
+        step = _step(optim.Adam, narrow, {"masters": True})
+        contenders.append(Contender(name, step, choose))
+    timings = measure(contenders, rounds=15, block=0.2)
+    GroupHooks.from_copies = True
+    return [compared("optim_masters_read", timings, "read", "only written", 1.08)]
+
+
 def groups() -> list[Figure]:
     """AdamW over resnet50 in 100 groups, in units of one."""
     sets = [_parameters_of(shapes.resnet50()) for _ in range(2)]
@@ -170,7 +190,7 @@ def groups() -> list[Figure]:
 
 def all_of_them() -> list[Figure]:
     """Every figure of `thalweg.optim`."""
-    return [*classes(), *small(), *training(), *recipes(), *groups()]
+    return [*classes(), *small(), *training(), *recipes(), *masters(), *groups()]
 
 
 def _step(

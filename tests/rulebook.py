@@ -310,14 +310,14 @@ class Engines:
 def take(
     case: Case, problem: Problem, selection: Selection = KEEP, *, steps: int = 1,
     engines: Engines | None = None, stages: tuple[Any, ...] = (), copies: Any = None,
-    **extra: float,
+    from_copies: bool = False, **extra: float,
 ) -> Problem:  # fmt: skip
     """Take steps in place, as the public optimizer does; returns the problem."""
     engines = engines or Engines()
     names = [f"w{index}" for index in range(len(problem.variables))]
     asked = Request(
         case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection,
-        copies,
+        copies, from_copies,
     )  # fmt: skip
     for step in range(1, steps + 1):
 

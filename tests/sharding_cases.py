@@ -200,9 +200,9 @@ def shared_out(s: Strategy) -> Any:
         state = opt.state_dict()
         memory = {
             slot.untyped_storage().data_ptr(): slot.untyped_storage().nbytes()
-            for *_, slot in opt._slots.items()
+            for *_, slot in opt._slots.triples()
         }
-        each = len({slot for _, slot, _ in opt._slots.items()})
+        each = len({slot for _, slot, _ in opt._slots.triples()})
         found[name] = {
             "variables": bits(own) == bits(one),
             "slots": slots_of(state) == slots_of(other.state_dict()),

@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
+from thalweg.checkpoint import tensorflow
 from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam
 
@@ -123,3 +124,57 @@ def test_what_a_file_of_ours_has_is_not_taken_from_options(
 def test_what_is_missing_is_asked_for_as_an_option(tmp_path: Path) -> None:
     told = run("convert", SAVER, tmp_path / "ours")
     assert "AdamOptimizer: give --set learning_rate=...." in " ".join(told.output.split())
+
+
+ADAM = SAVER.parents[3] / "keras_files/adam.keras"
+CONVERTED: dict[str, tuple[Path, list[str]]] = {
+    "by name": (SAVER, []),
+    "by rules": (SAVER, ["--rules", "examples/two_layers.rules"]),
+    "of Keras": (ADAM, []),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_what_was_converted_is_compared_by_its_own_map(name: str, tmp_path: Path) -> None:
+    path, options = CONVERTED[name]
+    numbers = NUMBERS if path == SAVER else ()
+    given = [each for number in numbers for each in ("--set", number)]
+    ours = tmp_path / "ours.safetensors"
+    assert run("convert", path, ours, *options, *given).exit_code == 0
+    for pair in ((path, ours), (ours, path)):
+        told = run("diff", *pair)
+        assert (told.exit_code, told.output) == (0, "All tensors are equal, to the bit.\n")
+    to = ["--to", "tf1"] if path == SAVER else ["--to", "tf"]
+    assert run("convert", *to, *options, ours, tmp_path / "back").exit_code == 0
+    assert run("diff", ours, tmp_path / "back").exit_code == 0
+
+
+def test_what_differs_from_what_was_converted_is_told(tmp_path: Path) -> None:
+    given = [each for number in NUMBERS for each in ("--set", number)]
+    run("convert", SAVER, tmp_path / "ours", *given)
+    file = tensorflow.load(SAVER)
+    own = {name: Variable(each.tensor(), name) for name, each in file.variables.items()}
+    step = Variable(torch.tensor(0), name="global_step", trainable=False)
+    opt = tensorflow.restore(file, own, learning_rate=0.01, epsilon=1e-6, global_step=step)
+    with torch.no_grad():
+        own["layer2/bias"] += 1
+        step += 1
+    tensorflow.save(tmp_path / "theirs", opt, own, kind="tf1", global_step=step)
+    told = run("diff", tmp_path / "theirs", tmp_path / "ours")
+    assert told.exit_code == 1
+    assert told.output.splitlines()[0] == "global_step is 6 and 5"
+    assert "'variables/layer2/bias' differs in 3 of 3 elements, by 1 at most" in told.output
+    assert len(told.output.splitlines()) == 2
+    other = run("diff", ADAM, tmp_path / "ours")
+    assert other.output.startswith("convert makes neither of the other: ")
+
+
+def test_native_files_are_compared_as_they_are_written_for_tensorflow(tmp_path: Path) -> None:
+    w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
+    opt.apply_gradients([([[1.0, -1.0]], w)])
+    checkpoint.save(tmp_path / "ours", optimizer=opt, variables=[w])
+    (tmp_path / "rules").write_text("net/kernel -> w\n")
+    rules = ("--rules", tmp_path / "rules")
+    run("convert", "--to", "tf", *rules, tmp_path / "ours", tmp_path / "theirs")
+    assert run("diff", *rules, tmp_path / "theirs", tmp_path / "ours").exit_code == 0
+    assert run("diff", tmp_path / "theirs", tmp_path / "ours").exit_code == 1

@@ -499,6 +499,15 @@ def test_bad_arguments_are_refused() -> None:
         Strategy("gloo")
     with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not -1"):
         Strategy(timeout=-1)
+    for silly in (float("inf"), 1e300, 1e10, 10**400, 1e-9):
+        with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be from 0"):
+            Strategy(timeout=silly)
+    with pytest.raises(thalweg.InvalidArgumentError, match="timeout must be above 0, not nan"):
+        Strategy(timeout=float("nan"))
+    for option, given in (("timeout", True), ("timeout", "9"), ("bucket_size", True)):
+        with pytest.raises(thalweg.InvalidTypeError, match=f"{option} must be a number, not "):
+            Strategy(**{option: given})  # pyright: ignore[reportArgumentType]
+    assert Strategy(timeout=1e9).num_replicas_in_sync == 1
     with pytest.raises(thalweg.InvalidArgumentError, match="bucket_size must be above 0, not 0"):
         Strategy(bucket_size=0)
     with pytest.raises(thalweg.InvalidArgumentError, match="compression must be 'float16'"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rulebook import KEEP, Engines, Problem, case, take
+from rulebook import KEEP, Engines, Problem, assert_same, case, take
 from thalweg import IndexedSlices
 from thalweg.engines import gate, layout
 from thalweg.engines.engine import Request
@@ -251,6 +251,21 @@ def test_memory_of_slots_and_copies_is_compared_with_all_other() -> None:
         ready(problem, copies=[problem.variables[1].view(HALF)[:4], None])
     with pytest.raises(InvalidArgumentError, match="The copy of 'w1' has shape"):
         ready(problem, copies=[None, torch.ones(5, dtype=HALF)])
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_indices_may_lie_in_what_the_step_writes(engine: Any) -> None:
+    """A variable that comes twice has been written when its second gradient is read."""
+    found = []
+    for apart in (False, True):
+        memory = torch.zeros(8)
+        var, indices = memory[:4].view(2, 2), memory[:4].view(torch.int64)[:2]
+        indices[:] = torch.tensor([1, 0])
+        grad = IndexedSlices(torch.ones(2, 2), indices.clone() if apart else indices, (2, 2))
+        problem = Problem([var, var], [[]] * 2, [grad, grad])
+        taken = take(case("SGD"), problem, KEEP._replace(name=engine))
+        found.append(taken.variables[0])
+    assert_same([found[0]], [found[1]])
 
 
 def test_a_repeated_variable_is_looked_at_once() -> None:

@@ -43,14 +43,16 @@ def test_in_eager_mode_a_variable_changes_at_once() -> None:
 
 def test_variables_of_keras_3() -> None:
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile(tf.keras.optimizers.SGD(0.5), loss="mse")
+    opt = tf.keras.optimizers.SGD(0.5)
+    model.compile(opt, loss="mse")
+    assert model.optimizer is opt
     model.build((None, 2))
     K.set_value(model.optimizer.lr, 0.25)
     K.set_value(model.layers[0].kernel, np.ones((2, 1)))
-    assert K.get_value(model.optimizer.lr) == model.optimizer.wrapped.lr.item() == 0.25
+    assert K.get_value(model.optimizer.lr) == opt.lr.item() == 0.25
     assert K.get_value(model.layers[0].kernel).tolist() == [[1.0], [1.0]]
     model.optimizer.lr = 0.125
-    assert float(model.optimizer.wrapped.learning_rate) == 0.125
+    assert float(opt.learning_rate) == 0.125
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from openseq2seq_replay import Writer
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.openseq2seq import optimizers as package
 from thalweg.openseq2seq.optimizers import get_regularization_loss, mp_wrapper, optimizers
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.optimizers import (
     OPTIMIZER_CLS_NAMES,
     OPTIMIZER_SUMMARIES,
@@ -70,9 +71,13 @@ def test_norms_take_all_dtypes_and_rows_as_they_are() -> None:
     assert (norm.dtype, norm.shape, norm.item()) == (torch.float32, (), 85.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # cast to float32, as shipped
 @pytest.mark.parametrize(("as_shipped", "norm"), [(False, 5e30), (True, INF)])
-def test_norms_do_not_overflow_before_they_must(as_shipped: bool, norm: float) -> None:
-    got = _global_norm_with_cast([pair(3e30, 4e30)], as_shipped=as_shipped)
+def test_norms_do_not_overflow_before_they_must(
+    as_shipped: bool, norm: float, dtype: torch.dtype
+) -> None:
+    grad, var = pair(3e30, 4e30)
+    got = _global_norm_with_cast([(torch.as_tensor(grad, dtype=dtype), var)], as_shipped=as_shipped)
     assert got.item() == pytest.approx(norm)
 
 
@@ -109,7 +114,6 @@ def test_clipped_slices_keep_their_rows() -> None:
     [
         ([0.0, 0.0], 1.0, [0.0, 0.0]),
         ([3.0, 4.0], 0.0, [0.0, 0.0]),
-        ([3.0, 4.0], -1.0, [3.0, 4.0]),
         ([INF, 1.0], 1.0, [NAN, 0.0]),
         ([NAN, 1.0], 1.0, [NAN, NAN]),
         ([3e30, 4e30], 1.0, [0.6, 0.8]),
@@ -120,6 +124,37 @@ def test_clipped_slices_keep_their_rows() -> None:
 def test_edges_of_clipping(values: Any, clip: float, result: Any) -> None:
     ((clipped, _),) = _clip_gradients_by_norm([pair(*values)], clip)
     np.testing.assert_allclose(clipped, result, rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [-1.0, -1e-30, NAN])
+def test_a_bound_below_0_is_refused_but_as_shipped(clip: float) -> None:
+    given = [pair(3.0, 4.0)]
+    text = f"is the largest norm, 0 or more, not {clip}"
+    for refuse in (
+        lambda: _clip_gradients_by_norm(given, clip),
+        lambda: _clip_by_global_norm([given[0][0]], clip),
+        lambda: post_process_gradients(given, [], 0.1, clip, None),
+    ):
+        with pytest.raises(ValueError, match=text):
+            refuse()
+    ((clipped, _),) = _clip_gradients_by_norm(given, clip, as_shipped=True)
+    np.testing.assert_allclose(clipped, [NAN, NAN] if clip != clip else [3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda: post_process_gradients([], None, 0.1, None, None),
+        lambda: _clip_gradients_by_norm([], 1.0),
+        lambda: reduce_gradients([], True),
+        lambda: MixedPrecisionOptimizerWrapper(train.GradientDescentOptimizer(0.1)).apply_gradients(
+            []
+        ),
+    ],
+)
+def test_no_gradients_are_refused_in_words(take: Any) -> None:
+    with pytest.raises(ValueError, match="No variables provided"):
+        take()
 
 
 def test_clipped_gradients_are_of_their_variables_dtype() -> None:

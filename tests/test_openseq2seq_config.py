@@ -565,6 +565,7 @@ def policy(name: str, **params: Any) -> Config:
             "loss_scaling_params: log_max has to be of type float",
         ),
         ({"dtype": "mixed", "loss_scaling": -1.0}, ValueError, "loss_scaling: "),
+        ({"max_grad_norm": -1.0}, ValueError, "max_grad_norm: .* 0 or more, not -1.0"),
         ({"dtype": "mixed", "loss_scaling": [1.0]}, TypeError, "loss_scaling: "),
         ({**L2, "regularizer_params": {"scle": 0.1}}, TypeError, "regularizer_params: .*scle"),
     ],
@@ -581,6 +582,14 @@ def test_as_shipped_a_scale_that_is_no_float_is_found_when_the_config_is_read() 
     assert from_config(config).params["loss_scaling"] == 512
     with pytest.raises(AttributeError, match=r"loss_scaling: .* no loss scale"):
         from_config(config, as_shipped=True)
+
+
+@pytest.mark.parametrize(("as_shipped", "rate"), [(False, 0.1), (True, 0.05)])
+def test_an_inverse_polynomial_after_a_warm_up(as_shipped: bool, rate: float) -> None:
+    slope = policy("inv_poly_decay", **RATE, min_lr=0.01, warmup_steps=20, decay_steps=180)
+    slope["lr_policy_params"]["begin_decay_at"] = 20
+    train = from_config({**CONFIG, **slope}, as_shipped=as_shipped)
+    assert train.learning_rate(20)().item() == pytest.approx(rate)
 
 
 def other_arguments(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import thalweg
 from thalweg import IndexedSlices, Variable, graph, v1
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -246,6 +247,31 @@ def test_an_error_after_the_update_leaves_copies_and_scaler_in_step() -> None:
         opt.minimize(lambda: w.float().sum(), var_list=[w])
     assert (w.item(), opt.get_master(w).item()) == (0.5, 0.5)
     assert scaler.variables["iteration"] == 1
+
+
+@each_dtype
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_masters_win_over_what_is_written_to_variables(
+    dtype: torch.dtype, sparse: bool, engine: Any
+) -> None:
+    w = half([[1.0], [2.0], [3.0]], dtype=dtype)
+    rows = torch.tensor([2, 0, 2])
+
+    def loss() -> Any:
+        return torch.nn.functional.embedding(rows, w, sparse=sparse).float().sum()
+
+    opt = wrapped(1.0, train.GradientDescentOptimizer(0.5))
+    with thalweg.engine(engine):
+        for value in (7.0, -0.0, math.inf):
+            opt.minimize(loss, var_list=[w])
+            wanted = opt.get_master(w).clone()
+            w.data.fill_(value)
+            opt.minimize(loss, var_list=[w])
+            wanted -= torch.tensor([[0.5], [0.0], [1.0]])
+            assert torch.equal(opt.get_master(w), wanted)
+            named = [0, 2] if sparse else [0, 1, 2]
+            assert torch.equal(w[named].float(), wanted[named])
 
 
 def test_slots_are_found_by_the_variable_and_by_its_master() -> None:

@@ -21,6 +21,8 @@ RAISES = {kind.__name__: kind for kind in (ValueError, TypeError)}
 
 
 def policy(case: Case, step: Any, **changes: Any) -> Any:
+    if case["policy"] == "inv_poly_decay":
+        changes["as_shipped"] = True
     return getattr(lr_policies, case["policy"])(step, **{**case["params"], **changes})
 
 
@@ -67,6 +69,25 @@ def test_a_float64_learning_rate_is_computed_in_float64(case: Case) -> None:
         rate = policy(case, step, learning_rate=wide)()
         assert rate.dtype == torch.float64
         assert rate.item() == pytest.approx(recorded, rel=2e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("begin", [0, 4])
+def test_an_inverse_polynomial_begins_where_it_is_told(begin: int) -> None:
+    given = {"learning_rate": 0.1, "decay_steps": 20, "min_lr": 0.01, "power": 2.0}
+    steps = (0, 3, 4, 5, 14, 20, 24, 30)
+    wanted = [lr_policies.inv_poly_decay(max(step - begin, 0), **given)() for step in steps]
+    count = Variable(np.int64(0), name="global_step", trainable=False)
+    rate = lr_policies.inv_poly_decay(count, **given, begin_decay_at=begin)
+    for step, expected in zip(steps, wanted, strict=True):
+        count.assign(step)
+        assert torch.equal(rate(), expected)
+        if step == begin + 20:
+            np.testing.assert_allclose(rate(), 0.01, rtol=1e-6)
+    with graph.Graph().as_default(), graph.Session() as session:
+        fed = graph.placeholder(torch.int64, ())
+        rate = lr_policies.inv_poly_decay(fed, **given, begin_decay_at=begin)
+        for step, expected in zip(steps, wanted, strict=True):
+            assert_bits(session.run(rate, {fed: step}), expected, f"step {step}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", torch.float16, torch.float64, np.float32])

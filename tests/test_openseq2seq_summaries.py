@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,19 +11,27 @@ import numpy as np
 import pytest
 import torch
 
+from openseq2seq_replay import Writer
 from openseq2seq_steps import each_way, process_before, way
 from thalweg import Variable, graph
-from thalweg.openseq2seq.optimizers import optimize_loss
-from thalweg.openseq2seq.optimizers.optimizers import OPTIMIZER_SUMMARIES
+from thalweg.errors import FailedPreconditionError
+from thalweg.openseq2seq.optimizers import optimize_loss, summaries_in_graph
+from thalweg.openseq2seq.optimizers.optimizers import (
+    OPTIMIZER_SUMMARIES,
+    post_process_gradients,
+)
 from thalweg.openseq2seq.optimizers.summaries import tags_of
+from thalweg.v1 import summary
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 SummaryWriter: Any = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
 events: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+protos: Any = pytest.importorskip("tensorboard.compat.proto.summary_pb2")
 
 __all__ = ["way"]
 
 INF, NAN = math.inf, math.nan
+HISTO = ("num", "min", "max", "sum", "sum_squares")
 HALF = 1e-3  # gradients of float16 variables are rounded
 SCOPE = "Loss_Optimization/"
 MASTER, OTHER = f"{SCOPE}FP32-master-copy/w_0", "b_0"
@@ -236,3 +245,120 @@ def test_variables_that_are_not_finite_do_not_stop_the_writer(way: str, tmp_path
 def test_tags_are_distinct() -> None:
     variables = [Variable([1.0], name=name) for name in ("w", "w", "w_0_1", "w_0_0")]
     assert len(set(tags_of(variables))) == 4
+
+
+# The graph's collection
+
+
+def collected(given: bytes) -> Told:
+    """What a `Summary` holds, as `read` gives it, for step 0."""
+    summary = protos.Summary.FromString(given)
+    scalars = {
+        value.tag: [(0, value.simple_value)]
+        for value in summary.value
+        if not value.HasField("histo")
+    }
+    histograms = {
+        value.tag: [(0, [getattr(value.histo, name) for name in HISTO])]
+        for value in summary.value
+        if value.HasField("histo")
+    }
+    assert len(scalars) + len(histograms) == len(summary.value)
+    return Told(scalars, histograms)
+
+
+def merged(folder: Path, options: dict[str, Any], **more: Any) -> tuple[list[bytes], Told]:
+    """What `merge_all` gives in each run, alone and beside the step; and what the writer got."""
+    alone, beside = [], []
+    with graph.Graph().as_default(), graph.Session() as session, SummaryWriter(folder) as writer:
+        w = graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
+        b = graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
+        feeds = {name: graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
+        loss = (w.float() * feeds["w"]).sum() + (b * feeds["b"]).sum()
+        given = {**arguments(writer, options), "var_list": [w, b], **more}
+        op = optimize_loss(loss, **given)
+        summaries = summary.merge_all()
+        session.run(graph.global_variables_initializer())
+        for run in RUNS:
+            fed = {feeds[name]: x.astype(np.float32) for name, x in run.items()}
+            if "all_reduce" not in more:
+                alone.append(session.run(summaries, fed))
+            beside.append(session.run([op, summaries], fed)[1])
+        assert alone in ([], beside)
+    return beside, read(folder)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "averaged": {"on_horovod": True, "all_reduce": lambda grad: grad * 2},
+    "added up": {"on_horovod": True, "iter_size": 2, "skip_update_ph": False},
+}
+
+
+@pytest.mark.parametrize("more", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_merge_all_gives_what_a_writer_gets(
+    options: dict[str, Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    beside, told = merged(tmp_path, options, **more)
+    for index, given in enumerate(beside):
+        assert_same(
+            collected(given),
+            Told(*({tag: [(0, each[index][1])] for tag, each in kind.items()} for kind in told)),
+        )
+
+
+def test_the_graphs_summaries_by_default() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable([3.0, 4.0], name="w")
+        optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5, summaries=[])
+        assert summary.merge_all() is None
+        op = optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5)
+        session.run(graph.global_variables_initializer())
+        _, given = session.run([op, summary.merge_all()])
+    scope = "Loss_Optimization_1/"  # the second one
+    numbers = {"learning_rate": 0.5, f"{scope}loss": 25.0, f"{scope}global_gradient_norm": 10.0}
+    assert collected(given) == Told({tag: [(0, each)] for tag, each in numbers.items()}, {})
+
+
+def test_summaries_of_averaged_gradients_are_run_with_the_step() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable([3.0, 4.0], name="w")
+        optimize_loss(
+            (w * w).sum(), "SGD", {}, lambda step: 0.5, on_horovod=True, all_reduce=lambda g: g
+        )
+        session.run(graph.global_variables_initializer())
+        with pytest.raises(FailedPreconditionError, match="together with what optimize_loss"):
+            session.run(summary.merge_all())
+        assert session.run(w).tolist() == [3.0, 4.0]
+
+
+def test_post_processed_gradients_are_in_the_collection() -> None:
+    with graph.Graph().as_default(), graph.Session() as session:
+        w = graph.Variable([0.0, 0.0], name="w")
+        pairs = post_process_gradients(
+            [(graph.convert_to_tensor([3.0, 4.0]), w)], None, 0.1, 1.0, None
+        )
+        session.run(graph.global_variables_initializer())
+        given = session.run(summary.merge_all())
+        np.testing.assert_allclose(session.run(pairs[0][0]), [0.6, 0.8], rtol=1e-6)
+    norms = {"global_gradient_norm": 5.0, "global_clipped_gradient_norm": 1.0}
+    assert collected(given) == Told({tag: [(0, each)] for tag, each in norms.items()}, {})
+
+
+@pytest.mark.parametrize("named", [None, ["learning_rate"]])
+def test_without_tensorboard_summaries_that_are_asked_for_need_a_writer(
+    named: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries_in_graph, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
+    given = {"optimizer": "SGD", "optimizer_params": {}, "learning_rate_decay_fn": lambda step: 0.5}
+    with graph.Graph().as_default():
+        w = graph.Variable([3.0, 4.0], name="w")
+        optimize_loss((w * w).sum(), **given, summaries=named, summary_writer=Writer())
+        if named is None:
+            optimize_loss((w * w).sum(), **given)
+        else:
+            with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
+                optimize_loss((w * w).sum(), **given, summaries=named)
+        assert summary.merge_all() is None

@@ -594,6 +594,12 @@ def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
         ({"optimizer": "AdamW"}, KeyError, "AdamW needs weight_decay in optimizer_params."),
         ({"learning_rate_decay_fn": None}, TypeError, "learning_rate_decay_fn must be callable"),
         ({"clip_gradients": "1"}, TypeError, "clip_gradients must be a number, not '1'"),
+        ({"clip_gradients": -1}, ValueError, "clip_gradients is the largest norm, 0 or more, not"),
+        ({"clip_gradients": NAN}, ValueError, "clip_gradients is the largest norm, 0 or more, not"),
+        ({"dtype": "Mixed"}, ValueError, "not 'Mixed'. Did you mean 'mixed'?"),
+        ({"dtype": "float99"}, ValueError, "dtype must be one of mixed, float32, float16,"),
+        ({"dtype": torch.int32}, ValueError, "dtype must be one of mixed, float32, float16,"),
+        ({"dtype": 16}, TypeError, "dtype must be one of mixed, float32, float16,"),
         ({"summaries": ["foo"]}, ValueError, "you provided foo"),
         ({"clip_gradients": 0.0, "larc_params": {"larc_eta": 0.1}}, AttributeError, "LARC"),
         ({"larc_params": {"larc_eta": 1}}, ValueError, "larc_eta has to be of type float"),
@@ -616,6 +622,29 @@ def test_wrong_arguments(given: Any, error: type[Exception], text: str) -> None:
     }
     with pytest.raises(error, match=re.escape(text)):
         optimize_loss(**arguments)
+
+
+@pytest.mark.parametrize("dtype", ["mixed", torch.float32])
+@pytest.mark.parametrize("shape", [(2,), (1,), (0,)])
+def test_a_loss_is_a_scalar(dtype: Any, shape: tuple[int, ...]) -> None:
+    kind = torch.float16 if dtype == "mixed" else torch.float32
+    w, text = Variable(torch.ones(2, dtype=kind), name="w"), re.escape(f"not of shape {shape}")
+    step = optimize_loss(
+        lambda: w.float().sum() * torch.ones(shape), "SGD", {}, fixed(0.1), [w], dtype
+    )
+    with pytest.raises(ValueError, match=text):
+        step()
+    assert (w.tolist(), step.global_step.item()) == ([1.0, 1.0], 0)
+    with graph.Graph().as_default(), graph.Session() as session:
+        v = graph.Variable(torch.ones(2, dtype=kind), name="v")
+        open_ = graph.placeholder(torch.float32)
+        with pytest.raises(ValueError, match=text):
+            optimize_loss(v.float().sum() * torch.ones(shape), "SGD", {}, fixed(0.1), dtype=dtype)
+        op = optimize_loss(v.float().sum() * open_, "SGD", {}, fixed(0.1), dtype=dtype)
+        session.run(graph.global_variables_initializer())
+        with pytest.raises(ValueError, match=text):
+            session.run(op, {open_: torch.ones(shape)})
+        assert session.run(v).tolist() == [1.0, 1.0]
 
 
 def test_options_of_scaling_have_no_meaning_without_mixed_precision() -> None:

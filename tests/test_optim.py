@@ -341,6 +341,73 @@ def test_a_scaler_leaves_unscaling_to_the_step(name: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=3e-6, atol=1e-7)
 
 
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")  # of torch's classes
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(getattr(optim, name), {"fused_unscale": True}) for name in CLASSES]
+    + [(getattr(optim, name), {"fused": True}) for name in FUSED]
+    + [(optim.tensorflow.Adam, {"fused_unscale": True})],
+    ids=str,
+)
+def test_a_scaler_steps_an_optimizer_without_gradients(cls: Any, options: dict[str, Any]) -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    first, made = (cls([param], lr=0.1, **options) for param in (used, unused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(2):
+        first.zero_grad()
+        if cls is optim.SparseAdam:
+            scaler.scale(torch.ones(()))
+            used.grad = torch.sparse_coo_tensor([[0]], [8.0], (2,), check_invariants=True)
+        else:
+            scaler.scale(used.sum()).backward()
+        scaler.step(first)
+        scaler.step(made)
+        scaler.update()
+        assert first.last_step.count == step + 1
+    assert made.last_step is None
+    assert not {"found_inf", "grad_scale"} & set(vars(made))
+    assert torch.equal(unused.detach(), torch.ones(2))
+    give([unused], 0, sparse=cls is optim.SparseAdam)
+    made.step()
+    assert made.last_step.taken
+
+
+@pytest.mark.parametrize("made", [optim.Adam, optim.tensorflow.Adam])
+def test_a_step_that_failed_forgets_the_scale(made: Any) -> None:
+    both = []
+    for fails in (False, True):
+        params = params_of(torch.float32, ((3,),))
+        ours = made(params, lr=0.1, fused_unscale=True, clip_grad_norm=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.ones(()))
+        give(params, 0)
+        params[0].grad = params[0].grad * 8.0
+        if fails:
+            ours.param_groups[0]["lr"] = "much"
+            with pytest.raises(TypeError):
+                scaler.step(ours)
+            assert not {"found_inf", "grad_scale"} & set(vars(ours))
+            ours.param_groups[0]["lr"] = 0.1
+        scaler.step(ours)  # torch multiplies the scale by one that it finds
+        scaler.update()
+        both.append((params[0].detach(), torch.tensor(ours.last_step.grad_norm)))
+    assert_same(*both)
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adam"])
+def test_no_scaled_gradient_is_left_to_torch(name: str) -> None:
+    (param,) = params_of(torch.float32, ((3,),))
+    ours = getattr(optim, name)([param], differentiable=True, fused_unscale=True)
+    give([param], 0)
+    before = param.detach().clone()
+    ours.grad_scale, ours.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+    with pytest.raises(NotImplementedError, match=f"{name} with fused_unscale takes steps"):
+        ours.step()
+    assert_same([param.detach()], [before])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

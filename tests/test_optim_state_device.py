@@ -213,14 +213,20 @@ def test_masters_keep_what_is_too_large_for_parameters(
     assert made.state[param]["master"].tolist() == [80000.0, 1.0]
 
 
-def test_what_others_write_to_parameters_counts(device: Device) -> None:
-    pair = Pair(device, MAKERS["Adam"]).steps(2)
-    with torch.no_grad():
-        for made in (pair.far, pair.near):
-            for param in params(made):
-                param.mul_(0.5)
-    pair.step(2)
-    pair.check()
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("masters", [False, True])
+def test_what_others_write_to_parameters_counts(
+    device: Device, masters: bool, sparse: bool
+) -> None:
+    dtype = torch.bfloat16 if masters else torch.float32
+    pair = Pair(device, MAKERS["tensorflow"], ROWS, dtype, masters=masters).steps(2, sparse)
+    for number, write in enumerate((lambda p: p.mul_(0.5), lambda p: p.fill_(-0.0)), 2):
+        with torch.no_grad():
+            for made in (pair.far, pair.near):
+                for param in params(made):
+                    write(param[1:])
+        pair.step(number, sparse)
+        pair.check()
 
 
 @pytest.mark.parametrize("name", ["Adam", "tensorflow"])

@@ -484,8 +484,8 @@ def test_a_copy_of_averages_is_of_one_step(copied: Any) -> None:
         lambda: opt.apply_gradients([(torch.ones(1), w)]), lambda: copied((opt, w))[0], 100
     )
     for one in copies:
-        ((_, _, average),) = one._ema._slots.items()
-        ((_, slot, count), _) = one._opt._slots.items()
+        ((_, _, average),) = one._ema._slots.triples()
+        ((_, slot, count), _) = one._opt._slots.triples()
         assert slot == "one"
         assert average.item() == 1 - count.item()
 

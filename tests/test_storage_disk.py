@@ -19,7 +19,7 @@ import pytest
 
 import bare
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
-from thalweg.storage import disk
+from thalweg.storage import calls, disk
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -78,6 +78,45 @@ def test_permissions_are_those_of_new_files(umask: int, path: Path) -> None:
         os.umask(before)
     for each in (path, path.with_name("other")):
         assert stat.S_IMODE(each.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604, 0o660])
+def test_a_private_file_stays_private(mode: int, path: Path) -> None:
+    path.chmod(mode)
+    seen: list[int] = []
+
+    def parts() -> Iterator[bytes]:
+        (made,) = set(path.parent.iterdir()) - {path}
+        seen.append(stat.S_IMODE(made.stat().st_mode))
+        yield WHOLE
+
+    disk.replace(path, parts(), len(WHOLE))
+    assert path.read_bytes() == WHOLE
+    assert [*seen, stat.S_IMODE(path.stat().st_mode)] == [mode & 0o644] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_stays_its_owners(path: Path) -> None:
+    os.chown(path, 1234, 4321)
+    path.chmod(0o640)
+    replaced(path)
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 4321, 0o640)
+
+
+def test_a_group_that_may_not_have_the_file_does_not_see_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", refused)
+    path.chmod(0o640)
+    old = list(path.stat())
+    old[stat.ST_GID] += 1
+    monkeypatch.setattr(calls, "status", lambda _: os.stat_result(old))
+    replaced(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_links_are_followed(path: Path, tmp_path: Path) -> None:
@@ -346,8 +385,9 @@ def test_files_are_opened(path: Path) -> None:
     path.with_name("link").symlink_to(path)
     with disk.opened(path.with_name("link")) as file:
         assert not os.get_inheritable(file.fileno())
-    for missing in ("missing", "ckpt/x", "a\0b"):
-        with pytest.raises(MissingFileError):
+    path.with_name("circle").symlink_to("circle")
+    for missing in ("missing", "ckpt/x", "a\0b", "circle", "circle/x", "x" * 300):
+        with pytest.raises(MissingFileError, match=missing.replace("\0", r"\\x00")):
             disk.opened(path.parent / missing)
     with pytest.raises(InvalidArgumentError, match="a folder"):
         disk.opened(path.parent)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from golden_files import FOLDER as GOLDENS
-from thalweg import checkpoint
-from thalweg.checkpoint import files, tensorflow
+from thalweg import Variable, checkpoint
+from thalweg.checkpoint import CheckpointManager, files, tensorflow
 from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
+from thalweg.storage import bundle
 from thalweg.storage.located import Kind, located
+from thalweg.tf.io import gfile
 from thalweg.v1 import train
+from thalweg.v1.summary import FileWriter
 
 SAVER = GOLDENS / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
 DATA = ".data-00000-of-00001"
@@ -85,6 +91,8 @@ def _made(kind: str, folder: Path) -> Path:
             return folder / "checkpoint" if kind == "a list" else folder
         case "empty":
             path.touch()
+        case "a circle" | "a link":
+            path.symlink_to("it" if kind == "a circle" else "gone")
         case "text":
             path.write_text("hello")
         case "a pickle":
@@ -107,6 +115,8 @@ REFUSED = {
     "a folder with a list": (MissingFileError, r"is a folder: .*/model\.ckpt-5, the newest\."),
     "a list": (MissingFileError, r"checkpoint lists the checkpoints .*/model\.ckpt-5, the newest"),
     "empty": (DataLossError, r"it: It is no checkpoint of .*: it is empty"),
+    "a circle": (MissingFileError, r"it is a link to 'it', and leads to no file\."),
+    "a link": (MissingFileError, r"it is a link to 'gone', and leads to no file\."),
     "text": (DataLossError, r"it: It is no checkpoint of thalweg, TensorFlow or Keras.*b'hello'"),
     "a pickle": (
         UnsafeCheckpointError,
@@ -140,6 +150,28 @@ def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path)
     if not path.suffix:  # which a Checkpoint leaves off
         with pytest.raises(cls, match=message):
             train.Checkpoint().restore(path)
+
+
+LOOPED: dict[str, Callable[[str], Any]] = {
+    "a list": train.latest_checkpoint,
+    "rules": lambda at: tensorflow.restore(SAVER, {}, at),
+    "events": FileWriter,
+    "a bundle": lambda at: bundle.read(Path(at, "ckpt")),
+    "a folder": lambda at: CheckpointManager(Path(at, "run")),
+    "a new bundle": lambda at: tensorflow.save(Path(at, "ckpt"), None, {"w": Variable(1.0)}),
+    "a file of text": gfile.GFile,
+}
+
+
+@pytest.mark.parametrize("what", LOOPED)
+def test_links_that_lead_to_one_another_are_named(what: str, tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(ThalwegError, match=str(tmp_path / "one")):
+        LOOPED[what](str(tmp_path / "one"))
+    assert train.get_checkpoint_mtimes([tmp_path / "one", tmp_path / "one" / "ckpt"]) == []
+    train.remove_checkpoint(tmp_path / "one" / "ckpt")
+    assert sorted(os.listdir(tmp_path)) == ["one", "other"]
 
 
 def test_files_of_keras_are_named_to_savers() -> None:

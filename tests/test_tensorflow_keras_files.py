@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from replay import distances
-from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError
+from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.keras import optimizers
 from thalweg.storage.keras_files import KerasFile
 from thalweg.storage.stored import Stored, of_tensor
+from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale
 
 HOME = FOLDER / "keras_files"
 # What a `.weights.h5` file does not tell.
@@ -116,7 +119,7 @@ def test_what_a_configuration_says_is_taken_over() -> None:
     own = {name: thalweg.Variable(each.tensor(), name) for name, each in file.variables.items()}
     opt = tensorflow.restore(file, own)
     assert opt.learning_rate.decay_steps == 3
-    assert opt.get_config()["beta_1"] == 0.9
+    assert opt.get_config()["beta_1"] == float(np.float32(0.9))
     legacy = tensorflow.load(HOME / "adam_amsgrad.h5").optimizer
     assert legacy is not None
     assert legacy.hyperparameters["decay"] == 0.1
@@ -146,8 +149,9 @@ def test_what_keras_did_beside_the_update_is_refused_by_name(config: dict[str, A
     file, variables = _file(**config)
     own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
     (name, value) = next(iter(config.items()))
-    with pytest.raises(UnsupportedCheckpointError, match=f"{name}={value}"):
-        tensorflow.restore(sorted_file("run", file), own)
+    for given in (None, optimizers.Adam):  # a class is no more than a kind
+        with pytest.raises(UnsupportedCheckpointError, match=f"{name}={value}"):
+            tensorflow.restore(sorted_file("run", file), own, optimizer=given)
     opt = optimizers.Adam(0.1)
     assert tensorflow.restore(sorted_file("run", file), own, optimizer=opt) is opt
 
@@ -180,6 +184,79 @@ def test_classes_that_do_not_fit_are_named(class_name: str) -> None:
     with pytest.raises(thalweg.CheckpointMismatchError, match=f"{class_name}, 6 arrays"):
         tensorflow.restore(found, own)
     assert len(found.unknown) == 6
+    for given in (optimizers.Adam, optimizers.Adam(0.1)):  # would lose its slots
+        with pytest.raises(
+            thalweg.CheckpointMismatchError, match=rf"{class_name}.*: .*{class_name}"
+        ):
+            tensorflow.restore(found, own, optimizer=given)
+    assert tensorflow.restore(found, own, optimizer=False) is None
+    assert torch.equal(own["dense/kernel"].detach(), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("as_class", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("has_rate", [False, True])
+def test_a_schedule_takes_the_place_of_a_rate_in_weights(
+    has_rate: bool, momentum: float, as_class: bool
+) -> None:
+    variables = {"scale/a": of_tensor(torch.ones(())), "dense/kernel": of_tensor(torch.ones(3))}
+    values = [of_tensor(torch.tensor(5)), *[of_tensor(torch.tensor(0.1))] * has_rate]
+    values += [of_tensor(each.tensor() * 7) for each in variables.values()] * bool(momentum)
+    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
+    found = sorted_file("run", KerasFile("weights.h5", None, None, arrays, variables))
+    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    schedule = optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    given: dict[str, Any] = {"learning_rate": schedule, "momentum": momentum}
+    if as_class:
+        opt = tensorflow.restore(found, own, optimizer=optimizers.SGD, **given)
+    else:
+        opt = tensorflow.restore(found, own, optimizer=optimizers.SGD(**given))
+    assert (opt.iterations.item(), opt.learning_rate) == (5, schedule)
+    if momentum:
+        assert [opt.get_slot(var, "momentum").sum().item() for var in own.values()] == [7, 21]
+
+
+@pytest.mark.parametrize(
+    ("kind", "class_name", "message"),
+    [
+        ("keras", None, "there is no optimizer: the model was not compiled"),
+        ("keras", "Adam", "Adam is described, and no state of it is there"),
+        ("h5", "Adam", "Adam is described, and no state of it is there"),
+    ],
+)
+def test_a_training_without_an_optimizer_is_told(
+    kind: str, class_name: str | None, message: str, tmp_path: Path
+) -> None:
+    file, variables = _file(kind, class_name)
+    found = sorted_file("run", replace(file, optimizer={}))
+    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    with pytest.raises(thalweg.CheckpointMismatchError, match=message):
+        tensorflow.restore(found, own)
+    assert not any(bool(each.any()) for each in own.values())
+    assert tensorflow.restore(found, own, optimizer=False) is None
+    assert all(bool(each.all()) for each in own.values())
+    opt = optimizers.Adam(0.1)
+    assert tensorflow.restore(found, own, optimizer=opt) is opt
+
+
+def test_the_scale_of_the_loss_is_taken_over(tmp_path: Path) -> None:
+    file = tensorflow.load(HOME / _cases()[SCALED]["file"])
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in file.variables.items()}
+    scale = DynamicLossScale(2.0)
+    tensorflow.restore(file, own, loss_scale=scale)
+    found = file.optimizers[0].loss_scale
+    assert scale._current_loss_scale.item() == found["current_loss_scale"].array() > 2
+    assert scale._num_good_steps.item() == found["good_steps"].array()
+    assert "the loss was scaled, at the end by" in file.summary()
+    assert tensorflow.convert(HOME / _cases()[SCALED]["file"], tmp_path / "ours") == ()
+    extra = checkpoint.restore(tmp_path / "ours", variables=own).extra
+    assert extra["tensorflow"]["loss_scale"]["current_loss_scale"] == scale().item()
+    with pytest.raises(thalweg.InvalidArgumentError, match="must be a DynamicLossScale"):
+        tensorflow.restore(file, own, loss_scale=FixedLossScale(2.0))
+    plain = tensorflow.load(HOME / "adam.keras")
+    own = {name: thalweg.Variable(each.tensor(), name) for name, each in plain.variables.items()}
+    with pytest.raises(thalweg.CheckpointMismatchError, match="no loss scale around"):
+        tensorflow.restore(plain, own, loss_scale=scale)
 
 
 def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:

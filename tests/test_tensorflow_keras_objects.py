@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,16 @@ import torch
 
 import thalweg
 from golden_files import FOLDER
+from thalweg import checkpoint
 from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.writing.objects import _Graph
 from thalweg.errors import OptionError
-from thalweg.keras.optimizers import SGD
+from thalweg.keras.optimizers import SGD, Adam
+from thalweg.storage import bundle
+from thalweg.storage.stored import of_tensor
+from thalweg.v1 import train
+from thalweg.v1.train.experimental import DynamicLossScale, MixedPrecisionLossScaleOptimizer
 
 HOME = FOLDER / "keras_objects"
 # What the checkpoint does not hold; defaults are those of Keras.
@@ -77,3 +85,193 @@ def test_a_momentum_that_was_used_is_not_dropped() -> None:
     file = tensorflow.load(HOME / "nesterov")
     with pytest.raises(thalweg.CheckpointMismatchError, match="momentum' belongs to nothing here"):
         tensorflow.restore(file, _variables(file), optimizer=SGD(0.1))
+
+
+# Keras 3, whose optimizers list what they train.
+
+
+@cache
+def _recorded() -> Any:
+    return np.load(HOME / "keras3.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "how"),
+    [
+        (name, given, how)
+        for name, given in {"keras3_adam": {}, "keras3_scaled": {"momentum": 0.9}}.items()
+        for how in ("new", "class", "instance")
+    ],
+)
+def test_training_of_keras_3_goes_on(name: str, given: dict[str, Any], how: str) -> None:
+    file = tensorflow.load(HOME / name)
+    own = {n: thalweg.Variable(each.tensor() * 0, n) for n, each in file.variables.items()}
+    cls = SGD if given else Adam
+    optimizer = {"new": None, "class": cls, "instance": cls(0.01, **given)}[how]
+    opt = tensorflow.restore(file, own, optimizer=optimizer, **({} if how == "instance" else given))
+    assert opt.iterations.item() == 5
+    for key in _recorded():
+        if key.startswith(f"{name}|slot|"):
+            slots = [
+                opt.get_slot(var, kind) for var in own.values() for kind in opt.get_slot_names()
+            ]
+            assert any(np.array_equal(slot.numpy(), _recorded()[key]) for slot in slots), key
+    for number in range(5):
+        grads = [_recorded()[f"{name}|gradient|{index}"][number] for index in range(len(own))]
+        opt.apply_gradients(zip(map(torch.from_numpy, grads), own.values(), strict=True))
+    for index, var in enumerate(own.values()):
+        wanted = _recorded()[f"{name}|after|{index}"]
+        np.testing.assert_allclose(var.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_scale_around_an_optimizer_of_keras_3() -> None:
+    file = tensorflow.load(HOME / "keras3_scaled")
+    own = {n: thalweg.Variable(each.tensor() * 0, n) for n, each in file.variables.items()}
+    scale = DynamicLossScale()
+    tensorflow.restore(file, own, momentum=0.9, loss_scale=scale)
+    assert scale._current_loss_scale.item() == _recorded()["keras3_scaled|scale"] == 128
+    assert scale._num_good_steps.item() == _recorded()["keras3_scaled|good"] == 2
+
+
+# What names leave open, and loss scales of `tf.keras` and `tf.train.experimental`.
+
+Given = tuple[str, str, tuple[int, ...]]  # path and full name of a variable, and its shape
+
+
+def _written(
+    folder: Path, variables: list[Given], order: list[int], title: str = "Adam", **more: Any
+) -> tensorflow.TensorFlowCheckpoint:
+    """What Keras 2.11 writes: the slot m of the k-th variable is full of k, v of 10 + k."""
+    made = _Graph()
+    for path, full, shape in variables:
+        made.variable(path, of_tensor(torch.zeros(shape)), full)
+    made.variable("optimizer/_iterations", of_tensor(torch.tensor(3)), "iteration")
+    made.variable("optimizer/_learning_rate", of_tensor(torch.tensor(0.5)), "learning_rate")
+    slots = [(index, *variables[index][1:], kind) for index in order for kind in ("m", "v")]
+    for number, (index, full, shape, kind) in enumerate(slots, 1):
+        value = torch.full(shape, index + 10.0 * (kind == "v"))
+        made.variable(f"optimizer/_variables/{number}", of_tensor(value), f"{title}/{kind}/{full}")
+    for path, value in more.items():
+        made.variable(path.replace("__", "/"), of_tensor(value), path.rpartition("__")[2])
+    bundle.write(folder / "ckpt", made.tensors, made.graph())
+    return tensorflow.load(folder / "ckpt")
+
+
+def _layers(*places: str, shapes: tuple[tuple[int, ...], ...] = ()) -> list[Given]:
+    """Layers of one name at several places."""
+    own = shapes or ((2, 2),) * len(places)
+    return [
+        (f"model/{place}/{part}", f"dense/{part}", shape if part == "kernel" else shape[1:])
+        for place, shape in zip(places, own, strict=True)
+        for part in ("kernel", "bias")
+    ]
+
+
+SHAPES = ((2, 3), (3, 4))
+TOLD: dict[str, tuple[list[Given], list[int]]] = {
+    "by names": ([("model/a", "a", (2,)), ("model/b", "b", (2,))], [1, 0]),
+    "by shapes": (_layers("encoder", "decoder", shapes=SHAPES), [2, 3, 0, 1]),
+    "by numbers": (_layers("layer-0", "layer-1", "layer-2"), [0, 1, 2, 3, 4, 5]),
+    "by many numbers": (_layers(*(f"layer-{n}" for n in range(12))), list(range(24))),
+    "in a list": ([("model/w/0", "w", (2,)), ("model/w/1", "w", (2,))], [0, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_variables_of_one_name_keep_their_slots(name: str, tmp_path: Path) -> None:
+    variables, order = TOLD[name]
+    file = _written(tmp_path, variables, order)
+    own = {n: thalweg.Variable(each.tensor(), n) for n, each in file.variables.items()}
+    for given in (None, Adam(0.5)):
+        opt = tensorflow.restore(file, own, optimizer=given)
+        for index, (path, _, _) in enumerate(variables):
+            assert (opt.get_slot(own[path], "m") == index).all()
+            assert (opt.get_slot(own[path], "v") == 10 + index).all()
+
+
+PLAIN = _layers("layer-0", "layer-1")
+OPEN: dict[str, tuple[list[Given], list[int], str, str]] = {
+    "layers without numbers": (
+        _layers("encoder", "decoder"),
+        [0, 1, 2, 3],
+        "Adam",
+        r"2 variables of shape \(2, 2\) are called 'dense/kernel', and nothing says which slots",
+    ),
+    "another order": (PLAIN, [1, 0, 2, 3], "Adam", "nothing says which slots belong to which"),
+    "one is not trained": (PLAIN, [0, 1], "Adam", "nothing says which slots belong to which"),
+    "attributes": (
+        [("model/a", "w", (2,)), ("model/b", "w", (2,))],
+        [0, 1],
+        "Adam",
+        "nothing says which slots belong to which; give them names of their own in TensorFlow",
+    ),
+    "more slots": (
+        [("model/a", "w", (2,))],
+        [0, 0],
+        "Adam",
+        r"2 variables of shape \(2,\) are called 'w', and nothing says",
+    ),
+    "another class": ([("model/a", "w", (2,))], [0], "AdamW", "steps like AdamW"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("optimizer", [None, Adam, Adam(0.5)], ids=["new", "class", "instance"])
+def test_slots_are_not_dropped(name: str, optimizer: Any, tmp_path: Path) -> None:
+    variables, order, title, message = OPEN[name]
+    file = _written(tmp_path, variables, order, title)
+    own = {n: thalweg.Variable(each.tensor() - 1, n) for n, each in file.variables.items()}
+    with pytest.raises(thalweg.CheckpointMismatchError, match=message):
+        tensorflow.restore(file, own, optimizer=optimizer)
+    with pytest.raises(thalweg.CheckpointMismatchError, match=message):
+        tensorflow.convert(tmp_path / "ckpt", tmp_path / "out", optimizer=optimizer)
+    assert all((each.detach() == -1).all() for each in own.values())
+    assert tensorflow.restore(file, own, optimizer=False) is None
+    assert all((each.detach() == 0).all() for each in own.values())
+
+
+@pytest.mark.parametrize("steps", ["good_steps", "num_good_steps"])
+def test_a_loss_scale_of_tf_keras_is_no_variable_of_the_model(steps: str, tmp_path: Path) -> None:
+    scale = {"current_loss_scale": torch.tensor(512.0), steps: torch.tensor(7)}
+    more = {f"optimizer__loss_scale__{name}": each for name, each in scale.items()}
+    file = _written(tmp_path, [("model/w", "w", (2,))], [0], **more)
+    own = {n: thalweg.Variable(each.tensor(), n) for n, each in file.variables.items()}
+    assert [*own] == ["model/w"]
+    found = DynamicLossScale()
+    tensorflow.restore(file, own, loss_scale=found)
+    assert (found().item(), found._num_good_steps.item()) == (512, 7)
+    assert tensorflow.convert(tmp_path / "ckpt", tmp_path / "out") == ()
+    extra = checkpoint.restore(tmp_path / "out", variables=own).extra["tensorflow"]
+    assert extra["loss_scale"] == {"current_loss_scale": 512, "good_steps": 7}
+
+
+def test_a_loss_scale_of_tf_train_goes_into_ours(tmp_path: Path) -> None:
+    made, w = _Graph(), thalweg.Variable(torch.zeros(2), "w")
+    node = made.variable("w", of_tensor(torch.ones(2)), "w")
+    inner = made.place(["optimizer", "base_optimizer"])
+    made.slot(inner, node, "w", "momentum", of_tensor(torch.full((2,), 3.0)), "w/Momentum")
+    for name, value in (("current_loss_scale", 64.0), ("good_steps", 5)):
+        made.variable(f"optimizer/loss_scale/{name}", of_tensor(torch.tensor(value)), name)
+    bundle.write(tmp_path / "ckpt", made.tensors, made.graph())
+    momentum = train.MomentumOptimizer(0.1, 0.9)
+    opt = MixedPrecisionLossScaleOptimizer(momentum, "dynamic")
+    tensorflow.restore(tmp_path / "ckpt", {"w": w}, optimizer=opt)
+    assert (w.sum().item(), momentum.get_slot(w, "momentum").sum().item()) == (2, 6)
+    assert (opt._loss_scale().item(), opt._loss_scale._num_good_steps.item()) == (64, 5)
+
+
+def test_a_loss_scale_of_a_saver_is_no_variable_of_the_model() -> None:
+    values = {
+        "w": torch.ones(2),
+        "w/Momentum": torch.full((2,), 3.0),
+        "global_step": torch.tensor(9),
+    }
+    values |= {"current_loss_scale": torch.tensor(64.0), "good_steps": torch.tensor(5)}
+    file = sorted_names("run", {name: of_tensor(each) for name, each in values.items()})
+    w, scale = thalweg.Variable(torch.zeros(2), "w"), DynamicLossScale()
+    given: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9}
+    tensorflow.restore(file, {"w": w}, loss_scale=scale, **given)
+    assert (scale().item(), scale._num_good_steps.item(), file.step) == (64, 5, 9)
+    del values["w/Momentum"]
+    plain = sorted_names("run", {name: of_tensor(each) for name, each in values.items()})
+    assert [*plain.variables] == ["w", "current_loss_scale", "good_steps"]

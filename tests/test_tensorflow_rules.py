@@ -284,6 +284,17 @@ def test_mistakes_in_rules_are_listed_and_nothing_changes(
     assert opt.variables() == []
 
 
+@pytest.mark.parametrize("rules", [{"dec/**": "-"}, {"other/**": "-", "dec/**": "-"}], ids=len)
+def test_beside_rules_a_name_alone_does_not_count(rules: dict[str, str]) -> None:
+    file, own = _file(w=(2,), v=(3,), **{"dec/w": (4,)}), _zeros(w=(2,), v=(3,))
+    message = _differences(file, own, rules)
+    assert message.startswith("m: no rule is for 'w': give 'w -> w', too; no rule is for 'v'")
+    assert "nearest" not in message
+    assert message.count("'w'") == 1
+    tensorflow.restore(file, own, {**rules, "w": "w", "v": "v"})
+    assert all(bool((each.detach() == 1).all()) for each in own.values())
+
+
 def test_ten_differences_are_listed() -> None:
     shapes = {f"v{index}": (1,) for index in range(30)}
     message = _differences(_file(**shapes), _zeros(other=(1,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,67 @@ def test_norm_that_is_not_finite_makes_nan() -> None:
     assert np.isnan(clipped.numpy()).all()
 
 
+NAN, INF = math.nan, math.inf
+# Function, dtype, elements, limit -> what TensorFlow 2.21 makes of them.
+CLIPS: list[tuple[str, str, list[float], float, list[float]]] = [
+    ("clip_by_norm", "float32", [1, 2, NAN], 1.0, [NAN, NAN, NAN]),
+    ("clip_by_norm", "float64", [1, 2, NAN], 0.5, [NAN, NAN, NAN]),
+    ("clip_by_norm", "float16", [1, 2, NAN], 1000.0, [NAN, NAN, NAN]),
+    ("clip_by_norm", "bfloat16", [NAN, NAN], 0.0, [NAN, NAN]),
+    ("clip_by_norm", "float32", [1, INF], 0.5, [0, NAN]),
+    ("clip_by_norm", "float32", [3, 4], -1.0, [0, 0]),
+    ("clip_by_norm", "float32", [1e20, 1e19], 0.5, [0, 0]),
+    ("clip_by_norm", "float64", [1e20, 1e19], 0.5, [0.4975185951, 0.04975185951]),
+    ("clip_by_norm", "float16", [300, 400], 0.5, [0, 0]),
+    ("clip_by_global_norm", "float16", [1, 2], 0.5, [0.2236, 0.4473]),
+    ("clip_by_global_norm", "float16", [1, 2], 1000.0, [1, 2]),
+    ("clip_by_global_norm", "float16", [3, 4], -1.0, [3, 4]),
+    ("clip_by_global_norm", "float16", [300, 400], 0.5, [NAN, NAN]),
+    ("clip_by_global_norm", "bfloat16", [300, 400], 0.5, [0.30078125, 0.400390625]),
+    ("clip_by_global_norm", "float64", [1e20, 1e19], 0.5, [0.4975185951, 0.04975185951]),
+    ("clip_by_average_norm", "float32", [3, 4], 1.0, [1.2, 1.6]),
+    ("clip_by_average_norm", "float32", [3, 4], 1000.0, [3, 4]),
+    ("clip_by_average_norm", "float32", [3, 4], -1.0, [3, 4]),
+    ("clip_by_average_norm", "float32", [0, 0], 1.0, [0, 0]),
+    ("clip_by_average_norm", "float32", [0, 0], 0.0, [NAN, NAN]),
+    ("clip_by_average_norm", "float32", [1, INF], 1.0, [0, NAN]),
+    ("clip_by_average_norm", "float32", [1, 2, NAN], 0.5, [NAN, NAN, NAN]),
+    ("clip_by_average_norm", "float32", [1e20, 1e19], 1.0, [0, 0]),
+]
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(("name", "dtype", "given", "limit", "wanted"), CLIPS)
+def test_clipping_has_tensorflows_numbers(
+    name: str, dtype: str, given: list[float], limit: float, wanted: list[float], eager: bool
+) -> None:
+    def clipped(x: Any) -> Any:
+        found = getattr(tf.compat.v1, name)([x] if "global" in name else x, limit)
+        return found[0][0] if "global" in name else found
+
+    if eager:
+        found = clipped(torch.tensor(given, dtype=getattr(torch, dtype)))
+    else:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            made = clipped(tf.constant(given, getattr(tf, dtype)))
+            found = torch.as_tensor(session.run(tf.cast(made, tf.float64)))
+            assert made.dtype in (None, getattr(torch, dtype))
+    tolerance = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-6, "float64": 1e-9}[dtype]
+    np.testing.assert_allclose(found.double(), wanted, rtol=tolerance, atol=0)
+
+
+def test_limits_of_other_dtypes_leave_the_dtype() -> None:
+    for limit in (np.float64(0.5), np.float32(0.5), torch.tensor(0.5, dtype=torch.float64)):
+        assert tf.clip_by_norm(torch.ones(2, dtype=torch.float16), limit).dtype == torch.float16
+
+
+def test_norms_are_of_floats() -> None:
+    with pytest.raises(TypeError, match="of floats, not of int32"):
+        tf.clip_by_norm(torch.ones(2, dtype=torch.int32), 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="takes float32, not float64"):
+        tf.compat.v1.clip_by_average_norm(torch.ones(2, dtype=torch.float64), 1.0)
+
+
 def test_nothing_has_no_norm() -> None:
     assert tf.linalg.global_norm([None]) is None
     assert tf.clip_by_global_norm([None], 1.0) == ([None], None)
@@ -598,10 +660,13 @@ def test_models_compile_with_optimizers_of_thalweg(kind: str, given: str, tmp_pa
     model.compile(optimizer, loss="mse", metrics=["mae"])
     model.fit(np.ones((4, 3)), np.ones(4), verbose=0)
     assert isinstance(model, getattr(tf.keras, kind))
-    assert isinstance(model.optimizer.wrapped, thalweg.keras.optimizers.Optimizer)
+    assert isinstance(model.optimizer, thalweg.keras.optimizers.Optimizer)
+    assert model.optimizer is optimizer or given == "name"
+    assert int(model.optimizer.iterations) == 1
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model)
+    assert type(loaded.optimizer) is type(model.optimizer)
     for own, saved in zip(
         model.optimizer.get_weights(), loaded.optimizer.get_weights(), strict=True
     ):
@@ -623,7 +688,7 @@ def test_derived_model_compiles_with_an_optimizer_of_thalweg() -> None:
     model, optimizer = Net(), tf.keras.optimizers.Adagrad(0.1)
     model.compile(optimizer=optimizer, loss=tf.keras.losses.MeanSquaredError())
     model.fit(np.ones((4, 3)), np.ones(4), verbose=0)
-    assert model.optimizer.wrapped is optimizer
+    assert model.optimizer is optimizer
 
 
 @keras_needed

@@ -93,10 +93,16 @@ def test_a_script_of_version_2(tmp_path: Path) -> None:
 VERSION_1 = """
 import tensorflow as tf
 import helper
+from tensorflow.contrib.framework import get_or_create_global_step
 from tensorflow.contrib.opt import AdamWOptimizer
 from tensorflow.python.training import optimizer
 
+step = get_or_create_global_step()
+assert step is tf.contrib.framework.get_global_step() is tf.train.get_global_step()
 w = tf.Variable([1.0, 2.0], name="w")
+assert tf.contrib.framework.get_variables("w") == [w]
+assert tf.contrib.framework.get_variables(suffix="step") == [step]
+assert tf.contrib.framework.get_trainable_variables() == [w]
 x = tf.placeholder(tf.float32, [2])
 loss = tf.reduce_mean(tf.square(w - x), reduction_indices=[0])
 train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
@@ -114,6 +120,54 @@ def test_a_script_of_version_1(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "helper.py").write_text("import tensorflow as tf\nCONSTANT = tf.constant(1)\n")
     done = fresh.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
     assert done.stdout == "[0.5 1. ] 1.15.0 True\n", done.stderr
+
+
+OPENSEQ2SEQ = """
+import tensorflow as tf
+import open_seq2seq.optimizers.novograd
+from open_seq2seq.optimizers import get_regularization_loss, lr_policies, optimize_loss
+from open_seq2seq.optimizers.lr_policies import poly_decay
+from open_seq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from open_seq2seq.optimizers.optimizers import OPTIMIZER_CLS_NAMES, reduce_gradients
+
+assert lr_policies.poly_decay is poly_decay
+w = tf.get_variable("w", initializer=[3.0, 4.0])
+train = optimize_loss(
+    tf.reduce_sum(w * w),
+    open_seq2seq.optimizers.novograd.NovoGrad,
+    {},
+    lambda step: poly_decay(step, 0.5, 10),
+)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print(session.run(train))
+    print(session.run(w))
+for line in ("import open_seq2seq.models", "from open_seq2seq.optimizers import nothing"):
+    try:
+        exec(line)
+    except ImportError as error:
+        print(error)
+"""
+OPENSEQ2SEQ_SAID = [
+    "25.0",
+    "[2.7 3.6]",
+    "Cannot import open_seq2seq.models: thalweg has open_seq2seq.optimizers, which trains."
+    " Models, data and losses are torch's.",
+    "Cannot import open_seq2seq.optimizers.nothing: thalweg has open_seq2seq.optimizers, which"
+    " trains. Models, data and losses are torch's.",
+]
+
+
+def test_a_script_that_imports_openseq2seq(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OPENSEQ2SEQ)
+    done = fresh.run("-m thalweg.tf", str(script))
+    assert done.stdout.splitlines() == OPENSEQ2SEQ_SAID, done.stderr
+    (tmp_path / "open_seq2seq").mkdir()
+    (tmp_path / "open_seq2seq" / "__init__.py").write_text("WHERE = 'its own'\n")
+    script.write_text("import tensorflow\nfrom open_seq2seq import WHERE\nprint(WHERE)\n")
+    done = fresh.run("-m thalweg.tf", str(script))
+    assert done.stdout == "its own\n", done.stderr
 
 
 # What packages do that look for a TensorFlow of their own; each is imported after the script's.

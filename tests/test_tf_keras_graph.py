@@ -246,3 +246,30 @@ def test_eager_mode_is_as_it_was() -> None:
         kernel, bias = layer.get_weights()
         np.testing.assert_allclose(found.detach().numpy(), NUMBERS @ kernel + bias, rtol=1e-5)
     assert not tf.global_variables()
+
+
+def test_models_compiled_in_a_graph_train_eagerly() -> None:
+    """Keras' own loops need no session; metrics that are told once are those of each output."""
+    a, b = keras.layers.Input((3,)), keras.layers.Input((3,))
+    dense = keras.layers.Dense(4)
+    model = keras.models.Model([a, b], [dense(b), keras.layers.Dropout(0.5)(dense(a))])
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    before = model.get_weights()[0].copy()
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 4), np.float32)
+    found = model.fit([x, x], [y, y], epochs=2, batch_size=2, verbose=0)
+    assert sum("mae" in name for name in found.history) == 2
+    assert not np.array_equal(before, model.get_weights()[0])
+    assert tf.Variable(1.0).graph is tf.get_default_graph()
+
+
+def test_weights_of_a_model_that_has_none_yet() -> None:
+    model = keras.models.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"Weights for model '.*' have not yet been created"):
+        _ = model.trainable_weights
+    with eagerly():
+        loss = lambda: keras.losses.mean_squared_error(model(NUMBERS), LABELS)  # noqa: E731
+        optimizer = keras.optimizers.Adam()
+        optimizer.minimize(loss, lambda: model.trainable_weights)
+        slots = [optimizer.get_slot(weight, "m") for weight in model.trainable_weights]
+    assert all(slot.numpy().any() for slot in slots)
+    assert len(model.trainable_weights) == 4

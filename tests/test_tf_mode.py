@@ -22,7 +22,7 @@ def beginning() -> Iterator[None]:
     tf.reset_default_graph()
     process.settled = False
     yield
-    tf.enable_eager_execution()
+    tf.enable_v2_behavior()
 
 
 # what a program of TensorFlow 1 may call first

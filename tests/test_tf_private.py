@@ -26,6 +26,7 @@ ASKED = {
     "ops.ref_variable": "RefVariable",
     "ops.resource_variable_ops": "ResourceVariable is_resource_variable resource_scatter_add"
     " resource_scatter_sub resource_scatter_update",
+    "ops.resources": "initialize_resources local_resources shared_resources",
     "ops.state_ops": "assign assign_sub scatter_add scatter_sub scatter_update",
     "ops.variable_v1": "VariableV1",
     "ops.variables": "RefVariable VariableV1 moving_average_variables",
@@ -35,7 +36,7 @@ ASKED = {
     " weighted_moving_average",
     "training.optimizer": "Optimizer _deduplicate_indexed_slices _get_processor"
     " _DenseResourceVariableProcessor _OptimizableVariable _RefVariableProcessor _TensorProcessor"
-    " _var_key",
+    " _var_key get_filtered_grad_fn",
     "training.slot_creator": "create_slot create_slot_with_initializer create_zeros_slot",
     "training.training_util": "get_or_create_global_step _increment_global_step",
     "util.tf_contextlib": "contextmanager",
@@ -60,6 +61,15 @@ def test_names_are_those_of_the_library() -> None:
     assert averages.assign_moving_average is train.assign_moving_average
     with pytest.raises(AttributeError, match="private to TensorFlow"):
         _ = private.module("tensorflow.python.training.optimizer").no_such_name
+
+
+def test_resources_are_initialized() -> None:
+    resources = private.module("tensorflow.python.ops.resources")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        w = tf.Variable([1.0, 2.0])
+        session.run(resources.initialize_resources([w]))
+        session.run(resources.initialize_resources(resources.shared_resources()))
+        assert session.run(w).tolist() == [1.0, 2.0]
 
 
 def test_schedules_are_read_as_schedules() -> None:

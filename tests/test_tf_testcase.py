@@ -231,7 +231,7 @@ def test_sessions_of_a_test_in_eager_mode() -> None:
 def unsettled() -> Iterator[None]:
     process.settled = False
     yield
-    v1.enable_eager_execution()
+    v1.enable_v2_behavior()
 
 
 def test_tests_of_version_1_are_in_graph_mode(unsettled: None) -> None:

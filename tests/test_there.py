@@ -22,8 +22,9 @@ from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula
-from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import STEP, DeviceColumn
+from thalweg.optim.common_norm import CommonNorm
 from thalweg.rules.torch import TORCH_RULES
 
 COUNT = 3
@@ -152,14 +153,20 @@ def test_unscaling_and_clipping(
     assert columns.taken is not None
 
 
-def test_a_norm_of_several_rules() -> None:
-    class Share:
-        pairs = [(torch.ones(2, device=GPU), None)] * 2
-
-    scale, seen = torch.ones((), device=GPU), Seen()
-    _, factor = together(Around(clip_grad_norm=0.5), scale, [Share(), Share()], seen)
+def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "total", Tensor.sum)
+    monkeypatch.setattr(CommonNorm, "_anew", lambda *_: (Measured(), variables))
+    around, scale, seen = Around(clip_grad_norm=0.5), torch.ones((), device=GPU), Seen()
+    variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
+    how = processing(around, scale, COUNT, seen, is_torchs=True)
+    factor = CommonNorm().clip_scale([], how, seen)
     assert_there(factor, ())
     assert_there(seen.grad_norm, ())
+    how = processing(around, scale, COUNT, seen, is_torchs=True, scale=factor)
+    known = how.known(Measured(), variables)
+    known.decision()
+    assert not how.measured
+    assert_there(known.separate["clip_scale"])
 
 
 @pytest.mark.parametrize("rule", [rules.NOVOGRAD, rules.LARS], ids=label)

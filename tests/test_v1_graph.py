@@ -556,6 +556,8 @@ def test_a_rate_that_is_no_scalar_is_refused() -> None:
 class Counting(train.Optimizer):
     """Gradient descent in plain torch that counts how often each element has moved."""
 
+    HOOKS_AT_EACH_RUN = True
+
     def __init__(self, rate: Any) -> None:
         super().__init__(False, "Counting")
         self._rate = rate
@@ -621,6 +623,8 @@ def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
 
 def test_a_hook_that_fails_in_a_run_changes_nothing() -> None:
     class Failing(train.MomentumOptimizer):
+        HOOKS_AT_EACH_RUN = True
+
         def _apply_dense(self, grad: Any, var: Any) -> None:
             self.get_slot(var, "momentum").add_(1)
             var.add_(1)

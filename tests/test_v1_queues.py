@@ -221,3 +221,40 @@ def test_a_branch_that_fills_a_queue(graph: Any) -> None:
         assert session.run(size) == 0
         session.run(add, {p: True})
         assert session.run(size) == 1
+
+
+def test_queue_runner_by_names() -> None:
+    """Queues and threads have TensorFlow's names, by which a queue runner is found again."""
+    with v1.Graph().as_default() as graph:
+        with v1.name_scope("scope"):
+            queue = v1.FIFOQueue(10, tf.float32, name="queue")
+        assert [v1.FIFOQueue(1, tf.float32).name for _ in range(2)] == [
+            "fifo_queue",
+            "fifo_queue_1",
+        ]
+        ops = [v1.no_op(name=name) for name in ("enqueue", "close", "cancel")]
+        runner = v1.train.QueueRunner(queue, ops[:1], *ops[1:])
+        v1.train.add_queue_runner(runner)
+        assert graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS, "scope") == [runner]
+        kept = runner.to_proto()
+        assert kept is not None
+        again = v1.train.QueueRunner.from_proto(kept)
+        kinds = again.queue_closed_exception_types
+        assert (again.name, [*again.enqueue_ops, again.close_op, again.cancel_op]) == (
+            "scope/queue",
+            ops,
+        )
+        assert set(kinds) == {CancelledError, OutOfRangeError}
+        kept.queue_closed_exception_types.clear()
+        assert v1.train.QueueRunner.from_proto(kept).queue_closed_exception_types == (
+            OutOfRangeError,
+        )
+        assert runner.to_proto(export_scope="other") is None
+        with v1.Session() as session:
+            threads = runner.create_threads(session, v1.train.Coordinator())
+            assert [thread.name for thread in threads] == [
+                "QueueRunnerThread-scope/queue-enqueue",
+                "QueueRunnerThread-scope/queue-close_on_stop",
+            ]
+            with pytest.raises(TypeError, match=r"must be a tf\.Session, not 'none'"):
+                v1.train.start_queue_runners("none")

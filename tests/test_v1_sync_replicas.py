@@ -776,6 +776,8 @@ def test_worker_without_the_coordinator_learns_why_it_ended() -> None:
 
 
 class Failing(train.GradientDescentOptimizer):
+    HOOKS_AT_EACH_RUN = True
+
     def _prepare(self) -> None:
         raise ArithmeticError("the chief has had enough")
 
@@ -924,7 +926,10 @@ def test_queue_runner_runs_until_the_coordinator_stops(graph: v1.Graph) -> None:
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         threads = train.start_queue_runners(coord=coord)
-        assert len(threads) == 2
+        names = ["AssignAdd", "AssignAdd", "close_on_stop"]
+        assert [thread.name for thread in threads] == [
+            f"QueueRunnerThread-queue-{n}" for n in names
+        ]
         assert all(thread.daemon for thread in threads)
         assert runner.create_threads(session) == []  # they run already
         until(lambda: session.run(count) > 5)
@@ -934,7 +939,7 @@ def test_queue_runner_runs_until_the_coordinator_stops(graph: v1.Graph) -> None:
         assert session.run(cancelled) == 1
         coord.clear_stop()
         again = runner.create_threads(session, coord, start=True)
-        assert len(again) == 2
+        assert len(again) == 3
         coord.request_stop()
         coord.join(stop_grace_period_secs=SOON)
 

@@ -103,7 +103,7 @@ class ReplicaLostError(ThalwegError, RuntimeError):
 
 
 class CheckpointWarning(UserWarning):
-    """A file among checkpoints, or what is in one, was left alone."""
+    """A file among checkpoints, or what is in one, was left alone, or was not there."""
 
 
 class PerformanceWarning(UserWarning):

@@ -122,12 +122,15 @@ class _Process:
     Attributes:
         eager: Whether calls compute at once outside of any graph.
         settled: Whether the mode was asked for, or somebody was told that it is eager.
+        resource_variables: Whether variables of graphs are resource variables unless they are made
+            otherwise.
         default_graph: Gives the graph that calls add to; None as long as there are no graphs.
     """
 
     def __init__(self) -> None:
         self.eager = True
         self.settled = False
+        self.resource_variables = True
         self.default_graph: Callable[[], Any] | None = None
 
 

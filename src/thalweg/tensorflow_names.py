@@ -25,7 +25,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import TensorReference, handle_of
+from thalweg.running import TensorReference, handle_of, process
 from thalweg.scattering import UPDATES, scatter
 from thalweg.static_shape import Shape
 from thalweg.variable import Variable, as_dtype, dtype_name, name_of, to_tensor
@@ -140,8 +140,14 @@ def _shared_name(var: torch.Tensor) -> str:
     return name_of(var).partition(":")[0]
 
 
-def _unique_id(var: torch.Tensor) -> str:
+def unique_id(var: torch.Tensor) -> str:
+    """A name that no other tensor has while this one lives."""
     return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
+
+
+def _graph_key(var: torch.Tensor) -> str:
+    """That of the graph that would be built, were it not for eager mode."""
+    return "" if process.default_graph is None else process.default_graph()._graph_key
 
 
 def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> torch.Tensor:
@@ -185,7 +191,8 @@ _OF_PARAMETERS = {
     "sparse_read": _sparse_read,
     "scatter_add": _scatter_add,
     "_shared_name": property(_shared_name),
-    "_unique_id": property(_unique_id),
+    "_unique_id": property(unique_id),
+    "_graph_key": property(_graph_key),
     "_in_graph_mode": property(lambda var: False),
     **{f"scatter_{update}": _scatter(update) for update in UPDATES if update != "add"},
 }

@@ -85,6 +85,27 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
     return result
 
 
+def as_asked(value: Any, dtype: Any) -> torch.Tensor:
+    """`to_tensor`, where a user asks for the dtype: arrays of floats become integers and bools.
+
+    As in TensorFlow fractions of arrays are cut off; those of Python's numbers are refused.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: See `to_tensor`; an element of an array does not fit
+            the dtype.
+    """
+    wanted = None if dtype is None else as_dtype(dtype)
+    is_array = isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f"
+    if not is_array or wanted is None or wanted.is_floating_point or wanted.is_complex:
+        return to_tensor(value, dtype)
+    if wanted == torch.bool:
+        return to_tensor(value != 0)
+    limits, whole = torch.iinfo(wanted), np.trunc(np.asarray(value, np.float64))
+    if not np.all((whole >= limits.min) & (whole < limits.max + 1)):  # nor is NaN
+        raise InvalidArgumentError(f"{repr(value)[:80]} does not fit {dtype_name(wanted)}.")
+    return to_tensor(whole).to(wanted)
+
+
 def _from_numbers(value: Any) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
@@ -174,7 +195,7 @@ class Variable(torch.nn.Parameter):
             trains it where it is listed, as in TensorFlow; `requires_grad_(False)` freezes it.
         constraint: Optional. A function that an optimizer applies to the variable after each
             update; it returns a tensor of the same shape and dtype.
-        dtype: Optional. Converts the initial value.
+        dtype: Optional. Converts the initial value, see `as_asked`.
 
     Raises:
         InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
@@ -217,7 +238,7 @@ class Variable(torch.nn.Parameter):
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"name must be a string, not {name!r}.")
         value = initial_value() if callable(initial_value) else initial_value
-        data = to_tensor(value, dtype).detach()
+        data = as_asked(value, dtype).detach()
         if data.layout != torch.strided:
             raise InvalidTypeError(f"A variable cannot hold a {data.layout} tensor.")
         if isinstance(value, torch.Tensor):

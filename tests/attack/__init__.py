@@ -13,12 +13,14 @@ ATTACKS = (
     "interruptions",
     "caches",
     "states",
+    "torch_states",
     "files",
     "commits",
     "kills",
     "bundles",
     "keras_files",
     "restores",
+    "resealed",
 )
 
 

@@ -9,6 +9,7 @@ stderr with it.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 import json
@@ -206,6 +207,31 @@ def swapping() -> Training:
     return Training(step, lambda: state_of(opt))
 
 
+def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
+    """States of two moments of a training, one after the other."""
+
+    def build() -> Training:
+        own = parameters(dtype)
+        opt = make(own)
+        saved: list[Any] = []
+        for number in range(5):
+            for param, grad in zip(own, gradients(own, number), strict=True):
+                param.grad = grad
+            opt.step()
+            opt.param_groups[0]["lr"] = 0.01 * (number + 1)
+            saved.append(copy.deepcopy(opt.state_dict()))
+
+        def state() -> list[Tensor]:
+            states = [dict(sorted(opt.state[param].items())) for param in own]
+            group = opt.param_groups[0]
+            told = torch.tensor([group["lr"], group.get("folded", 0)])
+            return [*own, *(each for kept in states for each in kept.values()), told]
+
+        return Training(lambda number: opt.load_state_dict(saved[2 + number % 3]), state)
+
+    return build
+
+
 def clearing() -> Training:
     """Gradients in buffers, which others replace."""
     own = parameters(torch.float32)
@@ -342,11 +368,18 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     ),
     "optim swapped": swapping,
     "optim flat": clearing,
+    "optim load": loading(
+        lambda own: optim.Adam(own, 0.01, masters=True, ema_decay=0.9, accumulate=2),
+        torch.bfloat16,
+    ),
+    "optim load tensorflow": loading(
+        lambda own: optim.tensorflow.Adam(own, 0.01, ema_decay=0.9, accumulate=2)
+    ),
 }
 
 
 TRIED = (
-    "steps of 26 trainings, interrupted by SIGINT or an asynchronous exception at random moments,"
+    "steps of 28 trainings, interrupted by SIGINT or an asynchronous exception at random moments,"
     " or at a random instruction"
 )
 _ALL = 10**9  # more instructions than a step has

@@ -49,6 +49,7 @@ class Scene:
     copies: list[Place | None]
     gradients: list[Place | Rows]
     order: list[int]  # which variable each gradient is for
+    from_copies: bool = False  # whether a step begins at copies that are not their variables
 
     def written(self) -> list[Place]:
         slots = [slot for own in self.slots for slot in own]
@@ -145,6 +146,14 @@ class Oracle:
         for index, (values, indices) in zip(own.order, given, strict=True):
             places = [own.variables[index], *own.slots[index]]
             tensors = [self._get(place) for place in places]
+            copy = own.copies[index]
+            rows: Any = ...
+            if indices is not None and (
+                own.rule not in arithmetic.OTHERS or (own.from_copies and own.rule == "RMSprop")
+            ):  # whose other rows keep their variable
+                rows = indices
+            if copy is not None and own.from_copies:
+                tensors[0][rows] = self._begun(tensors[0], copy)[rows]
             by, dtype = of.scalars(tensors[0].dtype.type, number), places[0].dtype
             with np.errstate(all="ignore"):
                 if indices is None:
@@ -154,14 +163,17 @@ class Oracle:
                     made = arithmetic.sparse(own.rule, tensors, values, indices, by, dtype)
             for place, numbers in zip(places, made, strict=True):
                 self._set(place, numbers)
-            copy = own.copies[index]
             if copy is not None:
                 kept = self._get(copy).astype(made[0].dtype)
-                rows: Any = ...
-                if indices is not None and own.rule not in arithmetic.OTHERS:
-                    rows = indices
                 kept[rows] = arithmetic.saturated(np.asarray(made[0])[rows], copy.dtype)
                 self._set(copy, kept)
+
+    def _begun(self, var: Array, copy: Place) -> Array:
+        """A variable, or its copy where that is not the variable, rounded."""
+        raw = self.bytes[copy.buffer][copy.bytes()]
+        left = arithmetic.narrowed(arithmetic.saturated(var, copy.dtype), copy.dtype)
+        same = (raw == left).all(1).reshape(var.shape)
+        return np.where(same, var, self._get(copy).astype(var.dtype))
 
 
 def _fill(scene: Scene, buffers: list[bytearray], dice: random.Random) -> None:
@@ -217,6 +229,7 @@ def attempt(seed: int, number: int) -> str:
     """What became of a scene: "taken", "refused", or what went wrong."""
     dice = random.Random(f"{seed}/{number}")
     drawn, drawer = scene(dice)
+    drawn.from_copies = random.Random(f"{seed}/{number}/copies").random() < 0.5
     buffers = [bytearray(BYTES) for _ in range(4)]
     _fill(drawn, buffers, dice)
     # Bytes of other tensors make denormals, which the oracle does not flush.
@@ -230,7 +243,7 @@ def attempt(seed: int, number: int) -> str:
     for step in range(1, dice.randint(1, 4) + 1):
         is_refused = drawn.must_be_refused() or oracle.must_be_refused()
         try:
-            _take(of, problem, copies, selection, engines, step)
+            _take(of, problem, copies, selection, engines, step, drawn.from_copies)
         except (LayoutError, InvalidArgumentError) as error:
             if not is_refused:
                 return f"refused without a reason: {error}"
@@ -264,7 +277,13 @@ def _given(grad: Place | Rows, buffers: list[bytearray]) -> Any:
 
 
 def _take(
-    of: Case, problem: Problem, copies: Any, selection: Any, engines: Engines, step: int
+    of: Case,
+    problem: Problem,
+    copies: Any,
+    selection: Any,
+    engines: Engines,
+    step: int,
+    from_copies: bool,
 ) -> None:
     scalars = type(of).scalars
 
@@ -273,7 +292,8 @@ def _take(
             return scalars(self, dtype, step)
 
     later = Later(of.row, of.config, of.hypers)
-    take(later, problem, selection, engines=engines, copies=copies)
+    given = {"copies": copies, "from_copies": from_copies and copies is not None}
+    take(later, problem, selection, engines=engines, **given)
 
 
 def _move_a_gradient(

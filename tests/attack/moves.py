@@ -157,7 +157,7 @@ def _cut(training: Training, tensor: Tensor, dice: random.Random) -> None:
     """Cut the storage of a tensor, of the training alone: memory that NumPy has seen, as all of
     the twin's has been, cannot be cut."""
     storage, part = tensor.untyped_storage(), dice.choice([0.0, 0.25, 0.5, 0.9, 1.0])
-    if training.is_twin or not storage.resizable():
+    if training.is_twin or training.adds_up or not storage.resizable():
         return
     kept = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
     left = min(int(part * len(kept)), max(len(kept) - 1, 0))
@@ -424,7 +424,7 @@ def state_refused(training: Training, dice: random.Random) -> None:
 
 def copied(training: Training, dice: random.Random) -> None:
     how = dice.choice(["deepcopy", "pickle"])
-    if training.face in ("keras", "v1"):
+    if training.face in ("keras", "v1", "optim"):
         training.copied(how)
 
 

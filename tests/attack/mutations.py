@@ -98,6 +98,11 @@ JUNK: list[Any] = [
 NAMES: list[Any] = ["", "w", "a", "a:0", "a/m", "m", "é", "a:0#1", 0, None, True, (1,), 1.5, b"m"]
 
 
+def _own(value: Any) -> Any:
+    """A tensor of its own: what takes the state may count in it."""
+    return value.clone() if type(value) is Tensor else value
+
+
 def places(state: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
     """Every dictionary in a state with each of its keys."""
     for key, value in state.items():
@@ -121,12 +126,12 @@ def mutated(state: dict[str, Any], dice: random.Random) -> str:
     if kind == "drop":
         del home[key]
     elif kind == "add":
-        home[dice.choice(NAMES)] = dice.choice([*JUNK, value])
+        home[dice.choice(NAMES)] = _own(dice.choice([*JUNK, value]))
     elif kind == "rename":
         home[dice.choice(NAMES)] = home.pop(key)
     elif kind == "swap":
         other, name = dice.choice(found)
         home[key], other[name] = other[name], home[key]
     else:
-        home[key] = dice.choice(JUNK)
+        home[key] = _own(dice.choice(JUNK))
     return f"{key}: {kind}"

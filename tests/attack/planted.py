@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.core import outcome, state
 from thalweg.core.state import loading
-from thalweg.engines import gate, layout
+from thalweg.engines import gate, layout, reference
 from thalweg.engines.cpu import store
 from thalweg.engines.likeness import Likeness
 from thalweg.engines.plan import DensePlan
@@ -84,6 +84,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         gate, "_apart", lambda variables, gradients, slots, copies: list(gradients)
     ),
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
+    "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),
     "indices are not looked at": _instead(IndexedSlices, "check_range", lambda *_: None),
     "sums are not looked at": _instead(accumulation, "check_memories", lambda *_: None),
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),

@@ -51,6 +51,7 @@ class Training:
     """
 
     face = ""
+    adds_up = False  # whether a step that is refused has added gradients to sums, which stay
 
     def __init__(self, dice: random.Random, is_twin: bool) -> None:
         self.is_twin = is_twin
@@ -334,6 +335,8 @@ def _bits(value: Any) -> Any:
     """A value as something that is equal to itself only; every NaN is one."""
     if not isinstance(value, Tensor):
         return repr(value)
+    if value.layout == torch.sparse_coo:
+        return [_bits(value._indices()), _bits(value._values())]
     plain = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
     if plain.is_floating_point():
         plain[plain != plain] = torch.nan

@@ -162,10 +162,31 @@ def test_not_aligned(name):
 
 @pytest.mark.parametrize("capability", [slow_unless(each == 90, each) for each in (80, 90, 100)])
 @pytest.mark.parametrize("grad", ["float32", "bfloat16"])
-def test_copies(capability, grad, tmp_path):
+@pytest.mark.parametrize("from_copy", [False, True])
+def test_copies(capability, from_copy, grad, tmp_path):
     storage = ("float32", grad, "float32", "float32", "bfloat16")
-    kernel = generate(ADAM.rule.update, (), storage, "float32", True, copy=True)
+    kinds = {"copy": True, "from_copy": from_copy}
+    kernel = generate(ADAM.rule.update, (), storage, "float32", True, **kinds)
     assert_good(kernel, storage, capability, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["sum", "successive", "untouched"])
+def test_rows_that_begin_at_copies(form, kind, tmp_path):
+    grad, kinds = form != "untouched", {"copy": True, "from_copy": True}
+    storage = ("float32", *("float32",) * (2 + grad), kind)
+    update = ADAM.rule.update if grad else ADAM.rule.update_untouched
+    duplicates, before = (form, shrunk) if grad else (None, None)
+    kernel = generate(
+        update, (), storage, "float32", True, grad, duplicates, before=before, **kinds
+    )
+    binary = launch.compiled_for(kernel, True, 90)
+    assert_exact(binary, kernel)
+    assert_small(binary, tmp_path, most_registers(kernel, storage))
+
+
+def shrunk(var, *, decay):
+    return var - decay * var
 
 
 @BY_CAPABILITY
@@ -218,6 +239,15 @@ def test_measures(capability, name, formulas, stages, tmp_path):
     assert_exact(binary, kernel)
     # Four lanes of a thread, at whose width all that is read is.
     assert min(WIDTH, 4 * SIZES[name]) in widths(binary, "ld")
+    assert_small(binary, tmp_path, WIDE["measure"])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_measures_that_begin_at_copies(kind, tmp_path):
+    storage = ("float32", "bfloat16", kind)
+    kernel = generate_measure((variable_squares,), (), storage, 2, "float32", True, True)
+    binary = launch.compiled_for(kernel, True, 90)
+    assert_exact(binary, kernel)
     assert_small(binary, tmp_path, WIDE["measure"])
 
 

@@ -68,14 +68,18 @@ def test_bits_of_sparse_steps(case, dtype):
     assert_equal_cpu(case, problem, FLUSH, steps=2)
 
 
+@pytest.mark.parametrize("from_copies", [False, True])
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=label)
-def test_copies_of_masters(kind):
+def test_copies_of_masters(kind, from_copies):
     problem = Problem.make(ADAM.row, [(4099,), (3, 5)], [torch.float32] * 2, 4)
     device = there(problem)
-    copies = [torch.zeros_like(var, dtype=kind) for var in problem.variables]
+    copies = [var.to(kind) for var in problem.variables]
+    for copy in copies:
+        copy.view(-1)[::3] = 3.0
     others = [copy.cuda() for copy in copies]
-    take(ADAM, problem, FLUSH, copies=copies)
-    take(ADAM, device, FLUSH._replace(name="cuda"), copies=others)
+    given = {"from_copies": from_copies}
+    take(ADAM, problem, FLUSH, copies=copies, **given)
+    take(ADAM, device, FLUSH._replace(name="cuda"), copies=others, **given)
     written = [each.cpu() for each in (*device.written(), *others)]
     assert_same(written, [*problem.written(), *copies])
 

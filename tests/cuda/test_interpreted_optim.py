@@ -294,6 +294,34 @@ def test_a_device_decides_on_steps_with_options(around):
     scaled("cuda", make, 2, waiting_for_nothing, **around)
 
 
+@pytest.mark.parametrize("around", [{}, {"clip_grad_value": 0.2}], ids=str)
+def test_a_device_decides_on_steps_of_rules_that_share_a_norm(around):
+    def make(groups, **options):
+        return optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], lr=0.1, **options)
+
+    around = {"clip_grad_norm": 0.5, "groups": 2, **around}
+    wanted, found = scaled("cpu", make, **around), scaled("cuda", make, **around)
+    assert_same(found.written(), wanted.written())
+    assert found.optimizer.last_step == wanted.optimizer.last_step
+    scaled("cuda", make, 2, waiting_for_nothing, **around)
+
+
+def test_clipped_rows_are_added_up():
+    def stepped(engine):
+        table = torch.nn.Parameter(torch.arange(36.0).reshape(9, 4))
+        with thalweg.engine(engine):
+            optimizer = optim.SparseAdam([table], lr=0.1, clip_grad_norm=0.5)
+            for step in range(3):
+                indices, values = torch.tensor([[7, 2, 7]]), torch.arange(12.0).reshape(3, 4)
+                table.grad = torch.sparse_coo_tensor(
+                    indices, values + step, (9, 4), check_invariants=False
+                )
+                optimizer.step()
+        return plain([table, optimizer.state[table]["exp_avg"]])
+
+    assert_same(stepped("cuda"), stepped("cpu"))
+
+
 def test_a_first_step_is_decided_on_the_host():
     """No state is made for a step that is left out, as in torch."""
     with thalweg.engine("cuda"):

@@ -14,7 +14,7 @@ from thalweg import schedules
 from thalweg.catalogue import by_class
 from thalweg.checkpoint.of_torch import OF_TORCH, OfTorch
 from thalweg.checkpoint.plain import SCALAR, Reader, Writer
-from thalweg.core.hyperparameters import is_function
+from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras.optimizers import RuleOptimizer
@@ -252,7 +252,10 @@ class _Made:
         if mark == LOSS_SCALER:
             return AutomaticLossScaler(**reader(content))
         if mark == NUMBER:
-            return to_tensor(reader(content[1]), content[0])
+            dtype, number = content
+            if not is_number(found := reader(number)):
+                raise InvalidConfigError(f"{NUMBER} of {str(number)[:80]} is no number.")
+            return to_tensor(found, dtype)
         if mark == VARIABLE:
             if content not in self._variables:
                 raise NotFoundError(

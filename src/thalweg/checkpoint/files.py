@@ -12,14 +12,19 @@ import numpy as np
 import torch
 
 from thalweg.checkpoint.glanced import step_of
+from thalweg.checkpoint.tensorflow.converting import differing
 from thalweg.checkpoint.tensorflow.loading import outlined
-from thalweg.errors import ThalwegError
+from thalweg.errors import DataLossError, ThalwegError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.located import Kind, located
 from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
+
+
+def _none(_: Path) -> None:
+    """No progress is told."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,41 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     elif place.writer == "tensorflow":
         bundle.read(place.path, progress=progress)
     return listing(place.path, progress)
+
+
+def differences(
+    one: Path, other: Path, rules: Any = None, progress: Callable[[Path], Progress | None] = _none
+) -> list[str]:
+    """Where the tensors of two files differ, in words; their bits are compared.
+
+    A file of ours and one of TensorFlow or Keras have the same where `convert` makes one of the
+    other.
+
+    Args:
+        one, other: The files, of any kind.
+        rules: Optional. The rules that were given to `convert`; a file of ours that it made of
+            another one has them.
+        progress: What is called with the bytes that are read of a path and those there are.
+
+    Raises:
+        ThalwegError: See `contents`.
+    """
+    writers = [located(each).checked().writer for each in (one, other)]
+    if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
+        ours, theirs = (one, other) if writers[0] == "thalweg" else (other, one)
+        place = located(ours).path
+        try:
+            found = differing(theirs, place, rules, progress(theirs))
+        except DataLossError:
+            raise
+        except ThalwegError as error:
+            return [f"convert makes neither of the other: {error}"]
+        if found is not None:
+            a, b, only = found
+            if theirs is other:
+                a, b = b, a
+            return only + compared(one, a, other, b)
+    return compared(one, contents(one, progress(one)), other, contents(other, progress(other)))
 
 
 def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:

@@ -18,12 +18,12 @@ from thalweg.core.state import Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.around import KEYWORDS, NONE
-from thalweg.optim.groups import Group, hypers_of
-from thalweg.optim.loading import is_before_steps, setting
+from thalweg.optim.differing import is_before_steps
+from thalweg.optim.groups import HOW, Group, hypers_of
+from thalweg.optim.loading import setting
 from thalweg.optim.narrow import PLAIN
 from thalweg.optim.stepping import OneSweep
 
-_HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 
 
@@ -78,7 +78,7 @@ class OfTorch:
         found: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
             for name, value in group.items():
-                if name not in ("params", "param_names", *_HOW) and not _is_number(value):
+                if name not in ("params", "param_names", *HOW) and not _is_number(value):
                     found[f"{name} of group {index}"] = value
         if self._has_rule:
             found |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
@@ -141,6 +141,7 @@ class OfTorch:
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)
+            found += self.optimizer._unfit_options(options, index) if self._is_ours else []
             calls += [partial(group.clear), partial(group.update, options)]
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__
@@ -151,6 +152,10 @@ class OfTorch:
         self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
     ) -> dict[str, Any]:
         """The state of one parameter, in memory of its own."""
+        step = given.get("step")
+        if isinstance(step, Tensor) and step.dim():
+            found.append(f"'{title}/step' is of shape {tuple(step.shape)}, not ()")
+            return {}
         if self._is_ours:
             if not is_before_steps(given):
                 lacking = [key for key in self.optimizer._around.keys(param) if key not in given]

@@ -41,7 +41,7 @@ from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
-from thalweg.storage.stored import of_tensor
+from thalweg.storage.stored import Stored, of_tensor
 from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
@@ -84,9 +84,12 @@ class Snapshot:
         """Whether it is this process that writes it."""
         return self.ranks is None or not self.ranks.rank
 
+    def stored(self) -> dict[str, Stored]:
+        """The tensors as a file has them."""
+        return {name: of_tensor(each) for name, each in self.tensors.items()}
+
     def _write(self, path: Path, progress: Progress | None) -> None:
-        stored = {name: of_tensor(each) for name, each in self.tensors.items()}
-        container.write(path, stored, self.document, progress)
+        container.write(path, self.stored(), self.document, progress)
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,17 @@ def snapshot(
     module: torch.nn.Module | None = None,
     extra: Any = None,
     metrics: Mapping[str, float] | None = None,
+    copies: bool = True,
 ) -> Snapshot:
-    """What `save` writes, as copies, taken between two steps.
+    """What `save` writes, taken between two steps.
 
-    Arguments and errors are those of `save`.
+    Arguments and errors are those of `save`; without `copies` nothing may change before it is
+    written.
     """
     tensors = named(variables, module)
     optimizer = None if optimizer is None else known(optimizer)
-    with _held(optimizer):
-        return _taken(optimizer, tensors, module, extra, metrics, copies=True)
+    with _held(optimizer), nullcontext() if copies else state.uncopied():
+        return _taken(optimizer, tensors, module, extra, metrics, copies)
 
 
 def _held(optimizer: Any) -> AbstractContextManager[Any]:
@@ -276,18 +281,19 @@ def restore(
     with _telling(path), ExitStack() as held:
         loadings: list[state.Loading] = []
         if places:
-            loadings.append(values(tensors, reader(document["variables"])))
+            loadings.append(values(tensors, _named(reader, document, "variables")))
         if optimizer is False:
             given = None
         elif "optimizer" in document:
             given = _optimizer(document, optimizer, tensors, check_arguments)
             try:
                 loadings.append(
-                    held.enter_context(loading(given, reader(document["state"]), tensors))
+                    held.enter_context(loading(given, _named(reader, document, "state"), tensors))
                 )
-                found = rates.loading(given, reader(document["rates"]), check_arguments)
+                own_rates = _named(reader, document, "rates")
+                found = rates.loading(given, own_rates, check_arguments)
                 loadings.append(found)
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
+            except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
                 if isinstance(error, ThalwegError):
                     raise
                 raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error
@@ -302,11 +308,11 @@ def restore(
         restored = Restored(
             given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
-            reader(document["metrics"]),
+            _named(reader, document, "metrics"),
             document["step"],
             (*left, *states, *["optimizer"] * (optimizer is False and "optimizer" in document)),
         )
-        own: dict[str, Any] = copied(document["extra_states"]) if sets_states else {}
+        own = _named(copied, document, "extra_states") if sets_states else {}
         with with_extra_states(module if sets_states else None, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
     if places and states:
@@ -351,6 +357,18 @@ def _optimizer(
         hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
+
+
+def _named(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """A part of a document: values by their names.
+
+    Raises:
+        InvalidConfigError: It is something else, which a mark in JSON may stand for.
+    """
+    found = reader(document[part])
+    if not isinstance(found, dict) or not all(type(name) is str for name in table(found)):
+        raise InvalidConfigError(f"{part!r} are no values by name.")
+    return table(found)
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:

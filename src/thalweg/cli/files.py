@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,24 +92,25 @@ def verify(paths: tuple[str, ...]) -> None:
 @click.command(short_help="Compare two checkpoints.")
 @click.argument("one")
 @click.argument("other")
+@click.option("--rules", metavar="FILE", help="The rules that were given to `thalweg convert`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-def diff(one: str, other: str, as_json: bool) -> None:
+def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
     """Compare the tensors of ONE and OTHER, to the bit; the kinds of the files may differ.
 
-    The exit status is 1 if they differ.
+    A file of thalweg and one of TensorFlow or Keras are compared as `thalweg convert` makes one of
+    the other; one that it made knows the rules it was given. The exit status is 1 if they differ.
 
     \b
     Examples:
       thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
       thalweg diff model.ckpt-5 converted.safetensors
     """
-    from thalweg.checkpoint.files import compared, contents
+    from thalweg.checkpoint.files import differences
 
-    with _watched(one) as progress:
-        first = contents(one, progress)
-    with _watched(other) as progress:
-        second = contents(other, progress)
-    found = compared(one, first, other, second)
+    with ExitStack() as watched:
+        found = differences(
+            one, other, rules, lambda path: watched.enter_context(_watched(os.fspath(path)))
+        )
     if as_json:
         click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
     elif not found:

@@ -38,6 +38,7 @@ class Hooks:
         sharing: How this step is shared with other processes; None for not at all.
         gathered: Is given the writes in place of their being done; None does them.
         ending: What else is written with the updates, as functions in C.
+        from_copies: Whether what others wrote to copies of variables counts; see `Request`.
         begun: Is given a sentence when the step is written: that it was taken.
     """
 
@@ -52,6 +53,7 @@ class Hooks:
     sharing: Sharing | None = None
     gathered: Gathered | None = None
     ending: Sequence[Call] = ()
+    from_copies: bool = False
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeGuard, cast
@@ -51,14 +51,15 @@ def is_on(value: Any) -> bool:
 
 
 def as_number(name: str, value: Any) -> Any:
-    """A plain number, also from a 0-d tensor or array.
+    """A plain number, also from a 0-d tensor or array; a NumPy scalar of one of float64.
 
     Raises:
         InvalidTypeError: It is no real number; names the argument.
         InvalidArgumentError: It is NaN.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
-        value = value.item()
+        is_double = scalar_type(value) is np.float64  # a Python float would become float32
+        value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
         raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
     if value != value:
@@ -125,7 +126,9 @@ def check_fraction(name: str, value: Any) -> None:
         ValueError: It is outside; names it.
     """
     if is_number(value) and not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be between [0, 1]. Received: {name}={value}")
+        raise ValueError(
+            f"`{name}` must be between [0, 1]. Received: {name}={value} (of type {type(value)})."
+        )
 
 
 def checked(name: str, value: Any) -> Any:
@@ -137,6 +140,8 @@ def checked(name: str, value: Any) -> Any:
     if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
+    if isinstance(value, np.bool_):
+        return value == np.True_
     check_scalar(name, value, accepted)
     return value[()] if _is_array(value) else value
 
@@ -218,13 +223,13 @@ def _like(old: Any, value: int | float) -> Any:
 _PLAIN = (Variable, SessionVariable)  # whose `item` is torch's
 
 
-class Hyperparameters:
+class Hyperparameters(Mapping[str, Any]):
     """The hyperparameters of one optimizer, by name.
 
     A plain number is kept as given until the first use; then `create` makes it a scalar variable:
     float32 for a Python float, int32 for an int, float64 for a numpy.float64. Tensors, variables,
-    callables and schedules stay what they are. In graph mode the variable is one of the graph, of
-    which each session has a value.
+    callables and schedules stay what they are. As in a dict, values are found by name. In graph
+    mode the variable is one of the graph, of which each session has a value.
 
     Attributes:
         created: Whether numbers have become variables.
@@ -238,11 +243,23 @@ class Hyperparameters:
         self.created = False
         self.calls = False
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def raw(self, name: str) -> Any:
         """The value as it is kept now."""

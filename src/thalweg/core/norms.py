@@ -17,17 +17,17 @@ from thalweg.engines.measuring import Tree
 _HIGHEST = float(np.finfo(np.float32).max)
 
 
-def norms(squares: Any, overflow: bool) -> Any:
+def norms(squares: Any, overflow: Any) -> Any:
     """The norm of each tensor.
 
     Args:
         squares: Sums of squares, float64 of shape (n,).
         overflow: Whether a sum that float32 cannot hold is infinite, as where TensorFlow adds
-            squares in float32. Without it norms up to 3.4e38 are finite.
+            squares in float32; for all, or for each. Without it norms up to 3.4e38 are finite.
     """
     of = functions_of(squares)
-    if overflow:
-        squares = of.where(squares > _HIGHEST, np.inf, squares)
+    if overflow is not False:
+        squares = of.where((squares > _HIGHEST) & overflow, np.inf, squares)
     return of.sqrt(squares)
 
 

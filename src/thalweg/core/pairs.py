@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -77,7 +77,8 @@ def has_rows(grad: Any) -> bool:
 
 
 def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
-    """The variables of a nested list or tuple, in order; one variable alone is a list of one.
+    """The variables of a nest of lists, tuples and dicts, in the order of `tf.nest`, where dicts
+    count in that of their sorted keys; one variable alone is a list of one.
 
     Args:
         var_list: The list.
@@ -90,14 +91,23 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     var_list = tensor_of(var_list)
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
-    if isinstance(var_list, dict):
-        var_list = cast("dict[Any, Any]", var_list).values()
+    if isinstance(var_list, Mapping):
+        var_list = _sorted(cast("Mapping[Any, Any]", var_list), title)
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
             f"{title} must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
         )
     return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
+
+
+def _sorted(named: Mapping[Any, Any], title: str) -> list[Any]:
+    try:
+        return [named[key] for key in sorted(named)]
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"A dict of {title} must have keys that can be sorted, not {list(named)!r}."
+        ) from error
 
 
 def refuse_no_variables(var_list: Any, title: str = "var_list") -> None:

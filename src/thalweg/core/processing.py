@@ -86,10 +86,13 @@ class Processing:
         clipvalue: Elements are clipped to [-clipvalue, clipvalue].
         clipnorm: Each gradient is scaled so that its norm is no higher.
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
-        overflow: Whether a sum of squares beyond float32 is infinite; see `norms.norms`.
+        overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
+            gradients, or has some among others'; see `norms.norms`.
+        casts: Whether it is infinite of float64 gradients, too.
         whole_is_nan: Whether an infinite common norm makes NaN of everything.
         factor: Makes of the common norm and its limit what gradients are multiplied by, all of one
             dtype. TensorFlow's if None.
+        clip_scale: That number, where it is known: the norm is common with gradients elsewhere.
         trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
             shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
             dense for it.
@@ -111,8 +114,10 @@ class Processing:
     clipnorm: float | None = None
     global_clipnorm: float | None = None
     overflow: bool = True
+    casts: bool = False
     whole_is_nan: bool = True
     factor: Callable[[Any, Any], Any] | None = None
+    clip_scale: Any = None
     trust: Callable[[Any, Any], Any] | None = None
     decide: Callable[[Any, Any], Decision] | None = None
     decides_there: bool = False
@@ -136,7 +141,8 @@ class Processing:
         """What is measured in any case."""
         if self.trust is not None:
             return gradient_squares, variable_squares
-        by_norm = self.clipnorm is not None or self.global_clipnorm is not None
+        is_open = self.global_clipnorm is not None and self.clip_scale is None
+        by_norm = self.clipnorm is not None or is_open
         return (gradient_squares,) if by_norm or self.decide is not None else ()
 
     @lazy
@@ -200,7 +206,6 @@ class Known:
         self._how = how
         self._measures = measures
         self._variables = variables
-        self._dtype = compute_dtype(variables[0].dtype) if variables else np.float32
         self._columns = columns
         # A formula of the rule's own sees processed gradients.
         now = [each for each in formulas if each in _STANDARD or not how.stages]
@@ -208,6 +213,27 @@ class Known:
         # Measures stay on a device where nothing on the host is to be decided by them.
         self._stays = not (numbers or (how.decide and not how.decides_there))
         self._sums: dict[Formula, Any] = {}
+
+    @lazy
+    def _narrow(self) -> Array:
+        """Of which variables gradients are computed in float32; bool of shape (n,)."""
+        return np.array([compute_dtype(var.dtype) is np.float32 for var in self._variables], bool)
+
+    @lazy
+    def _dtype(self) -> Dtype:
+        """What the common norm is computed in."""
+        return np.float32 if self._narrow.all() else np.float64
+
+    def _overflow(self, vector: Any) -> Any:
+        """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
+        if not self._how.overflow or self._how.casts or self._narrow.all():
+            return self._how.overflow
+        return vectors.alike(self._narrow, vector) if self._narrow.any() else False
+
+    @property
+    def _overflows(self) -> bool:
+        """Whether the common sum of squares is infinite beyond float32."""
+        return self._how.overflow and (self._how.casts or self._dtype is np.float32)
 
     def _sum(self, formula: Formula) -> Any:
         """A sum over raw gradients, or over clipped elements where elements are clipped.
@@ -248,11 +274,12 @@ class Known:
 
     def _overflowing(self, roots: Any) -> Any:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
-        if not self._how.overflow:
+        overflow = self._overflow(roots)
+        if overflow is False:
             return roots
         of = vectors.functions_of(roots)
         with np.errstate(all="ignore"):
-            return of.where(of.isinf(norms.norms(of.square(roots), True)), np.inf, roots)
+            return of.where(of.isinf(norms.norms(of.square(roots), overflow)), np.inf, roots)
 
     @lazy
     def gradient_norms(self) -> Any:
@@ -262,7 +289,8 @@ class Known:
     @lazy
     def variable_norms(self) -> Any:
         """The norm of each variable before the step; float64 of shape (n,)."""
-        return norms.norms(self._sum(variable_squares), self._how.overflow)
+        squares = self._sum(variable_squares)
+        return norms.norms(squares, self._overflow(squares))
 
     @lazy
     def global_norm(self) -> Any:
@@ -272,7 +300,7 @@ class Known:
                 squares = self._sum(gradient_squares)
             else:
                 squares = vectors.functions_of(self._roots).square(self._roots)
-            return norms.global_norm(squares, self._how.overflow)
+            return norms.global_norm(squares, self._overflows)
 
     @lazy
     def clip_scale(self) -> Any:
@@ -280,6 +308,8 @@ class Known:
         limit, dtype = self._how.global_clipnorm, self._dtype
         if limit is None:
             return dtype(1)
+        if self._how.clip_scale is not None:
+            return self._how.clip_scale
         with np.errstate(all="ignore"):
             there = vectors.place_of(self.global_norm)
             norm = vectors.rounded(self.global_norm, dtype, there)
@@ -304,7 +334,7 @@ class Known:
         """The common norm of the gradients after clipping, of shape ()."""
         with np.errstate(all="ignore"):
             squares = vectors.functions_of(self.clipped_norms).square(self.clipped_norms)
-            return norms.global_norm(squares, self._how.overflow)
+            return norms.global_norm(squares, self._overflows)
 
     @lazy
     def trust(self) -> Any:
@@ -324,7 +354,7 @@ class Known:
             # maximum() keeps NaN, as TensorFlow's does.
             found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
         if how.global_clipnorm is not None:
-            found["clip_scale"] = vectors.for_each(self.gradient_norms, self.clip_scale)
+            found["clip_scale"] = vectors.for_each(self._variables, self.clip_scale)
         if how.trust is not None:
             found["trust_factor"] = self.trust
         return found

@@ -80,11 +80,11 @@ def unwatched(functions: Sequence[Call]) -> Call:
     # such as that of a traceback and its frames.
     kinds: tuple[Any, ...] = (DisableTorchFunction, _DisableTorchDispatch)
     guards: list[Any] = []
-    call: Callable[..., Any] = operator.call
     nothing = (None,) * len(kinds)
     make = partial(guards.extend, calls(kinds))
-    enter = partial(consume, map(call, map(getattr, guards, ("__enter__",) * len(kinds))))
+    enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
     leaving = map(getattr, guards, ("__exit__",) * len(kinds))
+    call: Any = operator.call
     leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
     return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
 
@@ -119,10 +119,10 @@ class Within(IOBase):
         self._prepare = prepare
 
     def opening(self) -> Call:
-        """The section that opens a block; makes all ready for it."""
-        opening, closing = self._prepare()
-        closes = partial(setattr, self, "close", _section(closing))
-        return _section([closes, *opening])
+        """The section that opens the block, made anew for each."""
+        first, last = self._prepare()
+        closes = partial(setattr, self, "close", _section(last))
+        return _section([closes, *first])
 
     __enter__: Any = _Entering()
 

@@ -17,7 +17,7 @@ from thalweg.core.section import Call
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
 from thalweg.running import SymbolicVariable, handle_of, resolve
-from thalweg.variable import Moves, StateVariable, Variable, over
+from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class Parts(Protocol):
@@ -80,8 +80,8 @@ class SlotStore:
         return self._slots
 
     def get(self, var: Tensor, name: str) -> Variable | None:
-        """The slot, or None."""
-        return resolve(self._settled().get(id(handle_of(var)), {}).get(name))
+        """The slot, or None; `var` may be a variable of Keras 3."""
+        return resolve(self._settled().get(id(handle_of(tensor_of(var))), {}).get(name))
 
     def of(self, var: Tensor, names: Sequence[str]) -> list[Variable]:
         """The slots of a variable in the order of `names`; KeyError if one is missing."""
@@ -107,7 +107,7 @@ class SlotStore:
         self._settled()
         return list(self._names)
 
-    def items(self) -> Iterator[tuple[Tensor, str, Variable]]:
+    def triples(self) -> Iterator[tuple[Tensor, str, Variable]]:
         """Every (variable, slot name, slot), variable by variable."""
         for key, own in self._settled().items():
             for name, slot in own.items():
@@ -127,6 +127,10 @@ class SlotStore:
         if name not in self._names:
             self._names.append(name)
         return slot
+
+    def key(self, var: Any) -> Any:
+        """What stands for a variable where its slots are told by keys."""
+        return id(handle_of(var))
 
     def forget(self, var: Any, name: str) -> None:
         """Let go of a slot, if there is one."""
@@ -225,7 +229,7 @@ class SlotStore:
 
     def __copy__(self) -> SlotStore:
         """The same slots in a store of its own."""
-        copied = SlotStore()
+        copied = type(self)()
         copied.parts, copied._in_parts = self.parts, set(self._in_parts)
         copied._checkpoint = self._checkpoint
         copied._slots = {key: dict(own) for key, own in self._settled().items()}
@@ -244,11 +248,11 @@ class SlotStore:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
         self.check_whole()
-        copied = SlotStore()
-        own = [slot for *_, slot in self.items()]
+        copied = type(self)()
+        own = [slot for *_, slot in self.triples()]
         # What waits for a slot, and what stands for one in a graph, has no memory.
         check_memories([slot for slot in own if _is_here(slot)])
-        slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.items()]
+        slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
         copied._copied = slots, memo
         return copied
 

@@ -128,8 +128,8 @@ def _again(
         gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
         return None
-    stages, selection = how.stages, hooks.selection
-    asked = Request(rule, stages, variables, gradients, last.slots, last.titles, selection, copies)
+    beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
+    asked = Request(rule, how.stages, variables, gradients, *beside)
     if how.narrow != narrow or not ready.again(_own(hooks, asked)):
         return None
     try:
@@ -194,9 +194,9 @@ def _anew(
     variables = [var for _, var in pairs]
     slots = [hooks.slots(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
-    titles = hooks.titles(variables)
+    beside = own, hooks.titles(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
-    asked = Request(rule, how.stages, variables, gradients, own, titles, hooks.selection, copies)
+    asked = Request(rule, how.stages, variables, gradients, *beside)
     if hooks.calls:
         _check(hooks, pairs, how)
     ready = kept.gate.ready(_own(hooks, asked))

@@ -10,7 +10,7 @@ override or call them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
@@ -49,6 +49,13 @@ class Position(Protocol):
 
     def release(self) -> None:
         """Wait no longer: another value was chosen."""
+
+
+class TrackableReference(NamedTuple):
+    """A child and its name."""
+
+    name: str
+    ref: Any
 
 
 class Trackable:
@@ -108,6 +115,11 @@ class Trackable:
         """
         self._maybe_initialize_trackable()
         return dict(self._tracked)
+
+    @property
+    def _checkpoint_dependencies(self) -> list[TrackableReference]:
+        """The children, as pairs of name and object."""
+        return [TrackableReference(*each) for each in self._trackable_children().items()]
 
     def _lookup_dependency(self, name: str) -> Any:
         """The child of this name, or None if there is none (yet)."""
@@ -198,11 +210,11 @@ class TrackableSlots(Trackable):
         raise NotImplementedError
 
     @property
-    def _deferred_slot_restorations(self) -> dict[str, dict[int, list[Position]]]:
-        """What waits for slots: by the slot's name, and by `id` of its variable; a copy."""
-        found: dict[str, dict[int, list[Position]]] = {}
-        for var, name, position in self._waiting.items():
-            found.setdefault(name, {})[id(var)] = [cast(Position, position)]
+    def _deferred_slot_restorations(self) -> dict[str, dict[Any, list[Position]]]:
+        """What waits for slots: by the slot's name, and by its variable's `_var_key`; a copy."""
+        found: dict[str, dict[Any, list[Position]]] = {}
+        for var, name, position in self._waiting.triples():
+            found.setdefault(name, {})[self._slots.key(var)] = [cast(Position, position)]
         return found
 
     def _create_or_restore_slot_variable(

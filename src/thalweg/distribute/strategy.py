@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thalweg.autodiff import Gradient, GradientTape
+from thalweg.core.hyperparameters import is_number
 from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute import tree
 from thalweg.distribute.agreement import Agreement
@@ -24,8 +25,11 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, group
+
+# torch counts milliseconds, of which 0 means for ever, and hangs where they overflow.
+SHORTEST, LONGEST = 0.001, 1_000_000_000
 
 
 class Strategy:
@@ -39,7 +43,8 @@ class Strategy:
     Args:
         group: Optional. A process group of torch.distributed (gloo, NCCL). By default the default
             group; where none is initialised, that of `torchrun` is.
-        timeout: Optional. Seconds that a rank may take to answer; by default the group's own.
+        timeout: Optional. Seconds that a rank may take to answer, from 0.001 to a billion; by
+            default the group's own.
         bucket_size: Bytes of gradients that are sent together.
         reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
             number of ranks that is a power of 2, see `gradients`.
@@ -56,10 +61,10 @@ class Strategy:
         assignments: What ranks compare before they assign to a variable with an aggregation.
 
     Raises:
-        InvalidTypeError: `group` is no process group.
-        InvalidArgumentError: A number is not above 0, `reduction` or `compression` is none of
-            these, an ordered reduction has another number of ranks, or `compression` comes with an
-            ordered reduction or with `shard_slots`.
+        InvalidTypeError: `group` is no process group, or a number is none.
+        InvalidArgumentError: A number is not above 0, `timeout` is no such time, `reduction` or
+            `compression` is none of these, an ordered reduction has another number of ranks, or
+            `compression` comes with an ordered reduction or with `shard_slots`.
 
     Reference: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
@@ -84,8 +89,13 @@ class Strategy:
         shard_slots: bool = False,
     ) -> None:
         for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
-            if number is not None and not number > 0:
-                raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
+            if number is not None:
+                _check_above_0(name, number)
+        if timeout is not None and not SHORTEST <= timeout <= LONGEST:
+            raise InvalidArgumentError(
+                f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not {timeout!r}."
+                " Without it that of the process group counts."
+            )
         if reduction not in ("sum", "ordered"):
             raise InvalidArgumentError(f"reduction must be 'sum' or 'ordered', not {reduction!r}.")
         if compression is not None and compression not in DTYPES:
@@ -274,6 +284,13 @@ class Strategy:
 
 _DEFAULT = Strategy.alone()  # where nobody made one
 _DEFAULT.is_default = True
+
+
+def _check_above_0(name: str, number: object) -> None:
+    if not is_number(number) or isinstance(number, bool):
+        raise InvalidTypeError(f"{name} must be a number, not {number!r}.")
+    if not number > 0:
+        raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
 
 
 def alone() -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from thalweg.engines.check import check_rule
 from thalweg.engines.gate import Gate, check_gradients
 from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.reference import saturated, transform
+from thalweg.engines.reference import resumed, saturated, transform
 from thalweg.engines.selection import Selection, check_name, current, engine
 from thalweg.engines.tensors import Tensors
 
@@ -21,6 +21,7 @@ __all__ = [
     "engine",
     "given_to",
     "prepared",
+    "resumed",
     "saturated",
     "transform",
 ]

@@ -40,6 +40,8 @@ class Request(NamedTuple):
         copies: For each variable a tensor of its shape that is set to it, or None; None stands for
             no copies at all. It is of a 16-bit type, or on another device, where a dense gradient
             may be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone.
+        from_copies: Whether what others wrote to copies of 16 bits counts: where such a copy is not
+            its variable, rounded, the step begins at the copy. Copies on other devices follow only.
     """
 
     rule: Rule
@@ -50,6 +52,7 @@ class Request(NamedTuple):
     titles: Sequence[str]
     selection: Selection
     copies: Copies = None
+    from_copies: bool = False
 
 
 class Columns(NamedTuple):

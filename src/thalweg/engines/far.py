@@ -18,7 +18,7 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Request, Stages
 from thalweg.engines.reference import ReferencePart
-from thalweg.engines.together import Part
+from thalweg.engines.together import Part, share_of
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -128,6 +128,11 @@ class Crossing:
             if index in self.runs and self.runs[index] != self.runs.get(index + 1):
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
+
+    def share(self, asked: Request, own: Sequence[int]) -> Request:
+        """The share of some variables in the step; of copies elsewhere nothing is read."""
+        found = share_of(asked, own)
+        return found._replace(from_copies=False) if own[0] in self._far else found
 
     def around(self, own: Sequence[int], part: Part) -> Part:
         """A part with what crosses for its variables, which are of one run, if anything does."""

@@ -21,8 +21,8 @@ from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
-from thalweg.engines.together import Part, Parts, Together, share_of
-from thalweg.indexed_slices import IndexedSlices, values_of, with_values
+from thalweg.engines.together import Part, Parts, Together
+from thalweg.indexed_slices import IndexedSlices
 
 Home = Literal["cpu", "cuda", "reference"]
 _GROUPS = {"cpu": CpuGroup, "cuda": CudaGroup}
@@ -165,14 +165,16 @@ class Gate:
         for index in members:
             home = homes[index]
             if home == "reference":
-                parts.append(([index], ReferencePart(share_of(asked, [index]))))
+                parts.append(([index], ReferencePart(crossing.share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
             elif home == "cuda":
-                parts.append(([index], RowsPart(share_of(asked, [index]))))
+                parts.append(([index], RowsPart(crossing.share(asked, [index]))))
             else:
-                parts.append(([index], self._sparse_plan(share_of(asked, [index]), number)))
-        plans = [(own, self._dense_plan(share_of(asked, own), key)) for key, own in dense.items()]
+                parts.append(([index], self._sparse_plan(crossing.share(asked, [index]), number)))
+        plans = [
+            (own, self._dense_plan(crossing.share(asked, own), key)) for key, own in dense.items()
+        ]
         return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
 
     def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:
@@ -228,23 +230,28 @@ def _apart(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """The gradients, copied where they lie in memory that the step writes."""
+    """The gradients, copied where they or their indices lie in memory that the step writes."""
     written = [*variables, *(slot for each in slots for slot in each)]
     written += [copy for copy in copies if copy is not None]
     spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS)
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
+
+    def apart(memory: Tensor) -> Tensor:
+        if memory.device.type not in _BY_ADDRESS:
+            return memory
+        start, end = layout.span(memory)
+        # Runs that begin before the memory ends; the farthest end among them decides.
+        before = int(np.searchsorted(starts, end, side="left"))
+        return memory if not before or ends[before - 1] <= start else memory.clone()
+
     result: list[Gradient] = []
     for grad in gradients:
-        memory = values_of(grad)
-        if memory.device.type not in _BY_ADDRESS:
-            result.append(grad)
-            continue
-        start, end = layout.span(memory)
-        # Runs that begin before the gradient ends; the farthest end among them decides.
-        before = int(np.searchsorted(starts, end, side="left"))
-        if not before or ends[before - 1] <= start:
+        if isinstance(grad, IndexedSlices):
+            values, indices = apart(grad.values), apart(grad.indices)
+            if values is not grad.values or indices is not grad.indices:
+                grad = IndexedSlices(values, indices, grad.dense_shape)
             result.append(grad)
         else:
-            result.append(with_values(grad, memory.clone()))
+            result.append(apart(grad))
     return result

@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Call, Columns, Copies, Request, Round, Stages
+from thalweg.engines.engine import Call, Columns, Request, Round, Stages
 from thalweg.engines.likeness import Likeness
 from thalweg.engines.watched import Watched
 from thalweg.formula import Formula
@@ -111,6 +111,7 @@ class DensePlan:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
+        self._from_copies = asked.from_copies
         self.variables = variables = list(asked.variables)
         self.slots = slots = [list(each) for each in asked.slots]
         self.copies = list(asked.copies or [None] * len(variables))
@@ -172,7 +173,7 @@ class DensePlan:
             asked.rule is not self.rule
             or asked.stages != self.stages
             or asked.selection != self._selection
-            or not self._copied_to(asked.copies)
+            or not self._copied_to(asked)
         ):
             return False
         # Else torch looks for an override whenever a `Variable` is asked for something.
@@ -185,16 +186,19 @@ class DensePlan:
             asked.rule is self.rule
             and asked.stages == self.stages
             and asked.selection == self._selection
-            and self._copied_to(asked.copies)
+            and self._copied_to(asked)
             and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
             and self._stands(asked.variables)
             and all(all(map(is_, a, b)) for a, b in zip(asked.slots, self.slots, strict=True))
         )
 
-    def _copied_to(self, copies: Copies) -> bool:
-        """Whether these are the plan's copies; None stands for no copies at all."""
+    def _copied_to(self, asked: Request) -> bool:
+        """Whether the step's copies are the plan's; None stands for no copies at all."""
+        copies = asked.copies
         if copies is None:
             return not self._copied
+        if asked.from_copies != self._from_copies:
+            return False
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _stands(self, variables: Sequence[Tensor]) -> bool:

@@ -264,6 +264,7 @@ class ReferencePart:
         self._rule, self._stages = asked.rule, asked.stages
         self._tensors = [var, *slots]
         self._copy = asked.copies[0] if asked.copies else None
+        self._from_copy = self._copy is not None and asked.from_copies
         self._grad: Gradient | None = grad
         self._dtype = compute_dtype(var.dtype)
         self._flush = asked.selection.denormals == "flush"
@@ -290,6 +291,12 @@ class ReferencePart:
             return layout.packed(grad.values)
         return layout.like(grad, var) if layout.dense(var) else layout.packed(grad)
 
+    @property
+    def _resumed(self) -> Tensor:
+        """What the step begins at."""
+        var = self._tensors[0]
+        return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
+
     def again(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
@@ -299,7 +306,7 @@ class ReferencePart:
     ) -> Sequence[Float64]:
         """See `Ready`."""
         if isinstance(self._gradient, IndexedSlices):
-            grad, var = self._staged(stages, columns), self._tensors[0]
+            grad, var = self._staged(stages, columns), self._resumed
             beside = [grad if each is gradient_squares else var for each in formulas]
             found = [_leaves(each, [one, one], {}) for each, one in zip(formulas, beside)]
             return [combined(each, np.array([len(each)])) for each in found]
@@ -313,7 +320,7 @@ class ReferencePart:
         if isinstance(self._gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
         var, own = self._tensors[0], columns.of(0, self._dtype)
-        tensors = [var, self._staged(stages, columns), *self._tensors[1:]]
+        tensors = [self._resumed, self._staged(stages, columns), *self._tensors[1:]]
         flat = [_flat(tensor, var) for tensor in tensors]
         return [np.stack([_leaves(each, flat, own) for each in formulas], axis=-1)]
 
@@ -350,12 +357,12 @@ class ReferencePart:
     def _whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var, *slots = self._tensors
-        tensors = [_begun(self._rule, var, scalars, self._flush), *slots]
+        tensors = [_begun(self._rule, self._resumed, scalars, self._flush), *slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed(self._rule.update, 1)
         values = {index: results[index].to(self._tensors[index].dtype) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
-        if self._copy is not None:
+        if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(each.detach().copy_, value) for each, value in pairs]
 
@@ -375,7 +382,12 @@ class ReferencePart:
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
         made: list[Call] = []
         for formula, rows, results in _row_results(
-            self._rule, self._tensors, values, grad.indices, scalars, self._flush
+            self._rule,
+            [self._resumed, *self._tensors[1:]],
+            values,
+            grad.indices,
+            scalars,
+            self._flush,
         ):
             index = torch.from_numpy(rows).to(self._tensors[0].device)
             values = [
@@ -384,7 +396,7 @@ class ReferencePart:
             ]
             changed = self._changed(formula, int(formula is not self._rule.update_untouched))
             pairs = [(self._tensors[each], values[each]) for each in changed]
-            if self._copy is not None:
+            if self._copy is not None and (0 in changed or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
             made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
         return made
@@ -489,3 +501,16 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The values in a narrower type, as tensors of their own; what is too large is the largest."""
     largest = torch.finfo(dtype).max
     return values.detach().clamp(-largest, largest).to(dtype)
+
+
+def resumed(var: Tensor, copy: Tensor) -> Tensor:
+    """A variable, or its copy where that is not what a step left: there others wrote to it.
+
+    They are compared by bits, so that -0 is not 0. What rounds to the same cannot be told apart.
+    """
+    own = begun = var.detach()
+    if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed
+        with np.errstate(all="ignore"):
+            begun = torch.from_numpy(np.asarray(_numpy(own) * 1))
+    left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
+    return torch.where(left, own, copy.detach().to(own.dtype))

@@ -20,6 +20,7 @@ class Streams(NamedTuple):
     Attributes:
         names: Storage types of variable, gradient, slots and copy (if any).
         copied: Whether there is a copy.
+        from_copy: Whether what others wrote to it counts.
         compute: The type of the arithmetic.
         gradient: The dtype of gradients.
         sizes: Elements of each variable.
@@ -28,6 +29,7 @@ class Streams(NamedTuple):
 
     names: tuple[str, ...]
     copied: bool
+    from_copy: bool
     compute: Dtype
     gradient: torch.dtype
     sizes: list[int]
@@ -36,7 +38,7 @@ class Streams(NamedTuple):
     @property
     def measured(self) -> tuple[str, ...]:
         """The storage types of what measures may read."""
-        return self.names[: len(self.names) - self.copied]
+        return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 
     @property
     def bytes(self) -> Int64:
@@ -60,6 +62,7 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     return Streams(
         names,
         copies[members[0]] is not None,
+        copies[members[0]] is not None and asked.from_copies,
         layout.compute_dtype(var),
         gradient,
         [own[0].numel() for own in written],

@@ -67,19 +67,37 @@ def add(
     for needed in (*(tensor.op for tensor in inputs), *controls):
         if needed.block is not None and (graph.block is None or not graph.block.sees(needed.block)):
             raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+    stale = {} if graph.unit is None else graph.unit.stale
+    for tensor in inputs if stale else ():
+        if tensor in stale:
+            raise InvalidArgumentError(
+                f"'{tensor.name}' was made before '{stale[tensor]}' wrote to the memory that it"
+                " looks into: make it after that."
+            )
     device = next((tensor.device for tensor in inputs), _CPU)
     with graph.lock:
-        full = graph.unique_name(name, absolute=absolute)
+        full = _full_name(graph, name, absolute)
         op = Operation(graph, full, kind, type or name, inputs, controls, device)
         op.index = len(graph.operations)
         graph.operations[full] = op
-    op.block = graph.block
+    op.block, op.unit = graph.block, graph.unit
     op.function, op.fill, op.picks, op.origin = function, filler(arguments), picks, _origin()
     op.written = () if kind == "pure" else written_by(arguments)
     op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
     if outputs and all(out.flows is not None for out in outputs):
         op.flows = tuple(out.flows or () for out in outputs)
     return op
+
+
+def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
+    """The name of a new operation; that of a scope, "outer/inner/", is the whole name, as there."""
+    exact = name[:-1]
+    if not name.endswith("/"):
+        return graph.unique_name(name, absolute=absolute)
+    if exact in graph.operations:
+        return graph.unique_name(exact, absolute=True)
+    graph.claim_name(exact)
+    return exact
 
 
 def _origin() -> str:

@@ -16,6 +16,8 @@ class GraphKeys:
     METRIC_VARIABLES = "metric_variables"
     TRAINABLE_VARIABLES = "trainable_variables"
     TRAINABLE_RESOURCE_VARIABLES = "trainable_resource_variables"
+    RESOURCES = "resources"
+    LOCAL_RESOURCES = "local_resources"
     MOVING_AVERAGE_VARIABLES = "moving_average_variables"
     WEIGHTS = "weights"
     BIASES = "biases"

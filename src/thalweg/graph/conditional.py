@@ -80,7 +80,7 @@ def case(
     default: Branch | None = None,
     exclusive: bool = False,
     strict: bool = False,
-    name: str = "case",
+    name: str | None = "case",
 ) -> Any:
     """What the function of the first condition that holds returns, or what `default` does.
 
@@ -95,6 +95,7 @@ def case(
         InvalidArgumentError: There are no pairs; or, in graph mode when it runs, no condition holds
             and there is no default, or several hold that are exclusive.
     """
+    name = name or "case"
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
     if not pairs:
         raise InvalidArgumentError("case needs at least one pair of a condition and a function.")

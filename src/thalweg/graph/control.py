@@ -47,7 +47,7 @@ def group(*inputs: Any, name: str | None = None) -> Any:
 
 
 def tuple_(
-    tensors: Sequence[Any], name: str = "tuple", control_inputs: Iterable[Any] = ()
+    tensors: Sequence[Any], name: str | None = "tuple", control_inputs: Iterable[Any] = ()
 ) -> list[Any]:
     """The same tensors, none of which is available before all are; None stays None.
 
@@ -56,6 +56,7 @@ def tuple_(
         name: The name of the scope of the new tensors.
         control_inputs: Operations that come before as well.
     """
+    name = name or "tuple"
     graph = get_default_graph()
     with graph.name_scope(name):
         barrier = group(*tensors, *control_inputs)
@@ -91,8 +92,11 @@ def moving_average_variables(scope: str | None = None) -> list[GraphVariable]:
     return get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, scope)
 
 
-def variables_initializer(var_list: Iterable[GraphVariable], name: str = "init") -> Operation:
+def variables_initializer(
+    var_list: Iterable[GraphVariable], name: str | None = "init"
+) -> Operation:
     """An operation that gives variables their initial values."""
+    name = name or "init"
     return group([variable.initializer for variable in var_list], name=name)
 
 
@@ -110,21 +114,24 @@ def local_variables_initializer() -> Operation:
 
 
 def is_variable_initialized(
-    ref: GraphVariable, name: str = "IsVariableInitialized"
+    ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
     """A bool: whether the session has initialized the variable."""
+    name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
     op = add(ref.graph, name, lambda: torch.tensor(_is_known(ref)), outputs=outputs)
     return op.outputs[0]
 
 
 def report_uninitialized_variables(
-    var_list: Sequence[GraphVariable] | None = None, name: str = "report_uninitialized_variables"
+    var_list: Sequence[GraphVariable] | None = None,
+    name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
     """The names of the variables that the session has not initialized, as an array of strings.
 
     By default of the global and local variables there are so far.
     """
+    name = name or "report_uninitialized_variables"
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
     def names() -> Any:

@@ -12,7 +12,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.variables import GraphVariable, create
+from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
 from thalweg.running import executing_eagerly
 from thalweg.variable import Constraint, as_dtype
 from thalweg.variable import Variable as EagerVariable
@@ -45,22 +45,32 @@ def Variable(
         name: Optional; made unique, below the current name scope.
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
-        shape: For an initializer.
-        use_resource: Ignored: all variables are what TensorFlow calls resource variables. So is
-            `caching_device`.
+        shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
+            that a session may change.
+        use_resource: Whether it is a resource variable of a graph, which is read before the
+            updates of the run that fetches it, and any other after them. By default that is so
+            unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
+        caching_device: Ignored.
         synchronization, aggregation: As in `thalweg.keras.optimizers.Optimizer.add_weight`, for
             `thalweg.v1.Variable`; here they are ignored.
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.
+        InvalidArgumentError: Its shape does not agree with `shape`.
         FailedPreconditionError: The graph is finalized.
     """
     if initial_value is None:
         raise InvalidTypeError("initial_value must be specified.")
     trainable = trainable is not False
     if executing_eagerly():
-        value = functools.partial(initial_value, shape) if shape is not None else initial_value
-        return EagerVariable(value, name, trainable, constraint, dtype)
+        value = initial_value
+        is_initializer = shape is not None and callable(value) and needs_arguments(value)
+        if is_initializer:
+            value = functools.partial(value, shape)
+        made = EagerVariable(value, name, trainable, constraint, dtype)
+        if shape is not None and not is_initializer:
+            declared(shape, made.shape)
+        return made
     return create(
         get_default_graph(),
         initial_value,
@@ -71,6 +81,7 @@ def Variable(
         constraint=constraint,
         shape=shape,
         validate_shape=validate_shape,
+        use_resource=use_resource,
     )
 
 
@@ -108,4 +119,5 @@ def make_variable(
         dtype=dtype,
         deferred=deferred,
         absolute=True,
+        use_resource=getattr(like, "is_resource", None),
     )

@@ -63,9 +63,13 @@ def enable_eager_execution(
 
 
 def begin_graphs() -> None:
-    """`disable_eager_execution`, unless a mode was asked for, or eager mode was relied upon."""
+    """`disable_eager_execution`, unless a mode was asked for, or eager mode was relied upon.
+
+    The program is one of TensorFlow 1, whose variables are no resource variables by default.
+    """
     if not (process.settled or thread.frames or thread.eager_blocks or thread.graphs):
         disable_eager_execution()
+        process.resource_variables = False
 
 
 def graph_variable_of(parameter: Any) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from thalweg.core.outcome import say
+from thalweg.core.section import Call, calls, consume
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Plan, Step
+from thalweg.graph.scopes import Unit
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
 from thalweg.running import SessionVariable
@@ -29,6 +32,10 @@ class Values(Protocol):
     def kept(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
 
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
+        """What gives variables again what they have now, as functions in C."""
+        ...
+
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
         """Run a plan in `frame`; the values of its fetches."""
         ...
@@ -37,7 +44,7 @@ class Values(Protocol):
 class Frame(dict[SymbolicTensor, Any]):
     """What one run has been fed and has computed; variables are read from the session."""
 
-    __slots__ = ("failed", "feeds", "lock", "session")
+    __slots__ = ("failed", "feeds", "lock", "session", "undo")
 
     def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, Any]) -> None:
         super().__init__(feeds)
@@ -45,6 +52,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.feeds = feeds
         self.lock: str | None = None  # how this thread holds the session's; its `Holder`
         self.failed: Step | None = None
+        self.undo: dict[Unit, Iterator[Any]] = {}  # what puts back the units under way, in C
 
     def __missing__(self, tensor: SymbolicTensor) -> Any:
         if isinstance(tensor, GraphVariable):
@@ -64,7 +72,8 @@ class Frame(dict[SymbolicTensor, Any]):
     def run(self, steps: Sequence[Step], results: list[Any], export: Callable[[Any], Any]) -> None:
         """Run steps in order; what is fetched is exported into its places among the results.
 
-        An error gets a note that names the operation, and nothing after it runs.
+        An error gets a note that names the operation, and nothing after it runs. What was written
+        of a unit that is not complete is put back.
         """
         records = None
         step = steps[0]
@@ -80,10 +89,27 @@ class Frame(dict[SymbolicTensor, Any]):
                     self._settle(step, value, results, export)
                 for tensor in step.dropped:
                     self.pop(tensor, None)
-        except Exception as error:
-            self.failed, op = step, step.operation
-            error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
+        except BaseException as error:
+            if self.undo:
+                self._put_back(error)
+            if isinstance(error, Exception):
+                self.failed, op = step, step.operation
+                error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
             raise
+
+    def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
+        """Keep what variables have, until `end_unit`."""
+        self.undo[unit] = calls(self.session.putting_back(variables))
+
+    def end_unit(self, unit: Unit) -> None:
+        """What was written since `begin_unit` stays."""
+        del self.undo[unit]
+
+    def _put_back(self, error: BaseException) -> None:
+        while self.undo:
+            consume(self.undo[next(reversed(self.undo))])
+            self.undo.popitem()
+        say(error, [])
 
     def _settle(
         self, step: Step, value: Any, results: list[Any], export: Callable[[Any], Any]

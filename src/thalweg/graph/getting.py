@@ -15,7 +15,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
 from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
-from thalweg.graph.variables import GraphVariable
+from thalweg.graph.variables import GraphVariable, needs_arguments
 from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
 
 
@@ -51,7 +51,8 @@ def get_variable(
         collections: Optional.
         validate_shape: Optional.
         constraint: Optional.
-        use_resource: Ignored, as is `caching_device`.
+        use_resource: As for `Variable`; by default that of the scope.
+        caching_device: Ignored.
         synchronization, aggregation: As for `Variable`.
         partitioner: None: there are no partitioned variables.
         custom_getter: Optional, in place of that of the scope; see `variable_scope`.
@@ -79,6 +80,7 @@ def get_variable(
         "collections": collections,
         "validate_shape": validate_shape,
         "constraint": scope.constraint if constraint is None else constraint,
+        "use_resource": scope.use_resource if use_resource is None else use_resource,
     }
     custom = scope.custom_getter if custom_getter is None else custom_getter
     if custom is None:
@@ -87,7 +89,7 @@ def get_variable(
         is_value = initializer is not None and not callable(initializer)
         known = getattr(initializer, "dtype", None) if is_value else scope.dtype
         options["dtype"] = to_tensor(initializer).dtype if known is None else known
-    ignored = {"caching_device": None, "partitioner": None, "use_resource": use_resource}
+    ignored = {"caching_device": None, "partitioner": None}
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes(custom, "constraint"):
         del options["constraint"]
@@ -135,7 +137,7 @@ def _get(
     if start is None:
         start = GlorotUniform() if wanted.is_floating_point else Zeros()
     if shape is None and not is_value:
-        if _needs_arguments(start):
+        if needs_arguments(start):
             raise InvalidArgumentError(
                 f"The initializer of '{name}' is not valid: it should be a callable without"
                 " arguments, or there should be a shape."
@@ -152,6 +154,7 @@ def _get(
         shape=shape,
         validate_shape=validate_shape,
         absolute=True,
+        use_resource=use_resource,
     )
     graph.variable_store[name] = variable
     _regularize(graph, variable, regularizer)
@@ -199,15 +202,6 @@ def _reused(
             f"dtype {dtype_name(found.dtype)}."
         )
     return found
-
-
-def _needs_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function cannot be called without arguments, as far as it tells."""
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):
-        return True
-    return False
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

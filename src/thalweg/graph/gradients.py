@@ -21,12 +21,14 @@ from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.running import executing_eagerly
 from thalweg.variable import to_tensor
 
+_AGGREGATIONS = [0, 1, 2]
+
 
 def gradients(
     ys: Any,
     xs: Any,
     grad_ys: Any = None,
-    name: str = "gradients",
+    name: str | None = "gradients",
     colocate_gradients_with_ops: bool = False,
     gate_gradients: bool = False,
     aggregation_method: Any = None,
@@ -40,8 +42,9 @@ def gradients(
         xs: Symbolic tensors, variables, or what stands for them, as torch's parameters do.
         grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
         name: The name of the operation; one computes all of the gradients.
-        colocate_gradients_with_ops: Ignored, as are `gate_gradients` and `aggregation_method`:
-            all gradients are computed before any is used.
+        colocate_gradients_with_ops: Ignored, as is `gate_gradients`: all gradients are computed
+            before any is used.
+        aggregation_method: One of `AggregationMethod`, 0, 1 or 2; they give the same.
         stop_gradients: Optional. Tensors that count as constants, whatever they depend on.
         unconnected_gradients: "none" or "zero": what stands for the gradient of an x of which
             `ys` do not depend.
@@ -53,13 +56,20 @@ def gradients(
 
     Raises:
         InvalidTypeError: Something is not symbolic.
-        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do.
+        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do, or
+            `aggregation_method` is another.
         FailedPreconditionError: Called in eager mode.
     """
+    name = name or "gradients"
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
         raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
+    if aggregation_method is not None and aggregation_method not in _AGGREGATIONS:
+        raise InvalidArgumentError(
+            f"Invalid `aggregation_method` specified {aggregation_method}. Accepted values are"
+            f" {_AGGREGATIONS}."
+        )
     zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
     targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _weights(targets, grad_ys)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from thalweg.graph.in_place import write
 from thalweg.graph.interception import intercepted
 from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
@@ -38,6 +39,10 @@ class Graph(Nodes):
         finally:
             thread.graphs.pop()
 
+    def get_name_scope(self) -> str:
+        """The current name scope, without the "/" at its end."""
+        return self.scope[:-1]
+
     def call(
         self,
         function: Callable[..., Any],
@@ -55,3 +60,9 @@ class Graph(Nodes):
             return function(*own[0], **own[1])
         title = name or cleaned(function.__name__)
         return record(self, function, args, kwargs or {}, title, sparse_flows)
+
+    def write(
+        self, variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Add an operation that writes to a variable in place; see `in_place.write`."""
+        write(variable, name, args, kwargs)

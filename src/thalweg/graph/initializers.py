@@ -70,9 +70,10 @@ def random_normal(
     stddev: float = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "random_normal",
+    name: str | None = "random_normal",
 ) -> Any:
     """Numbers from a normal distribution."""
+    name = name or "random_normal"
     return _random(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
 
 
@@ -82,9 +83,10 @@ def truncated_normal(
     stddev: float = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "truncated_normal",
+    name: str | None = "truncated_normal",
 ) -> Any:
     """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
+    name = name or "truncated_normal"
 
     def draw(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         low, high = mean - 2 * stddev, mean + 2 * stddev
@@ -99,13 +101,14 @@ def random_uniform(
     maxval: float | None = None,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "random_uniform",
+    name: str | None = "random_uniform",
 ) -> Any:
     """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
 
     Raises:
         InvalidArgumentError: An integer dtype without `maxval`.
     """
+    name = name or "random_uniform"
     if as_dtype(dtype).is_floating_point:
         high = 1.0 if maxval is None else maxval
         return _random(lambda t, g: t.uniform_(minval, high, generator=g), shape, dtype, seed, name)

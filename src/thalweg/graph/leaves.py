@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.core.outcome import putting_back
 from thalweg.core.section import Call
 from thalweg.core.state import readable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
@@ -81,6 +82,15 @@ class Leaves:
         """The call, in C alone, that sets all leaves."""
         own = {"_leaves": leaves, "_memory": _addresses(leaves.values())}
         return partial(vars(self).update, own)
+
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
+        """The calls, in C alone, that give variables again what they have now, if anything."""
+        known = [leaf for leaf in map(self._leaves.get, variables) if leaf is not None]
+        with torch.no_grad():
+            values = putting_back(known)
+        if len(known) == len(variables) and all(var.shape is not None for var in variables):
+            return values
+        return [*values, self._set(dict(self._leaves))]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
         """Forget all values; the reason is told to those who look for one."""

@@ -29,6 +29,10 @@ class Names:
             self._uses.setdefault(found.lower(), 1)
         return found
 
+    def claim(self, name: str) -> None:
+        """Let a name count as in use."""
+        self._uses.setdefault(name.lower(), 1)
+
 
 def checked(name: str, scope: str = "") -> str:
     """`name`, if it may name a node inside `scope`.

@@ -15,11 +15,13 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.collections import Collections
 from thalweg.graph.node_def import NodeDef, node_def_of
 from thalweg.graph.operators import Operators
-from thalweg.graph.scopes import Block, Scopes
+from thalweg.graph.scopes import Block, Scopes, Unit
 from thalweg.running import Symbolic, TensorReference, get_default_session
 from thalweg.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg.variable import dtype_name
 
+IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call
+_LISTED = ", ".join(IN_PLACE)
 _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
 
@@ -64,6 +66,7 @@ class Operation:
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
         self.block: Block | None = None  # the branch or loop that it is in
+        self.unit: Unit | None = None  # the update that it is a part of
         self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
         self.origin = ""
 
@@ -163,6 +166,14 @@ class SymbolicTensor(Operators):
     @property
     def device(self) -> torch.device:
         return self.op.device
+
+    def _is_hook(self) -> bool:
+        return self.graph.unit is not None
+
+    def _why_not(self) -> str:
+        if not self._is_hook():
+            return super()._why_not()
+        return f"In a hook these do, on variables and slots outside of branches: {_LISTED}."
 
     def get_shape(self) -> Shape | UnknownShape:
         """The static shape, of sizes that have a `value`; one without `ndims` where not even their
@@ -291,6 +302,12 @@ class Nodes(Scopes, Collections, ABC):
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
         """Add an operation that calls `function`, and return its outputs as the function does."""
+
+    @abstractmethod
+    def write(
+        self, variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Add an operation that calls a method of torch's which writes to a variable in place."""
 
     @property
     def _graph_key(self) -> str:

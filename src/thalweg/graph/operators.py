@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -118,10 +119,14 @@ class Operators(Symbolic):
         """
         if name.startswith("_") or name == "op":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "data" and self._is_hook():
+            return self
         if name in _REFUSED:
             self._lacks(name, "Only a run knows it.")
         if name.endswith("_"):
-            self._lacks(name, f"No node writes in place. {_INSTEAD}")
+            if self._writes(name):
+                return partial(self._write, name)
+            self._lacks(name, f"{self._why_not()} {_INSTEAD}")
         found = getattr(torch.Tensor, name, None)
         if found is None:
             self._lacks(name, "Nor has torch.Tensor.")
@@ -132,6 +137,21 @@ class Operators(Symbolic):
             return self.graph.call(found, (self, *args), kwargs, name)
 
         return method
+
+    def _is_hook(self) -> bool:
+        """Whether a hook of an optimizer is called, which may be written for torch's tensors."""
+        return False
+
+    def _writes(self, name: str) -> bool:
+        """Whether a method of torch's, here and now, becomes a node that writes in place."""
+        return False
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Add that node; the tensor itself."""
+        raise NotImplementedError
+
+    def _why_not(self) -> str:
+        return "No node writes in place."
 
     def _lacks(self, name: str, reason: str) -> NoReturn:
         raise AttributeError(f"Tensor '{self.name}' has no attribute {name!r}. {reason}")
@@ -144,10 +164,29 @@ class Operators(Symbolic):
         title = getattr(function, "__name__", type(function).__name__)
         is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
         if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
-            raise InvalidTypeError(f"{title} writes in place, which no node does. {_INSTEAD}")
+            return _written(title, args, kwargs)
+        if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
+            raise InvalidTypeError(f"{title} with out= writes in place. {_INSTEAD}")
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}  # the result is the same
         name = title.strip("_")
         leaves = leaves_of((args, kwargs))
         graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
+
+
+def _written(title: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
+    target = args[0] if args else None
+    name = title.removeprefix("_foreach")
+    if isinstance(target, Operators) and target._writes(title):
+        return target._write(title, *args[1:], **kwargs)
+    if name != title and isinstance(target, list | tuple):
+        each = [one for one in target if isinstance(one, Operators) and one._writes(name[1:])]
+        if len(each) == len(target):
+            for place, one in enumerate(each):
+                parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
+                one._write(name[1:], *parts[1:], **kwargs)
+            return None
+    why = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
+    raise InvalidTypeError(f"{title} writes in place. {why} {_INSTEAD}")

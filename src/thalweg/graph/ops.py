@@ -21,7 +21,7 @@ from thalweg.indexed_slices import table_of
 from thalweg.running import executing_eagerly, resolve
 from thalweg.scattering import UPDATES, scatter
 from thalweg.static_shape import Shape
-from thalweg.variable import as_dtype, dtype_name, to_tensor
+from thalweg.variable import as_asked, as_dtype, dtype_name
 
 
 def placeholder(
@@ -69,34 +69,57 @@ def placeholder_with_default(
 
 
 def constant(
-    value: Any, dtype: Any = None, shape: Sequence[int] | None = None, name: str = "Const"
+    value: Any,
+    dtype: Any = None,
+    shape: Sequence[int] | None = None,
+    name: str | None = "Const",
+    verify_shape: bool = False,
 ) -> Any:
     """A tensor that always has the same value; in eager mode a torch tensor.
 
     Args:
         value: What `thalweg.variable.to_tensor` takes.
-        dtype: Optional; converts the value.
-        shape: Optional; a single number fills it, other values are laid out in it.
+        dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
+        shape: Optional; a single number fills it, other values are laid out in it. In a graph the
+            last of too few is repeated.
         name: Optional.
+        verify_shape: Whether the value must have the shape itself.
 
     Raises:
-        InvalidTypeError: The value is not numeric.
-        InvalidArgumentError: It does not fit the shape or the dtype.
+        InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
+        InvalidArgumentError: There are too many values for the shape, or one does not fit the
+            dtype.
     """
-    tensor = to_tensor(value, dtype).detach()
+    tensor = as_asked(value, dtype).detach()
     if isinstance(value, torch.Tensor):
         tensor = tensor.clone()
     if shape is not None:
-        is_fitting = tensor.numel() in (1, torch.Size(shape).numel())
-        if not is_fitting:
-            raise InvalidArgumentError(f"{tensor.numel()} values do not fit shape {tuple(shape)}.")
-        tensor = tensor.reshape(() if tensor.numel() == 1 else shape).expand(shape)
+        count, room = tensor.numel(), torch.Size(shape).numel()
+        if verify_shape and tuple(tensor.shape) != tuple(shape):
+            raise InvalidTypeError(
+                f"Expected a value with shape {tuple(shape)}, but got shape {tuple(tensor.shape)}."
+            )
+        if count not in (1, room):
+            tensor = _filled_up(tensor, room, shape)
+        tensor = tensor.reshape(() if count == 1 else shape).expand(shape)
     if executing_eagerly():
         return tensor
     output = Output(tensor.dtype, tuple(tensor.shape), ())
-    op = add(get_default_graph(), name, lambda: tensor, outputs=[output], type="Const")
+    op = add(get_default_graph(), name or "Const", lambda: tensor, outputs=[output], type="Const")
     op.device = tensor.device
     return op.outputs[0]
+
+
+def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
+    """The elements in a row, the last of which is repeated; zeros where there is none."""
+    count = tensor.numel()
+    said = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
+    if executing_eagerly():
+        raise InvalidTypeError(said)
+    if count > room:
+        raise InvalidArgumentError(f"Too many elements provided: {said}")
+    last = tensor.reshape(-1)[-1:] if count else tensor.new_zeros(1)
+    return torch.cat([tensor.reshape(-1), last.expand(room - count)])
 
 
 def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
@@ -225,14 +248,14 @@ def created(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name:
     return add(get_default_graph(), name, make, (sizes,), outputs=outputs).outputs[0]
 
 
-def zeros(shape: Any, dtype: Any = torch.float32, name: str = "zeros") -> Any:
+def zeros(shape: Any, dtype: Any = torch.float32, name: str | None = "zeros") -> Any:
     """A tensor of zeros."""
-    return created(lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name)
+    return created(lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros")
 
 
-def ones(shape: Any, dtype: Any = torch.float32, name: str = "ones") -> Any:
+def ones(shape: Any, dtype: Any = torch.float32, name: str | None = "ones") -> Any:
     """A tensor of ones."""
-    return created(lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name)
+    return created(lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones")
 
 
 def _scattering(update: str) -> Callable[..., Any]:

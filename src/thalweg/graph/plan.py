@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from functools import partial
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 from thalweg.graph.gradients import Backward, differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
 from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
+from thalweg.graph.scopes import Unit
 from thalweg.graph.variables import GraphVariable
 from thalweg.running import thread
 
@@ -116,7 +117,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     """Plan the run of `fetches` when `fed` are fed.
 
     All that only reads comes before all that updates, unless data or control dependencies say
-    otherwise; apart from that operations keep the order of their creation.
+    otherwise, or it is the fetch of a variable that is no resource variable, which comes last;
+    apart from that operations keep the order of their creation.
 
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
@@ -125,10 +127,11 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
     before = [
-        *(_read(variable) for variable in dict.fromkeys(reads)),
+        *(_read(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
         *(_watch(x) for x in watched if _needs_watching(x, fed)),
     ]
-    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before)
+    after = [_read(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
+    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before, after)
 
 
 @dataclass
@@ -150,20 +153,73 @@ def _planned(
     given: Iterable[SymbolicTensor],
     derivatives: _Derivatives,
     before: Sequence[Step] = (),
+    after: Sequence[Step] = (),
 ) -> Plan:
     """The plan of a run, or of one of its subgraphs, to which `given` are given."""
     operations = _ordered(_needed(fetches, fed), fed)
     steps = [
         *before,
         *(_step(op, derivatives, fed) for op in operations if op.function is not None),
+        *after,
     ]
     _place_results(steps, fetches, fed, derivatives.watched)
     for step in steps:
         runs_others = bool(step.operation.subgraphs)  # which see to it themselves
         step.grad = bool(derivatives.operations) and (step.lock == SHARED or runs_others)
+    last = max((place for place, step in enumerate(steps) if step.differentiates), default=-1)
+    for step in steps[last + 1 :]:  # a unit reads all variables of an optimizer
+        step.grad = step.grad and (step.operation.unit is None or step.operation.block is not None)
+    steps = _as_units(steps, fed)
     known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
     watched = tuple(x for x in given if x in derivatives.watched)
     return Plan(_segments(steps), known, watched, len(fetches), _overwrites(steps, fed))
+
+
+def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
+    """The steps, and around the updates of each unit what puts them back if one fails.
+
+    From the first that reads for it on, a unit runs under one lock.
+    """
+    members: dict[Unit, list[int]] = {}
+    for place, step in enumerate(steps):
+        unit = step.operation.unit
+        if (
+            unit is not None and unit.block is step.operation.block
+        ):  # or what runs that block has it
+            members.setdefault(unit, []).append(place)
+    before: dict[int, list[Step]] = {}
+    after: dict[int, list[Step]] = {}
+    for unit, places in members.items():
+        updates = [place for place in places if steps[place].lock != SHARED]
+        if not updates:
+            continue
+        first, last = updates[0], updates[-1]
+        for step in steps[places[0] : last + 1]:
+            step.lock = step.lock and EXCLUSIVE
+        inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
+        written = tuple(dict.fromkeys(x for op in inside for x in op.written))
+        begin = partial(_begin, unit=unit, written=written)
+        if places[0] < first:  # what fails here has written nothing yet, and says so
+            start = partial(_begin, unit=unit, written=())
+            before.setdefault(places[0], []).append(_around(steps[places[0]], start))
+        before.setdefault(first, []).append(_around(steps[first], begin))
+        after.setdefault(last, []).append(_around(steps[last], partial(_end, unit=unit)))
+    found: list[Step] = []
+    for place, step in enumerate(steps):
+        found += [*before.get(place, ()), step, *after.get(place, ())]
+    return found
+
+
+def _around(step: Step, function: Callable[[Any], None]) -> Step:
+    return Step(step.operation, function, lambda frame: (frame,), EXCLUSIVE)
+
+
+def _begin(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
+    frame.begin_unit(unit, written)
+
+
+def _end(frame: Any, unit: Unit) -> None:
+    frame.end_unit(unit)
 
 
 def _overwrites(steps: Iterable[Step], fed: Fed) -> bool:
@@ -253,7 +309,7 @@ def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
         later = backward[backward.index(op) + 1 :]
         is_nested = any(op in _needed([other], fed, inside=True) for other in later)
         is_repeated = op.block is not None  # or may be
-        function = functools.partial(
+        function = partial(
             function, retain_graph=bool(later) or is_repeated, create_graph=is_nested
         )
     if op.subgraphs and function is not None:
@@ -262,7 +318,7 @@ def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
             for each in op.subgraphs
         ]
         differentiates = any(part.plan.differentiates for part in parts)
-        function = functools.partial(function, *parts)
+        function = partial(function, *parts)
     step = Step(op, function, op.fill, lock, differentiates, op.picks is None)  # pyright: ignore
     picks = range(len(op.outputs)) if op.picks is None else op.picks
     step.results = [Result(x, i) for x, i in zip(op.outputs, picks, strict=True) if x not in fed]
@@ -270,7 +326,7 @@ def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
 
 
 def _read(variable: GraphVariable) -> Step:
-    """Fetch a variable, before anything can change it."""
+    """Fetch a variable."""
     return _pseudo_step(variable, lambda leaf: leaf, kept=False)
 
 
@@ -303,7 +359,8 @@ def _place_results(
     made: dict[SymbolicTensor, Result] = {}
     for index, step in enumerate(steps):
         for result in step.results:
-            made.setdefault(result.tensor, result)
+            if not (result.kept and result.tensor in made):  # a variable may be watched, too
+                made[result.tensor] = result
             last = last_use.get(result.tensor)
             if last is None or isinstance(result.tensor, GraphVariable):
                 continue

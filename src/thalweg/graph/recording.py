@@ -18,6 +18,14 @@ from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import variable_of
 from thalweg.variable import to_tensor
 
+# What torch returns of a tensor without a copy, or may.
+_VIEWS = {"T", "H", "mT", "mH", "alias", "as_strided", "contiguous", "detach", "diagonal", "item"}
+_VIEWS |= {"expand", "expand_as", "flatten", "ravel", "reshape", "reshape_as", "view", "view_as"}
+_VIEWS |= {"moveaxis", "movedim", "permute", "swapaxes", "swapdims", "t", "transpose", "narrow"}
+_VIEWS |= {"chunk", "select", "split", "strided_slice", "tensor_split", "unbind", "unfold"}
+_VIEWS |= {"squeeze", "unsqueeze", "unflatten", "real", "imag"}
+_VIEWS |= {"double", "float", "half", "bfloat16", "to", "type", "type_as"}
+
 
 def record(
     graph: Nodes,
@@ -45,7 +53,7 @@ def record(
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(whole, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    known = inferred(call, mapped(_bare, arguments), name)
+    known = inferred(call, mapped(bare, arguments), name)
     outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
     if not outputs:
         return known
@@ -53,6 +61,8 @@ def record(
     picks = tuple(i for i, leaf in enumerate(leaves_of(known)) if isinstance(leaf, Output))
     op = add(graph, name, call, arguments, outputs=outputs, picks=None if is_single else picks)
     op.sparse_flows, op.stateful = sparse_flows | looked_up, stateful
+    if graph.unit is not None and not _VIEWS.isdisjoint((name, getattr(function, "__name__", ""))):
+        graph.unit.looked(leaves_of(arguments), op.outputs)
     tensors = iter(op.outputs)
     return packed(
         known, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(known))
@@ -84,7 +94,8 @@ def _prepared(graph: Nodes, leaf: Any) -> Any:
     return graph.symbol_of(leaf)
 
 
-def _bare(leaf: Any) -> Any:
+def bare(leaf: Any) -> Any:
+    """The symbol, as shapes are found by it."""
     return leaf.symbol if isinstance(leaf, Dense) else leaf
 
 

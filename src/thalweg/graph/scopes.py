@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from thalweg.graph.names import Names, checked
@@ -18,6 +18,7 @@ class _Place(threading.local):
         self.scope = ""  # ends with "/", unless it is empty
         self.control: tuple[Any, ...] = ()  # operations
         self.block: Block | None = None
+        self.unit: Unit | None = None
 
 
 class Block:
@@ -36,6 +37,33 @@ class Block:
         while block is not None and block is not other:
             block = block.outer
         return block is other
+
+
+class Unit:
+    """Operations that are one update: where one of them fails, a run puts back what they wrote.
+
+    Attributes:
+        block: The block in which it begins; None outside of all.
+        last: The last operation of it that writes in place; what is made later waits for it.
+        stale: Views of variables that were written in place since; the function that did.
+    """
+
+    def __init__(self, block: Block | None) -> None:
+        self.block = block
+        self.last: tuple[Any, ...] = ()
+        self.stale: dict[Any, str] = {}
+        self._views: dict[Any, Any] = {}  # the variables whose memory they look into
+
+    def looked(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+        """Note that outputs may be views of the first of these inputs."""
+        first = next(iter(inputs), None)
+        base = self._views.get(first, first)
+        self._views |= dict.fromkeys(outputs, base)
+
+    def wrote(self, variable: Any, op: Any) -> None:
+        """Note that an operation writes to a variable in place."""
+        self.last = (op,)
+        self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
 
 
 class Scopes:
@@ -59,12 +87,18 @@ class Scopes:
     @property
     def control(self) -> tuple[Any, ...]:
         """The operations that those made now wait for."""
-        return self._place.control
+        unit = self._place.unit
+        return self._place.control if unit is None else (*self._place.control, *unit.last)
 
     @property
     def block(self) -> Block | None:
         """The block that operations made now are in; None outside of all."""
         return self._place.block
+
+    @property
+    def unit(self) -> Unit | None:
+        """The unit that operations made now are of; None outside of all."""
+        return self._place.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
         """The name that an operation called `name` would get now.
@@ -79,6 +113,11 @@ class Scopes:
         scope = "" if absolute else self.scope
         with self.lock:
             return self._names.unique(scope + checked(name, scope), mark_as_used)
+
+    def claim_name(self, name: str) -> None:
+        """Let a whole name count as given away."""
+        with self.lock:
+            self._names.claim(checked(name))
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -116,6 +155,22 @@ class Scopes:
         with where:
             yield
 
+    @contextlib.contextmanager
+    def as_one(self, is_one: bool = True) -> Iterator[None]:
+        """Let operations made in the `with` block be one update, or part of that around it, which
+        in a branch or loop is one for itself.
+
+        Args:
+            is_one: Whether they are; False leads out of all units.
+        """
+        before = self._place.unit
+        joins = before is not None and before.block is self.block
+        self._place.unit = (before if joins else Unit(self.block)) if is_one else None
+        try:
+            yield
+        finally:
+            self._place.unit = before
+
     def inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
         """Let operations made in the `with` block be those of `block`.
 
@@ -125,7 +180,7 @@ class Scopes:
 
     @contextlib.contextmanager
     def _at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
-        before = self._place.block, self._place.control
+        before = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:
             yield

@@ -37,8 +37,8 @@ class Session:
 
     In one run everything that reads variables comes before everything that updates them, unless
     control dependencies or data order them: a variable fetched beside a training operation has
-    the value from before the step. Several threads may call `run` at once: what only computes
-    runs at the same time, and updates run alone.
+    the value from before the step, or, if it is no resource variable, from after it. Several
+    threads may call `run` at once: what only computes runs at the same time, and updates run alone.
 
     Attributes:
         graph: The graph.
@@ -197,6 +197,10 @@ class Session:
         except FailedPreconditionError:
             self._check_open()  # another thread may have closed it during the run
             raise
+
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
+        """What gives variables again what they have now, as functions in C."""
+        return self._leaves.putting_back(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Whether the variable has a value here."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidTypeError
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
@@ -44,6 +44,7 @@ class VariableScope:
         constraint: The default constraint.
         custom_getter: What `get_variable` calls, with what makes or finds the variable; or None.
         dtype: The default dtype.
+        use_resource: The default `use_resource`, or None.
         original_name_scope: The name scope that was opened with it first; ends with "/".
     """
 
@@ -54,6 +55,7 @@ class VariableScope:
     constraint: Constraint | None = None
     custom_getter: Getter | None = None
     dtype: Any = torch.float32
+    use_resource: bool | None = None
     original_name_scope: str = ""
 
     def reuse_variables(self) -> None:
@@ -131,9 +133,9 @@ def variable_scope(
         name_or_scope: A name below the current scope, a scope to enter again, or None.
         default_name: Stands in for None, made unique among the scopes opened inside this one.
         values: Ignored.
-        initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype` and
-            `constraint`.
-        caching_device: Ignored, as is `use_resource`; see `Variable`.
+        initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
+            `use_resource` and `constraint`.
+        caching_device: Ignored.
         partitioner: None: there are no partitioned variables.
         custom_getter: Optional. What `get_variable` calls as `custom_getter(getter, name, ...)`,
             where `getter(name, ...)` does what it would do otherwise; around that of the scope
@@ -155,7 +157,7 @@ def variable_scope(
     place = _current.place(graph)
     outer = place.scope
     if name_or_scope is None and default_name is None:
-        raise InvalidArgumentError("If default_name is None then name_or_scope is required")
+        raise InvalidTypeError("If default_name is None then name_or_scope is required")
     is_again = isinstance(name_or_scope, VariableScope)
     if is_again:
         scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
@@ -164,7 +166,7 @@ def variable_scope(
         scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
     scope.reuse = reuse or scope.reuse
     given = {"initializer": initializer, "regularizer": regularizer}
-    given |= {"dtype": dtype, "constraint": constraint}
+    given |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
     scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
     scope.custom_getter = _around(custom_getter, scope.custom_getter)
     place.opened[scope.name] = place.opened.get(scope.name, 0) + 1

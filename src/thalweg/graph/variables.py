@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,13 +14,15 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeErr
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, Target, whole
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor, session_for
+from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.running import SymbolicVariable, current_session, is_symbolic, resolve
+from thalweg.running import SymbolicVariable, current_session, is_symbolic, process, resolve
 from thalweg.scattering import scatter
+from thalweg.static_shape import Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
+    as_asked,
     as_dtype,
     dtype_name,
     name_of,
@@ -40,12 +43,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
+        is_resource: Whether it is what TensorFlow calls a resource variable: fetched beside an
+            update it has the value from before that; any other has the one after it.
     """
 
     trainable: bool
     constraint: Constraint | None
     initial_value: SymbolicTensor
     initializer: Operation
+    is_resource: bool
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -83,24 +89,29 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ.
         """
-        return self._update(functools.partial(_assign, self), value, name or "Assign", Target(self))
+        return self._update(functools.partial(_assign, self), value, name, "Assign", Target(self))
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that adds to all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_add, delta, name or "AssignAdd")
+        return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> SymbolicTensor:
         """An operation that subtracts from all elements; otherwise like `assign`."""
-        return self._update(EagerVariable.assign_sub, delta, name or "AssignSub")
+        return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
     def handle(self) -> GraphVariable:
         """The variable itself, for functions that take a handle."""
         return self
+
+    @property
+    def create(self) -> Operation:
+        """The initializer, as resources have it."""
+        return self.initializer
 
     def _ref(self) -> GraphVariable:
         return self
@@ -143,14 +154,17 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self,
         method: Callable[..., Any],
         value: Any,
-        name: str,
+        name: str | None,
+        kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
         arguments = (target or Reference(self), whole(self._operand(value)))
-        op = add(self.graph, name, method, arguments, outputs=[output], kind="update")
+        op = add(
+            self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
+        )
         return op.outputs[0]
 
     def _operand(self, value: Any) -> Any:
@@ -170,6 +184,25 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             raise InvalidArgumentError(f"{what}{shapes}.")
         return value
 
+    def _writes(self, name: str) -> bool:
+        unit = self.graph.unit
+        return unit is not None and name in IN_PLACE and self.graph.block is unit.block
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> GraphVariable:
+        self.graph.write(self, name, args, kwargs)
+        return self
+
+    def _augment(self, other: Any) -> Any:
+        # In torch it is an update, in TensorFlow 1 another tensor.
+        if not self._is_hook():
+            return NotImplemented
+        raise InvalidTypeError(
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _augment
+    __iand__ = __ior__ = __ixor__ = __imatmul__ = _augment
+
     def beside(
         self,
         initial: Callable[[], torch.Tensor],
@@ -178,7 +211,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create(self.graph, initial, name, trainable=False, deferred=deferred, absolute=True)
+        return create(
+            self.graph,
+            initial,
+            name,
+            trainable=False,
+            deferred=deferred,
+            absolute=True,
+            use_resource=self.is_resource,
+        )
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
         """An operation that adds 1; its value is the one before.
@@ -202,9 +243,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
 
 def _assign(variable: GraphVariable, leaf: Any, value: Any) -> Any:
-    if leaf is not None and variable.shape is not None:
+    if leaf is not None and variable.shape is not None and None not in variable.shape:
         return leaf.assign(value)
-    _initialize(variable, value)  # one without a static shape takes any
+    _initialize(variable, value)  # one without a static shape takes any that fits
     return resolve(variable)
 
 
@@ -306,18 +347,20 @@ def create(
     validate_shape: bool = True,
     deferred: Output | None = None,
     absolute: bool = False,
+    use_resource: bool | None = None,
 ) -> GraphVariable:
     """What `Variable` and `make_variable` have in common.
 
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    with graph.as_default(), graph.control_dependencies(None):
+    with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
-            given = () if shape is None else (shape, wanted)
+            is_initializer = shape is not None and needs_arguments(initial_value)
             with graph.name_scope(f"{full}/Initializer/"):
-                initial_value = initial_value(*given)
+                initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
+            shape = None if is_initializer else shape
         if deferred is None and not isinstance(initial_value, SymbolicTensor):
             initial_value = _constant(initial_value, wanted)
         elif deferred is None and wanted not in (None, initial_value.dtype):
@@ -330,13 +373,43 @@ def create(
         start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
         begin_with(variable, start)
     op.device = start.device
-    variable.dtype, variable.shape = start.dtype, start.shape if validate_shape else None
+    static = start.shape if shape is None else declared(shape, start.shape)
+    variable.dtype, variable.shape = start.dtype, static if validate_shape else None
     variable.trainable, variable.constraint = bool(trainable), constraint
+    chosen = process.resource_variables if use_resource is None else use_resource
+    variable.is_resource = bool(chosen)
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
     graph.add_to_collections(keys, variable)
     return variable
+
+
+def declared(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
+    """The shape that a variable is to have; None if not even the number of sizes is given.
+
+    Raises:
+        InvalidArgumentError: What is known of its value has another.
+    """
+    wanted = Shape(shape)
+    if isinstance(wanted, UnknownShape):
+        return None
+    if known is not None and not wanted.accepts(known):
+        raise InvalidArgumentError(
+            f"In this `tf.Variable` creation, the initial value's shape ({tuple(known)}) is not"
+            " compatible with the explicitly supplied `shape` argument"
+            f" ({wanted.as_list()})."
+        )
+    return wanted
+
+
+def needs_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function cannot be called without arguments, as far as it tells."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
@@ -349,7 +422,7 @@ def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
 
 
 def _constant(value: Any, dtype: Any) -> torch.Tensor:
-    tensor = to_tensor(value, dtype).detach()
+    tensor = as_asked(value, dtype).detach()
     is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     return tensor.clone() if is_shared else tensor
 

@@ -129,7 +129,7 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
         with of_key("larc_params"):
             Larc.of(params["larc_params"])
     with of_key("max_grad_norm"):
-        PostProcessing.of(None, params["max_grad_norm"], params["larc_params"])
+        PostProcessing.of(None, params["max_grad_norm"], params["larc_params"], as_shipped)
     scaling = params["loss_scaling"]
     if isinstance(scaling, str):
         with of_key("loss_scaling"), eagerly():

@@ -18,6 +18,7 @@ from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, 
 from thalweg.openseq2seq.keys import training_params
 from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
 from thalweg.openseq2seq.micro_batches import MicroBatches, MicroBatchStep
+from thalweg.openseq2seq.optimizers.lr_policies import inv_poly_decay
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.openseq2seq.penalties import Regularizer, made_regularizer, with_penalties
 
@@ -200,6 +201,8 @@ def from_config(
     )
     policy = params["lr_policy"]
     completed = policy_params(policy, params["lr_policy_params"], length)
+    if as_shipped and policy is inv_poly_decay:
+        completed.setdefault("as_shipped", True)
     check_policy(policy, completed, length.last_step)
     with of_key("regularizer_params"):
         regularizer = made_regularizer(params["regularizer"], params["regularizer_params"])

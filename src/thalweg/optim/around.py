@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +13,11 @@ from torch import Tensor
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
 from thalweg.core.vectors import functions_of
-from thalweg.engines.layout import check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
 from thalweg.optim.narrow import MASTER, Kinds
-from thalweg.optim.sharded import local, whole
-from thalweg.variable import REDUCED, name_of
+from thalweg.variable import REDUCED
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 
@@ -49,13 +47,15 @@ class Around:
 
     Attributes:
         clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-        clip_grad_value: Elements of gradients are clipped to [-value, value].
+        clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows of
+            sparse gradients are added up before.
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
             parameters on a GPU are counted there then.
         ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
             1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
         masters: Whether parameters of 16 bits have a master in float32 in their state, as
-            `master`, which steps update, and which they follow.
+            `master`, which steps update, and which they follow. What others write to a parameter
+            counts, by `.data`, too; a write that rounds to the same value cannot be seen.
         state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
             parameter's, or that of its master.
         accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
@@ -67,7 +67,7 @@ class Around:
             and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
         state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
             gradients go there, values come back. None keeps it with the parameters. Not with
-            `in_backward`.
+            `in_backward`. What others write in place by `.data` is not seen then.
     """
 
     clip_grad_norm: float | None = None
@@ -166,10 +166,26 @@ class Around:
         """A rule with all that is done beside it."""
         return rule if self.ema_decay is None else averaged(rule)
 
+    @property
+    def on(self) -> dict[str, Any]:
+        """What differs from a constructor that was given nothing."""
+        own = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in own.items() if value != default}
+
     def named(self) -> str:
         """What is on, for messages."""
-        on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        return ", ".join(on)
+        return ", ".join(self.on)
+
+    def others(self, group: Mapping[str, Any]) -> list[str]:
+        """Options in a group that are not as here, where they are for all groups together."""
+        return [n for n in KEYWORDS if n in group and not _equal(group[n], getattr(self, n))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
+        return False
 
 
 KEYWORDS = tuple(each.name for each in fields(Around))
@@ -200,7 +216,12 @@ def torch_factor(norm: Any, limit: Any) -> Any:
 
 
 def processing(
-    around: Around, unscaling: float | Tensor | None, count: int, seen: Seen, is_torchs: bool
+    around: Around,
+    unscaling: float | Tensor | None,
+    count: int,
+    seen: Seen,
+    is_torchs: bool,
+    scale: Any = None,
 ) -> Processing:
     """What happens to the gradients of a step.
 
@@ -210,6 +231,7 @@ def processing(
         count: How many gradients there are.
         seen: Is told of them where they are measured.
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
+        scale: What clips them by a common norm, where that is known; see `CommonNorm`.
     """
     if not around.clips and unscaling is None:
         return _NARROW if around.masters else NOTHING
@@ -223,44 +245,9 @@ def processing(
         unscaling=each,
         clipvalue=around.clip_grad_value,
         global_clipnorm=around.clip_grad_norm,
-        overflow=not is_torchs,
+        overflow=False,  # not even with TensorFlow's numbers: the option is ours
         factor=torch_factor if is_torchs else None,
-        watch=seen if by_norm else None,
+        clip_scale=scale,
+        watch=seen if by_norm and scale is None else None,
         narrow=around.masters,
     )
-
-
-def together(
-    around: Around, unscaling: float | Tensor | None, shares: Iterable[Any], seen: Seen
-) -> tuple[Around, float | Tensor]:
-    """What is on, and what gradients are multiplied by, where several rules share a norm.
-
-    Each is a sweep of its own, so that the norm is taken before.
-
-    Args:
-        around, unscaling, seen: As in `processing`.
-        shares: What each rule updates, with its `pairs` of gradients and parameters.
-    """
-    if around.clip_grad_value is not None:
-        raise NotImplementedError(
-            "clip_grad_norm beside clip_grad_value needs groups that one rule updates; these have"
-            " options that choose several, such as momentum."
-        )
-    factor = 1.0 if unscaling is None else unscaling
-    pairs = [pair for share in shares for pair in share.pairs]
-    gradients = [grad for grad, _ in pairs]
-    for grad, param in pairs:
-        check_parts(local(grad), f"The gradient of '{name_of(param)}'")
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    found = [whole(torch.linalg.vector_norm(each)) for each in values]
-    if isinstance(unscaling, Tensor):
-        norm = torch.linalg.vector_norm(torch.stack(found).double()).mul(unscaling).float()
-        clip = torch_factor(norm, torch.full_like(norm, around.clip_grad_norm or 0.0))
-        seen.grad_norm, seen.clip_factor = norm, clip
-        return replace(around, clip_grad_norm=None), unscaling * clip
-    roots = torch.tensor([each.item() for each in found])
-    norm = np.float32(torch.linalg.vector_norm(roots.double()).item() * factor)
-    with np.errstate(all="ignore"):
-        clip = torch_factor(norm, np.float32(around.clip_grad_norm))
-    seen.grad_norm, seen.clip_factor = float(norm), float(clip)
-    return replace(around, clip_grad_norm=None), factor * float(clip)

@@ -63,6 +63,7 @@ class SGD(DropIn, torch.optim.SGD):
 
     _torch = torch.optim.SGD
     _counts = False
+    _optional = ("momentum_buffer",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -98,6 +99,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     """
 
     _torch = torch.optim.Adagrad
+    _unread = ("initial_accumulator_value",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -154,6 +156,7 @@ class NAdam(DropIn, torch.optim.NAdam):
     """
 
     _torch = torch.optim.NAdam
+    _single = ("step", "mu_product")
     _sparse = "NAdam does not support sparse gradients"
 
     @staticmethod
@@ -188,6 +191,8 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
     _torch = torch.optim.SparseAdam
     _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
     _plain = True
+    _single = ()
+    _unread = ("maximize",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -205,6 +210,7 @@ class ASGD(DropIn, torch.optim.ASGD):
     _torch = torch.optim.ASGD
     _sparse = "ASGD does not support sparse gradients"
     _as_tensors = ("eta", "mu")
+    _single = ("step", "eta", "mu")
 
     @staticmethod
     def _rule(group: Group) -> Rule:

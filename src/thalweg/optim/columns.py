@@ -1,20 +1,23 @@
 """Numbers that an optimizer keeps for each parameter, such as that of its steps.
 
 Torch keeps each in a tensor of shape () of its own. Here these are views of one tensor, so that all
-are read and written at once, and one version tells whether anybody else wrote to one.
+are read and written at once, and one version tells whether anybody else wrote to one. Tensors that
+others put into the state, or that processes share, stay where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call
+from thalweg.core.section import Call, run
 
 CPU = torch.device("cpu")
 STEP = "step"
@@ -46,7 +49,9 @@ class Column:
         self._views = views
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = [block.untyped_storage()]
         first, size = block.data_ptr(), block.element_size()
+        self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
         self._places = (
             None if places == list(range(len(block))) else torch.tensor(places).to(block.device)
@@ -60,7 +65,7 @@ class Column:
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._views)) == self._pointers
+        return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
@@ -98,6 +103,54 @@ class Column:
             self._version += 1  # last: what is interrupted before is read again
 
 
+class ForeignColumn:
+    """The same where others have put the tensors into the state: each is read in every step.
+
+    Args:
+        name: Their key.
+        views: The state's tensors, of one element each.
+    """
+
+    def __init__(self, name: str, views: Sequence[Tensor]) -> None:
+        self.name = name
+        self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
+        self._views = [view.detach().reshape(()) for view in views]
+        self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = list(map(Tensor.untyped_storage, views))
+        self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
+        self._own = views
+        self._scalar = _plainly if name == STEP else _SCALARS.get(self.dtype, float)
+        self.read()
+
+    def stands(self) -> bool:
+        """Whether the tensors lie where they lay."""
+        return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
+
+    def read(self) -> None:
+        """Look at the numbers."""
+        devices = {view.device for view in self._views}
+        if len(devices) > 1 or any(view.dtype != self.dtype for view in self._views):
+            found = list(map(Tensor.item, self._views))
+        else:
+            found = torch.stack(self._views).tolist()
+        self.values = list(map(self._scalar, found))
+        self.common = self.values[0] if len({*found}) == 1 else None
+
+    def writing(self, values: Sequence[Any]) -> list[Call]:
+        """What writes a number for each parameter, or one for all, as functions in C."""
+        made = [*values] * len(self._views) if len(values) == 1 else values
+        if self.name == STEP:  # as torch counts, which others may do meanwhile
+            further = map(operator.sub, made, self.values)
+            # Torch adds no float to an integer.
+            kinds = [float if view.is_floating_point() else int for view in self._views]
+            each = zip(self._views, kinds, further, strict=True)
+            return [partial(view.add_, kind(by)) for view, kind, by in each]
+        return [partial(view.fill_, value) for view, value in zip(self._views, made, strict=True)]
+
+    def wrote(self, values: Sequence[Any]) -> None:
+        """Those were written."""
+
+
 class DeviceColumn:
     """The same on a device, which alone knows the numbers; the host never waits to read one.
 
@@ -133,6 +186,30 @@ class DeviceColumn:
         return partial(self.common.copy_, made)
 
 
+class ForeignThere(DeviceColumn):
+    """The same where others have put the tensors into the state."""
+
+    def __init__(self, name: str, views: Sequence[Tensor]) -> None:
+        own = [view.detach().reshape(()) for view in views]
+        dtype = reduce(torch.promote_types, [view.dtype for view in own])
+        super().__init__(name, views, torch.stack([view.to(dtype) for view in own]))
+        self._own = own
+
+    def read(self) -> None:
+        """Look at the numbers, on the device."""
+        self.common = torch.stack([view.to(self.dtype) for view in self._own])
+
+    def counting(self, taken: Tensor | None) -> Call:
+        add: Any = torch._foreach_add_  # pyright: ignore
+        return partial(add, self._own, 1 if taken is None else taken.to(self.dtype))
+
+    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
+        made = values.to(self.dtype)
+        made = made if taken is None else torch.where(taken, made, self.common)
+        copy: Any = torch._foreach_copy_  # pyright: ignore
+        return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))
+
+
 class PlainColumn:
     """The same for an optimizer that keeps Python's numbers in its state.
 
@@ -146,7 +223,7 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._know(values)
+        self._know([each.item() if isinstance(each, Tensor) else each for each in values])
 
     def stands(self) -> bool:
         """Whether there is nothing that could have moved."""
@@ -154,7 +231,8 @@ class PlainColumn:
 
     def read(self) -> None:
         """Look at the numbers."""
-        self._know([own.get(self.name, 0) for own in self._owners])
+        found = [own.get(self.name, 0) for own in self._owners]
+        self._know([each.item() if isinstance(each, Tensor) else each for each in found])
 
     def _know(self, values: Sequence[Any]) -> None:
         self.values = values = [*values]
@@ -163,8 +241,84 @@ class PlainColumn:
     def writing(self, values: Sequence[Any]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
         made = [*values] * len(self._owners) if len(values) == 1 else values
-        setters = [own.__setitem__ for own in self._owners]
-        return [partial(each, self.name, value) for each, value in zip(setters, made, strict=True)]
+        return [
+            partial(kept.fill_, value)
+            if isinstance(kept := own.get(self.name), Tensor)
+            else partial(own.__setitem__, self.name, value)
+            for own, value in zip(self._owners, made, strict=True)
+        ]
 
     def wrote(self, values: Sequence[Any]) -> None:
         """Those were written."""
+
+
+class Blocks:
+    """The blocks that an optimizer made, whose numbers it may bring to others; no others."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ref[Tensor]] = {}
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """The numbers of a new block, as tensors of a state."""
+        self._known = {key: each for key, each in self._known.items() if each() is not None}
+        self._known[id(block)] = ref(block)
+        return [block[index] for index in range(len(block))]
+
+    def have(self, number: Tensor) -> bool:
+        """Whether a number lies in one of them."""
+        return self._block_of(number) is not None
+
+    def of(self, numbers: Sequence[Any], device: torch.device) -> Tensor | None:
+        """The block of a device in which all numbers lie, if there is one."""
+        blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
+        first = blocks[0] if blocks else None
+        is_one = first is not None and first.device == device and all(b is first for b in blocks)
+        return first if is_one else None
+
+    def _block_of(self, number: Tensor) -> Tensor | None:
+        block: Tensor | None = number._base
+        known = self._known.get(id(block))
+        # Its storage is another one after `number.data = other` or `number.set_(other)`.
+        if block is None or known is None or known() is not block or number.dim():
+            return None
+        if _is_shared(block):  # and what other processes write has no version here
+            return None
+        is_there = number.untyped_storage()._cdata == block.untyped_storage()._cdata
+        return block if is_there and number.dtype == block.dtype else None
+
+    def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
+        """Bring numbers that torch has made for an optimizer, one tensor each, into blocks."""
+        for name in names:
+            found: dict[Any, list[dict[str, Any]]] = {}
+            for param, own in state.items():
+                is_own = isinstance(param, Tensor) and isinstance(own, dict)
+                value = own.get(name) if is_own else None
+                if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
+                    found.setdefault((value.dtype, value.device), []).append(own)
+            for owners in found.values():
+                with torch.inference_mode(False), torch.no_grad():
+                    block = torch.stack([own[name].detach() for own in owners])
+                    views = self.views(block)
+                run([partial(o.__setitem__, name, v) for o, v in zip(owners, views, strict=True)])
+
+
+def scalar_dtype() -> torch.dtype:
+    """What torch keeps numbers in."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _hold(column: Column | ForeignColumn) -> bool:
+    """Whether nobody has cut the memory of the numbers."""
+    return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether a number is a tensor that nobody else reads or writes."""
+    is_number = type(value) is Tensor and not value.dim() and not value.requires_grad
+    is_here = value.layout == torch.strided and not value.is_meta and not _is_shared(value)
+    return is_number and is_here
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    """Whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    return tensor.device.type == "cpu" and tensor.is_shared()

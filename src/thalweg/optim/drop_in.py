@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -12,17 +12,22 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
+from thalweg.engines.layout import check_parts
 from thalweg.formula import Rule
-from thalweg.optim.around import Around, Seen, processing, together
+from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.fitting import device_of, fits, is_host
-from thalweg.optim.groups import Group
+from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
+from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
+from thalweg.optim.folding import SUM
+from thalweg.optim.groups import HOW, Group
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.variable import name_of
 
 
 class _Share(NamedTuple):
@@ -47,14 +52,19 @@ class DropIn(OneSweep):
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
-
-    defaults: dict[str, Any]
+    _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
+    _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
+    _wanted: ClassVar[list[str]]  # those that it reads
+    _flags: ClassVar[list[str]]  # those of these that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         own = inspect.signature(cls._torch)
         added = inspect.signature(Around).parameters.values()
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        apart = ("params", *HOW, *cls._unread)
+        cls._wanted = [name for name in own.parameters if name not in apart]
+        cls._flags = [n for n in cls._wanted if isinstance(own.parameters[n].default, bool)]
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -79,20 +89,26 @@ class DropIn(OneSweep):
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:
-                parts[rule] = Part(rule, self._numbers(rule), self._plain, self._around.kinds)
+                kinds, blocks = self._around.kinds, self._own.blocks
+                parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
-        begun = [shares[rule] for rule, each in hooks.items() if not each.repeats]
-        if not all(map(self._fits, begun)):
+        if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
         with not_taken(), torch.no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen = Seen()
+        seen, scale = Seen(), None
         # In one section with the last of them.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
-            around, unscaling = together(around, unscaling, shares.values(), seen)
+            norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
+            if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
+                return self._step_of_torch()
+            count = sum(len(share.pairs) for share in shares.values())
+            how = processing(around, unscaling, count, seen, is_torchs=True)
+            with not_taken(), torch.no_grad():
+                scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -100,9 +116,15 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, is_torchs=True)
-                outcome = repeat(own, kept, pairs, how, copies)
-                outcome = outcome or take(own, kept, pairs, how, copies, tries=False)
+                how = processing(around, unscaling, len(pairs), seen, True, scale)
+                outcome = None
+                if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
+                    outcome = repeat(own, kept, pairs, how, copies)
+                if outcome is None:
+                    # A step that is not the one before is looked at as a first one is.
+                    if own.repeats and not self._fits(shares[rule]):
+                        return self._step_of_torch()
+                    outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
                 with not_taken(gathered.begun), torch.inference_mode(False), torch.no_grad():
@@ -123,12 +145,21 @@ class DropIn(OneSweep):
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self._rule(group)) for group in self.param_groups}
 
-    def _is_of(self, part: Part) -> bool:
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
         if part.hold(self.param_groups):
             return True
-        return self._rules() == {part.rule} and not any(
-            map(self._is_torchs_group, self.param_groups)
+        return (
+            self._may_repeat(part, gradients)
+            and self._rules() == {part.rule}
+            and not any(map(self._is_torchs_group, self.param_groups))
         )
+
+    def _may_repeat(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a plan that was made for such gradients says that they are taken here.
+
+        Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
+        """
+        return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
@@ -167,16 +198,24 @@ class DropIn(OneSweep):
         Raises:
             RuntimeError: The class takes no such gradients.
         """
-        for (grad, _), place in zip(*share, strict=True):
-            has_rows = grad.layout != torch.strided
+        around = self._around
+        for (grad, param), place in zip(*share, strict=True):
+            group, has_rows = self.param_groups[place], grad.layout != torch.strided
             if refusal := self._sparse if has_rows else self._dense:
                 with not_taken():
                     raise RuntimeError(refusal)
-            if has_rows and not self._takes_rows(self.param_groups[place]):
+            if has_rows and not self._takes_rows(group):
                 return False
-        around = self._around
+            if around.keeps_as_torch and not self._has_kind(group, param):
+                return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
         return fits(share.pairs, self.state, wide, away)
+
+    def _has_kind(self, group: Group, param: Tensor) -> bool:
+        """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
+        own = self.state.get(param, {})
+        names = [slot.name for slot in self._rule(group).element_slots if slot.name in own]
+        return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
@@ -208,20 +247,51 @@ class DropIn(OneSweep):
         return {STEP: Number(start), **own} if self._counts else own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; what options keep beside torch's state has to be there, and keeps its dtype.
+        """As torch's, all of it or nothing.
+
+        What options keep beside torch's state keeps its dtype. Averages and masters that are not
+        there begin at the parameters, of which a warning tells.
 
         Raises:
-            CheckpointMismatchError: It lacks that. Nothing was loaded.
+            CheckpointMismatchError: A step could not be taken with it, such as with that of another
+                class. Lists up to ten differences; nothing was loaded.
         """
-        load = super().load_state_dict  # pyright: ignore
-        if self._around.is_lossless:
-            load(state_dict)
-        else:
-            load_as_torch(self, state_dict, load)
-            self._own.operands.read_again(self)
+        with self._own._lock:
+            load: Any = super(DropIn, type(self))
+            load_as_torch(self, state_dict, load.load_state_dict)
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        strange = self._strange_options(group)
+        return [
+            *of_options(group, self._wanted, self._flags, place),
+            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
+        ]
+
+    def _wanted_options(self) -> Sequence[str]:
+        return self._wanted
+
+    def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
+        """Why a step could not be taken with the state of a parameter of a group."""
+        if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
+            return of_shapes(own, param, own, title)
+        slots = self._rule(group or self.param_groups[0]).slots
+        numbers = [STEP] if self._counts else []
+        numbers += [slot.name for slot in slots if slot.scalar]
+        names = [slot.name for slot in slots if not slot.scalar and slot.name not in self._optional]
+        found = of_tensors(own, param, names, numbers, title)
+        if isinstance(own, Mapping):
+            further = [*self._optional, *self._around.keys(param), SUM]
+            some = [name for name in further if own.get(name) is not None]
+            found += of_shapes(own, param, some, title)
+            if own.get(SUM) is not None and (problem := of_sum(own[SUM], title)):
+                found.append(problem)
+        return found
 
     def _step_of_torch(self) -> None:
-        if self._around:
+        # Not all of torch's classes know of a scale, and none that does not unscale says so.
+        is_scaled = self._around.fused_unscale and self._unscaling() is not None
+        if self._around or is_scaled:
             if self._around.state_device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -234,8 +304,27 @@ class DropIn(OneSweep):
             )
         if self._is_left_out():
             return
+        with not_taken():
+            self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         step(self)
         run(self._ending(Seen()))
+
+    def _check_memories(self) -> None:
+        """Refuse what torch's step would read or write beyond its memory, which ends the process.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if param.grad is None or param.is_meta:
+                continue
+            own = self.state.get(param) or {}
+            held = {"": param, "The gradient of ": param.grad}
+            held |= {f"'{name}' of ": each for name, each in own.items()}
+            for what, each in held.items():
+                # A class with a dispatch of its own keeps its elements elsewhere.
+                if isinstance(each, Tensor) and has_plain_dispatch(each):
+                    check_parts(each.detach(), f"{what}'{name_of(param)}'")

@@ -57,8 +57,13 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
         (anywhere or _has_engine(tensor.device))
         and tensor.layout == torch.strided
         and (tensor.dtype in _COMPUTED or not tensor.dim())
-        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
+        and has_plain_dispatch(tensor)
     )
+
+
+def has_plain_dispatch(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are where torch says; a class may keep them elsewhere."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
 def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:

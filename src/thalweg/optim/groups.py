@@ -15,9 +15,10 @@ from thalweg.formula import Rule
 from thalweg.variable import titles_of
 
 Group = dict[str, Any]
+HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
-_PAIRS = {
+PAIRS = {
     "betas": ("beta1", "beta2"),
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
@@ -74,7 +75,7 @@ def as_options(hypers: Mapping[str, Any]) -> Group:
     """Hyperparameters under the names that groups have for them."""
     found: Group = {}
     left = dict(hypers)
-    for key, names in _PAIRS.items():
+    for key, names in PAIRS.items():
         if all(name in left for name in names):
             found[key] = tuple(left.pop(name) for name in names)
     return {**{title_of(name): value for name, value in left.items()}, **found}
@@ -125,8 +126,8 @@ def named(group: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a group under the names that rules have for them."""
     found: dict[str, Any] = {}
     for key, value in group.items():
-        if key in _PAIRS:
-            found.update(zip(_PAIRS[key], value, strict=True))
+        if key in PAIRS:
+            found.update(zip(PAIRS[key], value, strict=True))
         else:
             found[_NAMES.get(key, key)] = value
     return found

@@ -20,6 +20,7 @@ from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number, titles_in
 from thalweg.optim.part import AnyColumn, Part
+from thalweg.optim.rows import all_summed, rows_of
 from thalweg.optim.sharded import check_whole, local, locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
@@ -29,12 +30,16 @@ _KEEP = Selection(denormals="keep")  # as torch does
 class GroupHooks(Hooks):
     """A step over parameters in groups.
 
+    Where parameters have masters, what others wrote to the parameters counts.
+
     Args:
         optimizer: The optimizer.
         part: What is kept of the parameters.
         params: The parameters of the part.
         places: For each the index of its group.
     """
+
+    from_copies = True
 
     def __init__(
         self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
@@ -61,9 +66,23 @@ class GroupHooks(Hooks):
     def aim(
         self, pairs: list[tuple[Any, Tensor]]
     ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
-        """Pairs with what a step updates in place of parameters, and what follows that."""
-        if self.sharing is not None:
-            pairs = placed(pairs)
+        """Pairs with what a step updates in place of parameters, and what follows that.
+
+        Clipping sees rows that are added up.
+
+        Raises:
+            LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
+        """
+        given, copies = self._aimed(pairs if self.sharing is None else placed(pairs))
+        return self.seen(given), copies
+
+    def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+        """Pairs with gradients as options are to see them."""
+        return all_summed(pairs, self.titles) if self._optimizer._around.clips else pairs
+
+    def _aimed(
+        self, pairs: list[tuple[Any, Tensor]]
+    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -92,7 +111,7 @@ class GroupHooks(Hooks):
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         if grad.layout == torch.sparse_coo:
-            rows = IndexedSlices.from_sparse(grad)
+            rows = rows_of(grad, *self.titles([param]))
             if layout.is_far(rows, param.device):
                 values, indices = rows.values.to(param.device), rows.indices.to(param.device)
                 rows = IndexedSlices(values, indices, rows.dense_shape)
@@ -229,7 +248,7 @@ class TorchHooks(GroupHooks):
     def _prepared(self, key: Hashable) -> dict[str, Any]:
         rule, optimizer = self._part.rule, self._optimizer
         place, numbers = self._apart(key)
-        options = self._part.options(place, optimizer.param_groups[place], optimizer._fixed)
+        options = self._part.options(place, optimizer)
         if STEP in numbers:
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step

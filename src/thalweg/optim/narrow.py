@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.slots import dtype_of
-from thalweg.engines import layout, saturated
+from thalweg.engines import layout, resumed
 from thalweg.formula import Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.folding import SUM
@@ -79,7 +79,8 @@ class Masters:
     """What steps update in place of parameters, and these follow.
 
     A master has more bits and is state. What else stands for a parameter of another device has its
-    value.
+    value. What others write to a parameter is seen by the update itself, which reads it beside its
+    master; of a parameter of another device, by torch's count of what was written.
 
     Args:
         kinds: Which parameters have what.
@@ -89,10 +90,12 @@ class Masters:
         self._kinds = kinds
         self._params: Sequence[Tensor] = ()
         self._targets: list[Tensor] = []
-        # By `id` of parameters: what their version was, where what stands for them agrees.
-        self._versions: dict[int, int] = {}
         self._places: list[Any] = []
-        self._away: dict[int, tuple[Tensor, Any, Tensor]] = {}  # likewise, with their places
+        # Parameters elsewhere, with what stands for them; by `id` what their version was when both
+        # agreed, and their places where they have no master.
+        self._far: list[tuple[Tensor, Tensor]] = []
+        self._versions: dict[int, int] = {}
+        self._away: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
         """Make what parameters lack.
@@ -103,7 +106,8 @@ class Masters:
         kinds = self._kinds
         lacking = [p for p in params if kinds.has_master(p) and MASTER not in state.get(p, {})]
         made = laid_out(lacking, [torch.float32] * len(lacking), 0.0, device=kinds.device)
-        fresh = {id(param): master for param, master in zip(lacking, made, strict=True)}
+        lacking = zip(lacking, made, strict=True)
+        fresh = {id(param): master.copy_(param.detach()) for param, master in lacking}
         away = [p for p in params if kinds.is_away(p) and not kinds.has_master(p)]
         fresh |= {id(param): self._standing_for(param) for param in away}
         self._params = list(params)
@@ -114,6 +118,8 @@ class Masters:
             self._targets.append(fresh.get(id(param), own.get(MASTER, param)))
             if kinds.has_master(param):  # which may have been loaded
                 self._versions.pop(id(param), None)
+        both = zip(params, self._targets, strict=True)
+        self._far = [(param, target) for param, target in both if kinds.is_away(param)]
         return self.again()
 
     def stand(self) -> bool:
@@ -136,22 +142,20 @@ class Masters:
         return here
 
     def again(self) -> list[Tensor]:
-        """The same. What others wrote to parameters since the last step is taken over."""
-        for param, master in zip(self._params, self._targets, strict=True):
+        """The same. What others wrote to parameters elsewhere since the last step is taken over."""
+        for param, target in self._far:
             version = param._version
-            if master is not param and version != self._versions.get(id(param)):
+            if version != self._versions.get(id(param)):
                 layout.check_memory(param, f"'{name_of(param)}'")
-                layout.check_memory(master, f"What stands for '{name_of(param)}'")
-                own = param.detach().to(master.device)
-                if master.dtype != own.dtype:  # where it has not changed, the master has more
-                    own = torch.where(saturated(master, own.dtype) == own, master, own)
-                master.copy_(own)
+                layout.check_memory(target, f"What stands for '{name_of(param)}'")
+                own = param.detach().to(target.device)
+                target.copy_(own if own.dtype == target.dtype else resumed(target, own))
                 self._versions[id(param)] = version
         return self._targets
 
     def settle(self) -> None:
         """A step was written."""
-        for param in self._params:
+        for param, _ in self._far:
             self._versions[id(param)] = param._version
             if variable_constraint(param) is not None:  # what it made is to be taken over
                 del self._versions[id(param)]

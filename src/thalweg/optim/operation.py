@@ -7,7 +7,7 @@ and counts of steps, is read when the graph runs, so that none is compiled into 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from functools import partial
 from itertools import count
 from operator import is_
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.section import Within, unwatched
+from thalweg.core.section import Call, Within, unwatched
 from thalweg.optim.narrow import MASTER
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
@@ -63,6 +63,20 @@ class Operands:
         """The same after a change, if they were read before."""
         if self.parameters:
             self.read(optimizer)
+
+    def reading(self, optimizer: Any, but: Container[int] = ()) -> list[Call]:
+        """The same as functions in C.
+
+        Args:
+            optimizer: The optimizer, or one that has what it will have.
+            but: Slots by `id` that it will not have.
+        """
+        if not self.parameters:
+            return []
+        params, slots = _found(optimizer)
+        slots = [slot for slot in slots if id(slot) not in but]
+        found = {"parameters": params, "slots": slots, "is_stale": False}
+        return [partial(vars(self).update, found)]
 
     def check(self, optimizer: Any) -> None:
         """A step was taken: is what was read still all there is?"""

@@ -15,17 +15,29 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.kept import Kept
 from thalweg.core.section import Call
+from thalweg.engines import resumed
+from thalweg.engines.layout import check_memory
+from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
-from thalweg.optim.columns import CPU, Column, DeviceColumn, PlainColumn
+from thalweg.optim.columns import (
+    CPU,
+    Blocks,
+    Column,
+    DeviceColumn,
+    ForeignColumn,
+    ForeignThere,
+    PlainColumn,
+    scalar_dtype,
+)
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, Options
 from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
 from thalweg.optim.sharded import beside, check_whole, local, locals_of
+from thalweg.variable import name_of
 
 Own = dict[str, Any]  # the state of one parameter
-AnyColumn = Column | DeviceColumn | PlainColumn
-_SPARE = 8  # blocks of numbers whose parameters may have others by now
+AnyColumn = Column | ForeignColumn | DeviceColumn | PlainColumn
 
 
 class Number(NamedTuple):
@@ -51,6 +63,7 @@ class Part:
         numbers: What each parameter has of its own, by name.
         plain: Whether these are numbers of Python's.
         kinds: What stands for parameters, and what their state is kept in.
+        blocks: The blocks of numbers that the optimizer made.
 
     Attributes:
         kept: The core's plans.
@@ -68,6 +81,7 @@ class Part:
         numbers: Mapping[str, Number],
         plain: bool = False,
         kinds: Kinds = PLAIN,
+        blocks: Blocks | None = None,
     ) -> None:
         self.rule = rule
         self.first = next((slot.name for slot in rule.element_slots), "")
@@ -82,7 +96,7 @@ class Part:
         self._numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
-        self._blocks: list[Tensor] = []  # those of the columns
+        self._blocks = Blocks() if blocks is None else blocks
         self._fresh: dict[int, Own] = {}  # by `id` of a parameter, until it is written
         self._params: list[Tensor] = []
         self._owners: list[Own] = []
@@ -171,8 +185,14 @@ class Part:
                 if own != start:
                     tensor.fill_(own)
             if name == EMA:  # before the first step it is the parameter's value
-                tensor.copy_(local(self._target_of.get(id(param), param)).detach())
+                tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
+
+    def _beginning(self, param: Tensor) -> Tensor:
+        """What a step begins at."""
+        target, kinds = self._target_of.get(id(param), param), self._kinds
+        has_copy = kinds.has_master(param) and not kinds.is_away(param)
+        return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
         found: list[Any] = []
@@ -181,17 +201,38 @@ class Part:
                 raise KeyError(name)
             start = starts.get(id(param), {}).get(name, kind.start)
             found.append(own.get(name, start))
+        for param, each in zip(self._params, found, strict=True):
+            if isinstance(each, Tensor):
+                check_memory(each, f"'{name}' of '{name_of(param)}'")
+                if each.dtype == torch.bool:
+                    raise InvalidTypeError(f"'{name}' of '{name_of(param)}' is a bool, no number.")
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
         there, home = self.homes
+        foreign = [x for x in found if isinstance(x, Tensor) and not self._blocks.have(x)]
+        device = there or home
+        if foreign and all(x.device == there or there is None for x in foreign):
+            return self._column_apart(name, found, kind.dtype, device)
         if there is not None:
             return self._column_there(name, found, kind.dtype, there)
-        block = next((x for x in self._blocks if x.device == home and _lie_in(found, x)), None)
+        block = self._blocks.of(found, home)
         if block is None:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
+
+    def _column_apart(
+        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, device: torch.device
+    ) -> AnyColumn:
+        """Numbers as the tensors that others put into the state, which stay where they are."""
+        views: list[Tensor] = []
+        for param, each in zip(self._params, found, strict=True):
+            if not isinstance(each, Tensor):
+                each = torch.tensor(each, dtype=dtype or scalar_dtype(), device=device)
+                self._fresh[id(param)][name] = each
+            views.append(each)
+        return ForeignColumn(name, views) if self.homes[0] is None else ForeignThere(name, views)
 
     def _column_there(
         self, name: str, found: Sequence[Any], dtype: torch.dtype | None, there: torch.device
@@ -202,8 +243,8 @@ class Part:
             dtype = reduce(torch.promote_types, dtypes)
             block = torch.stack([torch.as_tensor(x, dtype=dtype, device=there) for x in found])
         else:
-            block = torch.tensor(found, dtype=dtype or _scalar_dtype(), device=there)
-        views = list(block.unbind())
+            block = torch.tensor(found, dtype=dtype or scalar_dtype(), device=there)
+        views = list(self._blocks.views(block))
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
         return DeviceColumn(name, views, block)
@@ -213,13 +254,12 @@ class Part:
     ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
-        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or _scalar_dtype()
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or scalar_dtype()
         numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
         block = torch.tensor(numbers, dtype=dtype, device=self.homes[1])
-        views = [block[index] for index in range(len(block))]
+        views = self._blocks.views(block)
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
-        self._blocks = [*self._blocks[-_SPARE:], block]
         return views, block
 
     def targets(
@@ -252,11 +292,12 @@ class Part:
             place in known and known[place].hold(group) for place, group in enumerate(groups)
         )
 
-    def options(self, place: int, group: Group, fixed: Mapping[str, Any]) -> Options:
-        """The options of the group at this place."""
-        known = self._options.get(place)
+    def options(self, place: int, optimizer: Any) -> Options:
+        """The options of the group of an optimizer at this place."""
+        known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            known = self._options[place] = Options(group, self.rule, fixed)
+            optimizer._check_options(group, place)
+            known = self._options[place] = Options(group, self.rule, optimizer._fixed)
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:
@@ -285,20 +326,3 @@ class Part:
         self.lacked = {}
         self._states = list(state.values())
         self._known = list(chain.from_iterable(map(dict.values, self._owners)))
-
-
-def _scalar_dtype() -> torch.dtype:
-    """What torch keeps numbers in."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def _lie_in(found: Sequence[Any], block: Tensor) -> bool:
-    """Whether numbers are elements of a block."""
-    memory = block.untyped_storage().data_ptr()
-    return all(
-        isinstance(each, Tensor)
-        and each.dtype == block.dtype
-        and not each.dim()
-        and each.untyped_storage().data_ptr() == memory
-        for each in found
-    )

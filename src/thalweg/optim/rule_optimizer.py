@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,15 +15,25 @@ from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
+from thalweg.optim.differing import of_options
+from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
+from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+
+# What users of torch.optim give groups, and what no rule may ignore.
+_OF_OTHERS = (
+    "weight_decay", "momentum", "dampening", "nesterov", "centered", "amsgrad", "maximize", "betas",
+    "eps",
+)  # fmt: skip
 
 
 class RuleOptimizer(OneSweep, torch.optim.Optimizer):
@@ -67,9 +78,19 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     _products: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
+    _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
+    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
+
     rule: Rule
     _capturable: bool = False
     _is_torchs = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("thalweg."):
+            own = inspect.signature(cls.__init__).parameters.values()
+            plain = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+            cls._decided = cls._decided | {*plain[1:]} - {"params"}
 
     def __init__(
         self,
@@ -132,7 +153,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """What is kept of all parameters, these, and the indices of their groups."""
         parts, rule = self._own.parts, self._around.rule(self.rule)
         if rule not in parts:
-            parts[rule] = Part(rule, self._numbers(), kinds=self._around.kinds)
+            kinds, blocks = self._around.kinds, self._own.blocks
+            parts[rule] = Part(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = [param for group in self.param_groups for param in group["params"]]
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
@@ -150,7 +172,11 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
         known = next((self.state[param] for param in params if self.state[param]), {})
-        going = {name: known[name].item() for name in self._numbers() if name in known}
+        going: dict[str, Any] = {}
+        for name in self._numbers():
+            if name in known:
+                check_memory(known[name], f"'{name}' of the optimizer's state")
+                going[name] = known[name].item()
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
         products = [
             {name: number(each[hyper]) for name, hyper in self._products.items()}
@@ -203,7 +229,46 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         return self._capturable or self._around.fused_unscale
 
     def _has_state(self, group: Group, param: Tensor) -> bool:
-        return True  # it is made with the optimizer
+        # It is made with the optimizer, but for what a state that was loaded did not have.
+        return all(name in self.state[param] for name in self._around.keys(param))
+
+    @property
+    def _single(self) -> Collection[str]:
+        return self._numbers()
+
+    def _state_names(self) -> set[str]:
+        """What the state of a parameter may hold."""
+        kept = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
+        return kept | {MASTER} if self._around.masters else kept
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        if group.get("rule") != self.rule.name:
+            return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
+        strange = self._strange_options(group)
+        return [
+            *of_options(group, self._wanted_options(), ("rule",), place),
+            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
+        ]
+
+    def _wanted_options(self) -> Sequence[str]:
+        return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        found, kind = super()._strange_options(group), type(self).__name__
+        own = self._wanted_options()
+        for name in self._decided:
+            if name in group and name not in own:
+                found[name] = f"but the constructor of {kind} decides it for all groups"
+        for name in _OF_OTHERS:
+            if name not in (*own, *found) and group.get(name):
+                found[name] = f"which is no option of {kind}"
+        for name in self._nonzero:
+            if name in own and name in group and not group[name]:
+                found[name] = f"but the constructor of {kind} was given one for all groups"
+        if group.get("rule", self.rule.name) != self.rule.name:
+            found["rule"] = f"but {self.rule.name!r} for all groups"
+        return found
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
@@ -218,7 +283,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Set the state and the options of the groups: all of it, or nothing.
 
         Parameters are matched by name where both sides have names, else by their order. Hooks are
-        called as torch calls them. Every tensor keeps its dtype.
+        called as torch calls them. Every tensor keeps its dtype. Averages and masters that are not
+        in the state begin at the parameters, of which a warning tells.
 
         Args:
             state_dict: As `state_dict` returns it.

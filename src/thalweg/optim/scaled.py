@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from thalweg.optim.around import FOUND_INF, Around, LastStep
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
-from thalweg.optim.groups import Group
+from thalweg.optim.groups import Group, number
 
 Homes = tuple[torch.device | None, torch.device]
 _ON_THE_HOST: Homes = (None, CPU)
@@ -42,7 +43,7 @@ class Scaled:
         """
         found = vars(self).get("found_inf")
         around = self._around
-        if found is None or is_host([found]) or not self._counts_there():
+        if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
             return None
         if around.accumulate > 1 or around.in_backward:
             return None
@@ -68,7 +69,7 @@ class Scaled:
     def _is_left_out(self) -> bool:
         """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
         found = vars(self).get("found_inf")
-        if found is None or not found.item():
+        if found is None or not number(found):  # 0 where there were no gradients to look at
             return False
         count = self._own.count
         if (counter := self._own.counter) is not None:
@@ -86,4 +87,23 @@ class Scaled:
             return None
         if self._own.taken is not None:
             return scale.detach().reshape(()).double().reciprocal().float()
-        return 1 / scale.item()
+        return 1 / number(scale)
+
+
+def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that forgets what a scaler said of it, if it fails.
+
+    `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
+    that it finds by its own.
+    """
+
+    @wraps(step)
+    def taken(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+        try:
+            return step(optimizer, closure)
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):
+                vars(optimizer).pop(name, None)
+            raise
+
+    return taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
@@ -14,14 +14,26 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from thalweg.core.outcome import raise_first, say, says_taken
+from thalweg.core.hyperparameters import shown
+from thalweg.core.outcome import not_taken, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.locks import Guard
-from thalweg.optim.around import FOUND_INF, NONE, Around, LastStep, Seen, apart, processing
+from thalweg.optim.around import (
+    FOUND_INF,
+    KEYWORDS,
+    NONE,
+    Around,
+    LastStep,
+    Seen,
+    apart,
+    processing,
+)
+from thalweg.optim.columns import STEP, Blocks
+from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
@@ -29,10 +41,12 @@ from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
-from thalweg.optim.scaled import Scaled
+from thalweg.optim.rows import is_sparse, summed
+from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.tracing import untraced
+from thalweg.variable import titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -48,6 +62,7 @@ class Kept:
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
+        self.blocks = Blocks()
         self.parts: dict[Rule, Part] = {}
         self.last: LastStep | None = None  # but for what `seen` tells
         self.seen = Seen()
@@ -62,6 +77,7 @@ class Kept:
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
+        self.norm = CommonNorm()  # of the gradients of several rules
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
@@ -76,8 +92,10 @@ class OneSweep(Scaled):
 
     state: Any
     param_groups: list[Group]
+    defaults: dict[str, Any]
     _around: Around = NONE
     _own: Kept
+    _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -91,6 +109,10 @@ class OneSweep(Scaled):
         if around is not NONE:
             self._around = around
         super().__init__(*args, **keywords)
+        # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
+        # `add_param_group` takes it out again.
+        self.defaults.update(around.on)
+        self._own.blocks.gather(self.state, self._single)  # what torch's constructor makes
         if around.kinds.device is not None:
             for own in self.state.values():  # that torch's constructor makes
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
@@ -100,12 +122,63 @@ class OneSweep(Scaled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})):
             super().__setstate__(state)  # pyright: ignore
+        self._own.blocks.gather(self.state, self._single)
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """As torch's.
+
+        Raises:
+            ValueError: The group has an option that is one for all groups.
+        """
+        given = cast("object", param_group)
+        if isinstance(given, dict):  # else torch refuses it
+            self._check_options(param_group, len(self.param_groups), complete=False)
+        apart = [name for name in KEYWORDS if name not in param_group]
         super().add_param_group(param_group)  # pyright: ignore
+        for name in apart:
+            self.param_groups[-1].pop(name, None)
         self._begin()
+
+    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        """Refuse a group whose options a step would not follow.
+
+        Args:
+            group: The group.
+            place: Its number.
+            complete: Whether it has all options, or is given defaults later.
+
+        Raises:
+            InvalidArgumentError: It has one that is one for all groups; names it.
+            NotFoundError: It lacks one.
+        """
+        found = self._strange_options(group)
+        if found:
+            name, why = next(iter(found.items()))
+            raise InvalidArgumentError(f"{name} of group {place} is {shown(group[name])}, {why}.")
+        lacking = [name for name in self._wanted_options() if name not in group]
+        if complete and lacking:
+            raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Options of a group that a step would not follow, and why."""
+        return {
+            name: f"but {shown(getattr(self._around, name))} in the constructor, which decides it"
+            " for all groups"
+            for name in self._around.others(group)
+        }
+
+    def _wanted_options(self) -> Sequence[str]:
+        """The options that a step reads."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        options = self._around.on
+        if not options:
+            return text
+        lines = [f"    {name}: {options[name]}\n" for name in sorted(options)]
+        return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
@@ -140,6 +213,7 @@ class OneSweep(Scaled):
     step._wrapped_by_lr_sched = True  # pyright: ignore
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
+    @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
@@ -195,7 +269,10 @@ class OneSweep(Scaled):
             params = [param for group in groups for param in group["params"]]
             if places != [place for place, each in enumerate(groups) for _ in each["params"]]:
                 return False
-        if len(params) != len(places) or not self._is_of(part):
+        if len(params) != len(places):
+            return False
+        gradients = [param.grad for param in params]
+        if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
         hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
         hooks.ending = self._ending(seen)
@@ -204,10 +281,11 @@ class OneSweep(Scaled):
         how = NOTHING
         if unscaling is not None or self._around.clips:
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
-        gradients = [param.grad for param in params]
-        if any(map(is_, gradients, again(None))):
-            return False
-        outcome = repeat(hooks, part.kept, list(zip(gradients, params, strict=True)), how)
+        pairs = list(zip(gradients, params, strict=True))
+        if self._around.clips and any(map(is_sparse, gradients)):
+            with not_taken():
+                pairs = hooks.seen(pairs)
+        outcome = repeat(hooks, part.kept, pairs, how)
         if outcome is None:
             return False
         hooks.settle()
@@ -218,8 +296,8 @@ class OneSweep(Scaled):
         """The rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: Part) -> bool:
-        """Whether the rule of a part is still that of all groups."""
+    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
+        """Whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
@@ -317,7 +395,13 @@ class OneSweep(Scaled):
         if self._around.masters:
             return found
         pairs = zip(found, params, strict=True)
-        return [grad if grad is None else grad.to(param.dtype) for grad, param in pairs]
+        return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
+
+    def _narrowed(self, grad: Tensor, param: Tensor) -> Tensor:
+        """A sum of gradients in the parameter's dtype."""
+        if self._around.clips and grad.is_sparse and grad.dtype != param.dtype:
+            grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
+        return grad.to(param.dtype)
 
     @contextlib.contextmanager
     def _saying(self) -> Generator[None]:

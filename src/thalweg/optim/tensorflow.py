@@ -245,6 +245,7 @@ class RMSprop(RuleOptimizer):
     """
 
     _exact = ("epsilon",)
+    _nonzero = ("momentum",)
 
     def __init__(
         self,

@@ -97,8 +97,7 @@ class TensorFlowHooks(GroupHooks):
         return derived(rule, values, dtype, step + 1)
 
     def _given(self, place: int) -> dict[str, Any]:
-        optimizer = self._optimizer
-        return self._part.options(place, optimizer.param_groups[place], {}).given()
+        return self._part.options(place, self._optimizer).given()
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         place, numbers = self._apart(key)

@@ -51,6 +51,22 @@ def status(path: str) -> os.stat_result | None:
         return None
 
 
+def give(file: int, old: os.stat_result) -> None:
+    """Give a new file to the owner and the group of another; one that may not have it sees nothing.
+
+    Args:
+        file: The new file, open.
+        old: What the system says of the other.
+    """
+    new = retried(os.fstat, file)
+    if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) or not hasattr(os, "fchown"):
+        return
+    for owner in (old.st_uid, -1):  # to another user it can be given by root alone
+        with contextlib.suppress(OSError):
+            return retried(os.fchown, file, owner, old.st_gid)
+    retried(os.fchmod, file, stat.S_IMODE(new.st_mode) & ~0o070)
+
+
 def close(file: int) -> None:
     """Close a file that was written."""
     with contextlib.suppress(InterruptedError):  # Linux has closed it then

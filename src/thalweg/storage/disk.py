@@ -24,6 +24,8 @@ Progress = Callable[[int, int], None]
 
 _PIECE = 1 << 22  # bytes written at once, between two calls of `progress`
 _BURST = 1 << 23  # bytes after which the disk is told to begin
+# What the system says of a path at which there is nothing. Links may lead to one another.
+NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -38,8 +40,9 @@ def replace(
 ) -> None:
     """Give a file new content. When it returns, the content survives a power loss.
 
-    A link is followed: the file that it leads to is replaced. Temporary files of this path that
-    crashed processes left are deleted.
+    A link is followed: the file that it leads to is replaced. The new file is closed to whom the
+    old one was, and to whom the umask is. Temporary files of this path that crashed processes left
+    are deleted.
 
     Args:
         path: Where; the folder must exist.
@@ -104,7 +107,7 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     """A file, open for reading.
 
     Raises:
-        MissingFileError: There is none.
+        MissingFileError: There is none, or links that lead to one another.
         InvalidArgumentError: It is a folder, a device, or something else that is no file.
         OSError: It cannot be read.
     """
@@ -112,10 +115,12 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     try:
         # One object owns the descriptor and closes it once, whatever interrupts.
         file = open(given, "rb", opener=_for_reading)  # noqa: SIM115
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingFileError(f"{given}: {os.strerror(errno.ENOENT)}.") from error
     except IsADirectoryError as error:
         raise InvalidArgumentError(f"{given}: This is a folder, not a file.") from error
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
+        raise MissingFileError(f"{given}: {error.strerror}.") from error
     except ValueError as error:  # a NUL in the name
         raise MissingFileError(f"{given!r}: {error}.") from error
     try:
@@ -177,7 +182,8 @@ class _Commit:
         self._made = ""
         self.folder: int | None = None
         self._done = self._begun = 0
-        self._had_one = self._is_there = False
+        self._old: os.stat_result | None = None
+        self._is_there = False
         with self.told():
             try:
                 self.target = calls.without_links(path)
@@ -186,7 +192,7 @@ class _Commit:
                 raise InvalidArgumentError(f"{path!r}: {error}.") from error
         if found is not None:
             _check_regular(path, found.st_mode)
-            self._had_one = True
+            self._old = found
 
     @contextlib.contextmanager
     def told(self) -> Generator[None]:
@@ -206,12 +212,12 @@ class _Commit:
         if self._is_there:
             return "the new checkpoint is in its place, but may not survive a power loss."
         for each in self._before:
-            if each._is_there and each._had_one:
+            if each._is_there and each._old is not None:
                 return (
                     f"{each._path} is new already and does not go together with what is here, so"
                     " there is no checkpoint to be read. Save again."
                 )
-        return "the previous checkpoint is intact." if self._had_one else "nothing was saved."
+        return "nothing was saved." if self._old is None else "the previous checkpoint is intact."
 
     @contextlib.contextmanager
     def written(
@@ -222,10 +228,14 @@ class _Commit:
             self._made = made = temporary.name_of(self.target)
         temporary.under_way.add(made)
         try:
+            mode = 0o666 if self._old is None else self._old.st_mode & 0o666
             with self.told():
-                file = calls.retried(os.open, made, _NEW | temporary.SAFELY, 0o666)
+                file = calls.retried(os.open, made, _NEW | temporary.SAFELY, mode | 0o600)
             try:
                 try:
+                    if self._old is not None:
+                        with self.told():
+                            calls.give(file, self._old)
                     self._fill(file, parts, head)
                 finally:
                     with self.told():

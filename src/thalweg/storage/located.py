@@ -131,7 +131,7 @@ def located(path: str | os.PathLike[str]) -> Located:
         return Located(given, Kind.FIRST_BUNDLE)
     if os.path.isdir(given):
         return Located(given, Kind.FOLDER)
-    if os.path.lexists(given) and prefix == given:
+    if os.path.exists(given) and prefix == given:
         return Located(given, _by_content(given))
     return _missing(prefix)
 
@@ -154,6 +154,8 @@ def _by_content(path: str) -> Kind:
 
 
 def _no_file(path: str) -> ThalwegError:
+    if os.path.islink(path):
+        return MissingFileError(f"{path} is a link to {os.readlink(path)!r}, and leads to no file.")
     folder, name = os.path.split(path)
     if glob.glob(f"{glob.escape(path)}.data-*"):
         return MissingFileError(

@@ -7,6 +7,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from thalweg import graph
@@ -19,7 +20,7 @@ from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, te
 from thalweg.tf.joining import *
 from thalweg.tf.joining import place_of
 from thalweg.tf.products import *
-from thalweg.variable import Variable, as_dtype, dtype_name, to_tensor
+from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *joining.__all__,
@@ -49,8 +50,18 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
-    """A new tensor from a number, array or nested lists, optionally laid out in a shape."""
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = "Const") -> Any:
+    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+
+    Raises:
+        InvalidTypeError: The value is not numeric, or does not fit the shape.
+    """
+    if shape is not None and not graph.executing_eagerly():
+        room, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
+        if count not in (1, room):
+            raise InvalidTypeError(
+                f"{count} values do not fit shape {sizes(shape)}, which holds {room}."
+            )
     return graph.constant(value, dtype, None if shape is None else sizes(shape), name)
 
 
@@ -64,6 +75,8 @@ def convert_to_tensor(
     Raises:
         InvalidTypeError: It is a tensor of another dtype.
     """
+    if dtype is not None and isinstance(value, np.ndarray | np.generic):
+        return graph.constant(value, dtype)
     found = tensor(value, dtype_hint if dtype is None else dtype)
     if dtype is not None and found.dtype not in (None, as_dtype(dtype)):
         kinds = f"{dtype_name(found.dtype)}, not {dtype_name(as_dtype(dtype))}"
@@ -76,12 +89,12 @@ def identity(input: Any, name: str | None = None) -> Any:
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
 
-def zeros(shape: Any, dtype: Any = torch.float32, name: str = "zeros") -> Any:
+def zeros(shape: Any, dtype: Any = torch.float32, name: str | None = "zeros") -> Any:
     """A tensor of zeros."""
     return graph.zeros(shape, dtype, name)
 
 
-def ones(shape: Any, dtype: Any = torch.float32, name: str = "ones") -> Any:
+def ones(shape: Any, dtype: Any = torch.float32, name: str | None = "ones") -> Any:
     """A tensor of ones."""
     return graph.ones(shape, dtype, name)
 
@@ -119,7 +132,7 @@ def eye(
     num_columns: Any = None,
     batch_shape: Any = (),
     dtype: Any = torch.float32,
-    name: str = "eye",
+    name: str | None = "eye",
 ) -> Any:
     """Ones on the diagonal, zeros elsewhere; a matrix for each place of `batch_shape`."""
     columns = num_rows if num_columns is None else num_columns
@@ -127,17 +140,18 @@ def eye(
     def make(size: Any, kind: torch.dtype) -> Any:
         return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
 
-    return created(make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name)
+    return created(make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye")
 
 
 def range(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range"
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = "range"
 ) -> Any:
     """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default.
 
     Raises:
         InvalidArgumentError: `delta` is 0, or does not lead to the limit.
     """
+    name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
     numbers = [tensor(number) for number in (start, limit, delta)]
     own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))

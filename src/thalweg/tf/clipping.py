@@ -11,6 +11,7 @@ from thalweg import graph
 from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, tensor
+from thalweg.variable import dtype_name
 
 __all__ = [
     "clip_by_global_norm",
@@ -23,7 +24,7 @@ _SLICES = (IndexedSlices, graph.SymbolicSlices)
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """A tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each part
-    along `axes`, or of all elements.
+    along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
@@ -33,8 +34,9 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         squares = (given * given).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        bound = torch.clamp(size, min=limit)
-        return given * limit / torch.where(bound > 0, bound, 1)
+        limit = _in(given, limit).clamp(min=0)
+        bound = torch.where(size < limit, limit, size)  # a NaN stays
+        return given * limit / torch.where(bound == 0, 1, bound)
 
     return call(clip, tensor(t), _limit(clip_norm), name=name or "clip_by_norm")
 
@@ -74,8 +76,9 @@ def clip_by_global_norm(
         return list(t_list), norm
 
     def factor(size: Any, limit: Any) -> Any:
-        inverse = torch.as_tensor(1.0, dtype=size.dtype) / limit
-        return limit * torch.minimum(1 / size, inverse.clamp(max=1e30)) + (size - size)
+        limit, highest = _in(size, limit), torch.finfo(size.dtype).max
+        inverse = (1 / limit).clamp(max=highest)  # so that a limit of 0 makes 0 of zeros
+        return limit * torch.minimum(1 / size, inverse) + (size - size)
 
     scale = call(factor, norm, _limit(clip_norm), name=name or "clip_by_global_norm")
     return [item if item is None else _scaled(item, scale) for item in t_list], norm
@@ -83,6 +86,13 @@ def clip_by_global_norm(
 
 def _limit(clip_norm: Any) -> Any:
     return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
+
+
+def _in(tensor: torch.Tensor, limit: Any) -> torch.Tensor:
+    """A limit in the dtype of what it is a limit of."""
+    if not tensor.is_floating_point():
+        raise InvalidTypeError(f"Norms are of floats, not of {dtype_name(tensor.dtype)}.")
+    return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
 def _values(item: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.running import process
 from thalweg.tf import neighbours, private
 from thalweg.tf.views import View
 
@@ -28,7 +29,7 @@ def install_as_tensorflow(version: int = 2) -> None:
     ImportError. Of TensorFlow's private modules, `tensorflow.python`, there are those that
     optimizers import. Packages that look for a TensorFlow of their own, such as tensorboard, Keras
     and transformers, find none; Keras is given its torch backend, unless KERAS_BACKEND says
-    otherwise.
+    otherwise. `open_seq2seq`, unless it is installed, is `thalweg.openseq2seq`.
 
     Args:
         version: 2 for `thalweg.tf` in eager mode; 1 for `thalweg.tf.compat.v1` in graph mode.
@@ -53,6 +54,7 @@ def install_as_tensorflow(version: int = 2) -> None:
     sys.meta_path.insert(0, _Finder(version))
     neighbours.settle()
     graph.disable_eager_execution() if version == 1 else graph.enable_eager_execution()
+    process.resource_variables = version == 2
 
 
 def _refuse_another() -> None:
@@ -74,7 +76,10 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "tensorflow":
+        top, _, rest = fullname.partition(".")
+        if top == neighbours.OPENSEQ2SEQ:
+            return neighbours.openseq2seq(fullname, rest, self)
+        if top != "tensorflow":
             return neighbours.answer(fullname, path, self)
         importer, only_asks = _importer()
         if neighbours.is_neighbour(importer):

@@ -24,17 +24,21 @@ def concat(values: Any, axis: Any, name: str | None = None) -> Any:
     return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
 
 
-def stack(values: Sequence[Any], axis: int = 0, name: str = "stack") -> Any:
+def stack(values: Sequence[Any], axis: int = 0, name: str | None = "stack") -> Any:
     """Tensors of one shape along a new axis."""
+    name = name or "stack"
     return stacked([tensor(value) for value in values], axis, name)
 
 
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+def unstack(
+    value: Any, num: int | None = None, axis: int = 0, name: str | None = "unstack"
+) -> list[Any]:
     """The tensors along an axis, in a list; `num` says how many, where that is not known.
 
     Raises:
         InvalidArgumentError: Their number is not known, or is not `num`.
     """
+    name = name or "unstack"
     given = tensor(value)
     size, rest = _along(given.shape, axis)
     count = num if size is None else size
@@ -56,7 +60,11 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
 
 
 def split(
-    value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split"
+    value: Any,
+    num_or_size_splits: Any,
+    axis: Any = 0,
+    num: int | None = None,
+    name: str | None = "split",
 ) -> list[Any]:
     """A number of equal parts along an axis, or parts of the given sizes.
 
@@ -70,6 +78,7 @@ def split(
     Raises:
         InvalidArgumentError: The parts are not equal, or do not make up the whole.
     """
+    name = name or "split"
     given, place = tensor(value), place_of(axis)
     size, _ = _along(given.shape, place)
     if not _are_sizes(num_or_size_splits):

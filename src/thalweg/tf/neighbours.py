@@ -1,10 +1,12 @@
 """Packages that look for a TensorFlow of their own: they are to find none.
 
 They would take `thalweg.tf` for the whole of TensorFlow, and call what training code never does.
+OpenSeq2Seq's training, of which thalweg has its own, is found under its name.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import sys
 from collections.abc import Sequence
@@ -28,8 +30,36 @@ _PACKAGES = {
     "transformers",
     "wandb",
 }
+OPENSEQ2SEQ = "open_seq2seq"
 _ASKS_TENSORBOARD = "tensorboard.compat.notf"  # whether it has to do without TensorFlow
 _ASKS_KERAS = "keras.src.utils.module_utils"
+
+
+def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
+    """The spec of a module of OpenSeq2Seq that shows the one of thalweg; None if it is installed.
+
+    Args:
+        fullname: The module that is imported.
+        path: Its name below the package, "" for that itself.
+        loader: Makes a `View`.
+
+    Raises:
+        ImportError: thalweg has no such module.
+    """
+    if importlib.machinery.PathFinder.find_spec(OPENSEQ2SEQ) is not None:
+        return None
+    own = f"thalweg.openseq2seq.{path}".rstrip(".")
+    try:
+        shown = importlib.import_module(own)
+    except ModuleNotFoundError as error:
+        if error.name != own:
+            raise
+        raise ImportError(
+            f"Cannot import {fullname}: thalweg has open_seq2seq.optimizers, which trains. Models,"
+            " data and losses are torch's.",
+            name=fullname,
+        ) from error
+    return ModuleSpec(fullname, loader, loader_state=shown, origin=own, is_package=True)
 
 
 def is_neighbour(module: str) -> bool:

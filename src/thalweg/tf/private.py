@@ -86,9 +86,9 @@ def _below(package: str, names: str, places: tuple[str, ...]) -> None:
 _below(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
-    " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl init_ops"
-    " linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops state_ops"
-    " tensor_array_ops variable_scope variable_v1 variables",
+    " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
+    " init_ops linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops"
+    " resources state_ops tensor_array_ops variable_scope variable_v1 variables",
     _PUBLIC,
 )
 _below(
@@ -145,6 +145,11 @@ def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
     return graph or next((each.graph for each in symbols), None) or graphs.get_default_graph()
 
 
+def _initialized(resource_list: Iterable[Any], name: str = "init") -> Any:
+    """An operation that initializes resources, such as variables."""
+    return graphs.group(*(each.create for each in resource_list), name=name)
+
+
 _OWN: dict[str, dict[str, Any]] = {
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
@@ -157,6 +162,11 @@ _OWN: dict[str, dict[str, Any]] = {
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
     "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _nowhere},
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
+    "ops.resources": {
+        "initialize_resources": _initialized,
+        "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
+        "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
+    },
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
@@ -197,6 +207,9 @@ def module(fullname: str) -> Gathered:
         own["convert_to_tensor_v2"] = _found("").convert_to_tensor
     if name == "ops.variable_scope":
         own["variable"] = _found("compat.v1").Variable
+    if name == "ops.resources":
+        own["initialize_resources"] = _found("compat.v1").variables_initializer
+        own["shared_resources"] = own["local_resources"] = list  # all are variables
     if name == "ops.resource_variable_ops":
         own |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):

@@ -35,12 +35,13 @@ def normal(
     stddev: Any = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "random_normal",
+    name: str | None = "random_normal",
 ) -> Any:
     """Numbers from a normal distribution.
 
     `mean` and `stddev` may be tensors, through which gradients flow.
     """
+    name = name or "random_normal"
     if is_tensor(mean) or is_tensor(stddev):
         return graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
     return graph.random_normal(shape, mean, stddev, dtype, seed, name)
@@ -52,12 +53,13 @@ def truncated_normal(
     stddev: Any = 1.0,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "truncated_normal",
+    name: str | None = "truncated_normal",
 ) -> Any:
     """Numbers from a normal distribution, none further than two `stddev` from `mean`.
 
     These may be tensors, through which gradients flow.
     """
+    name = name or "truncated_normal"
     if is_tensor(mean) or is_tensor(stddev):
         return graph.truncated_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
     return graph.truncated_normal(shape, mean, stddev, dtype, seed, name)
@@ -69,12 +71,13 @@ def uniform(
     maxval: Any = None,
     dtype: Any = torch.float32,
     seed: int | None = None,
-    name: str = "random_uniform",
+    name: str | None = "random_uniform",
 ) -> Any:
     """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
 
     Both may be tensors, through which gradients flow.
     """
+    name = name or "random_uniform"
     if not (is_tensor(minval) or is_tensor(maxval)):
         return graph.random_uniform(shape, minval, maxval, dtype, seed, name)
     kind = as_dtype(dtype)

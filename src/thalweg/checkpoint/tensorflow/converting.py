@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint import saving
+from thalweg.checkpoint import described, saving
 from thalweg.checkpoint.of_torch import OF_TORCH
 from thalweg.checkpoint.plain import Reader
 from thalweg.checkpoint.tensorflow.loading import load
@@ -19,7 +20,7 @@ from thalweg.checkpoint.tensorflow.placing.placed import with_axes
 from thalweg.checkpoint.tensorflow.placing.rules import SAME, Place, Rules
 from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.checkpoint.tensorflow.restoring import chosen, restore
-from thalweg.checkpoint.tensorflow.saving import save
+from thalweg.checkpoint.tensorflow.saving import save, tensors_of
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     GLOBAL_STEP,
     SAVE_COUNTER,
@@ -33,7 +34,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     listed,
 )
-from thalweg.storage import container
+from thalweg.storage import bundle, container
 from thalweg.storage.json_text import table
 from thalweg.storage.keras_files import KerasFile
 from thalweg.storage.located import Kind, located
@@ -42,7 +43,8 @@ from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # of what a file has as `extra`
-_AVERAGES = "averages"
+_AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
+_NAMES = "names"  # where rules put the variables: a name and axes for each
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -106,18 +108,94 @@ def convert(
                 ' tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
             )
         file = load(path, progress)
-        return _to_thalweg(file, out, Rules.of(rules) or SAME, optimizer, which, hyperparameters)
-    return _to_tensorflow(path, out, Rules.of(rules), "tf1" if to == "tf1" else "tf2", progress)
+        given, counter = Rules.of(rules) or SAME, _counter(file)
+        made, left = _ours(file, given, optimizer, which, counter, hyperparameters)
+        made.write(out)
+        return left
+    kind: Any = "tf1" if to == "tf1" else "tf2"
+    arguments, left = _theirs(path, Rules.of(rules), kind, progress)
+    save(out, **arguments)
+    return left
 
 
-def _to_thalweg(
+def differing(
+    theirs: Path, ours: Path, rules: Any = None, progress: Progress | None = None
+) -> tuple[dict[str, Stored], dict[str, Stored], list[str]] | None:
+    """The tensors of two files, by the names that `convert` gives them; None if it has none.
+
+    A file of ours that was made of one of TensorFlow's is compared with what would be made of
+    `theirs`; any other as `convert` would write it.
+
+    Args:
+        theirs: A file of TensorFlow or Keras.
+        ours: A training in a file of ours.
+        rules: Optional. The rules that were given to `convert`; a file that it made has them.
+        progress: Called with the bytes that are read of a file and those there are.
+
+    Returns:
+        Those of `theirs` and of `ours`, and what one has and the other has no place for, in words.
+
+    Raises:
+        ThalwegError: The files are damaged, or one is nothing that `convert` makes of the other.
+    """
+    contents = container.read(ours, progress=progress)
+    document = contents.document
+    if document.get("kind") != saving.KIND:
+        return None
+    origin, given = table(document.get("extra")).get(_ORIGIN), Rules.of(rules)
+    if isinstance(origin, dict):
+        file = load(theirs, progress)
+        counter, optimizer = _counter(file), None
+        variables = {} if counter is None else {GLOBAL_STEP: counter}
+        if "optimizer" in document:
+            optimizer = described.made(document["optimizer"], variables)
+        if given is None and isinstance(document.get(_NAMES), dict):
+            names = table(document[_NAMES])
+            given = Rules(function=lambda name: _place(names.get(name)))
+        made, left = _ours(file, given or SAME, optimizer, None, counter, {})
+        found = [f"{name!r} is in {os.fspath(theirs)} only" for name in left]
+        steps = table(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
+        if steps != table(origin).get(GLOBAL_STEP):
+            found.append(f"{GLOBAL_STEP} is {steps} and {table(origin).get(GLOBAL_STEP)}")
+        return made.stored(), contents.tensors, found
+    if located(theirs).checked().writer != "tensorflow":
+        return None
+    read = bundle.read(theirs, progress=progress)
+    arguments, left = _theirs(ours, given, "tf1" if read.graph is None else "tf2", progress)
+    return (
+        read.tensors,
+        tensors_of(**arguments)[0],
+        [f"{name!r} is in {os.fspath(ours)} only" for name in left],
+    )
+
+
+def _counter(file: TensorFlowCheckpoint) -> Variable | None:
+    """What counts the steps of a file."""
+    if file.step is None:
+        return None
+    return Variable(np.int64(0), GLOBAL_STEP, trainable=False)
+
+
+def _place(recorded: Any) -> Any:
+    """What a function of rules returns for a name that has this place in a file of ours."""
+    match recorded:
+        case [str() as target, None]:
+            return target
+        case [str() as target, [*axes]]:
+            return target, " ".join(("transpose", *map(str, axes)))
+        case _:
+            return None
+
+
+def _ours(
     file: TensorFlowCheckpoint,
-    out: Path,
     rules: Rules,
     optimizer: Any,
     which: int | None,
+    counter: Variable | None,
     hyperparameters: dict[str, Any],
-) -> tuple[str, ...]:
+) -> tuple[saving.Snapshot, tuple[str, ...]]:
+    """A file of TensorFlow as one of ours, and the names of what this has no place for."""
     if file.mixed is not None and file.mixed.masters:
         raise UnsupportedCheckpointError(
             f"{file.path} has float32 masters, which belong to a step of optimize_loss: make it,"
@@ -126,26 +204,29 @@ def _to_thalweg(
         )
     places = _places(file, rules)
     own = _variables(file, places)
-    steps = file.step
-    counter = None
-    if steps is not None:
-        counter = Variable(np.int64(0), GLOBAL_STEP, trainable=False)
     file, found = chosen(file, Targets.of(own), optimizer, which, hyperparameters)
-    opt = restore(file, own, rules, optimizer, which=which, global_step=counter, **hyperparameters)
+    given = False if optimizer is None and found is None else optimizer
+    opt = restore(file, own, rules, given, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
         own[GLOBAL_STEP] = counter  # what it reads
     origin: dict[str, Any] = {
         "kind": file.kind,
         GLOBAL_STEP: None if counter is None else counter.item(),
     }
+    if found is not None and found.loss_scale:
+        values = found.loss_scale.items()
+        origin[_LOSS_SCALE] = {name: each.array().item() for name, each in values}
     if averages := _averages(file, places):
         origin[_AVERAGES] = {
             str(places[name].target): with_axes(value.tensor(), places[name].axes)
             for name, value in averages.items()
         }
     left = _left(file, places, found, has_steps=counter is not None)
-    saving.save(out, optimizer=opt, variables=own, extra={_ORIGIN: origin})
-    return left
+    made = saving.snapshot(optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False)
+    if not rules.are_none:  # `thalweg diff` finds the variables by them
+        names = {name: [place.target, place.axes] for name, place in places.items()}
+        made = replace(made, document={**made.document, _NAMES: names})
+    return made, left
 
 
 def _averages(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Stored]:
@@ -165,6 +246,9 @@ def _left(
 ) -> tuple[str, ...]:
     """The names of what is not carried over."""
     every, notes = file.tensors(), tuple[str, ...]()
+    class_name = getattr(file.source, "class_name", None)
+    if found is None and class_name is not None:
+        notes = (f"{class_name}, of which there is no state",)
     taken = {id(each): name in places for name, each in file.variables.items()}
     taken |= {id(each): True for each in _averages(file, places).values()}
     counters = {name for name in file.counters if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -174,7 +258,7 @@ def _left(
         # Its numbers are arguments of the new one, or follow from them.
         is_keras = isinstance(file.source, KerasFile)
         own = file.source.optimizer if is_keras else every
-        notes = found.notes * is_keras  # of a loss scale
+        taken |= {id(each): True for each in found.loss_scale.values()}
         start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
         if start is not None:
             taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
@@ -196,7 +280,8 @@ def _places(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
         place = rules.place(name) or (rules.place(other) if other else None)
         shape = None if place is None else turned(value.shape, place.axes)
         if shape is None or place is None:
-            missing.append(f"no rule that fits is for {name!r}")
+            hint = "" if place else f" ('{name} -> {name}' keeps its name)"
+            missing.append(f"no rule that fits is for {name!r}{hint}")
         elif place.target is not None:
             found[name] = place
     if missing:
@@ -214,9 +299,10 @@ def _variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[
     return found
 
 
-def _to_tensorflow(
-    path: Path, out: Path, rules: Rules | None, kind: Any, progress: Progress | None
-) -> tuple[str, ...]:
+def _theirs(
+    path: Path, rules: Rules | None, kind: Any, progress: Progress | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments that `save` is given for a file of ours, and the names of what they lack."""
     own, has_place = _zeros(path)
     given: Any = None if has_place else False
     restored = saving.restore(path, variables=own, optimizer=given, progress=progress)
@@ -234,8 +320,9 @@ def _to_tensorflow(
     if kind != "tf1":
         left += [f"extra/{_ORIGIN}/{_AVERAGES}/{name}" for name in averages]
         averages = {}
-    save(out, opt, own, rules, kind, global_step=step if kind == "tf1" else None, averages=averages)
-    return tuple(left)
+    arguments = {"optimizer": opt, "variables": own, "rules": rules, "kind": kind}
+    step = step if kind == "tf1" else None
+    return {**arguments, "global_step": step, "averages": averages}, tuple(left)
 
 
 def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
@@ -254,7 +341,10 @@ def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
     given: Any = Reader(tensors)(found.document.get("variables", {}))
     own = table(given)
     if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
-        raise InvalidConfigError(f"{os.fspath(path)} is no checkpoint of a training.")
+        raise InvalidConfigError(
+            f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
+            " name."
+        )
     optimizer = table(found.document.get("optimizer")).get("class")
     is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
     return {name: Variable(value, name) for name, value in own.items()}, not is_torchs

@@ -22,7 +22,14 @@ from thalweg.checkpoint.tensorflow.setting.into_training import (
     with_averages,
 )
 from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1
-from thalweg.checkpoint.tensorflow.setting.making import class_of, families_of, family_of, wrapped
+from thalweg.checkpoint.tensorflow.setting.making import (
+    class_of,
+    families_of,
+    family_of,
+    refuse_lost,
+    refuse_options,
+    wrapped,
+)
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     GLOBAL_STEP,
     FoundOptimizer,
@@ -30,7 +37,9 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
 )
 from thalweg.checkpoint.tensorflow.sorting.families import Family
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import STEPS
+from thalweg.checkpoint.tensorflow.sorting.numbers import as_count, count_of
+from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
 from thalweg.core.hyperparameters import shown
@@ -45,6 +54,8 @@ from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.storage.keras_files import KerasFile
 from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.v1.train.experimental.loss_scale import DynamicLossScale, LossScale
+from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer
 
 
 def restore(
@@ -71,16 +82,19 @@ def restore(
             leaves no doubt; what has other axes than in TensorFlow needs a rule.
         optimizer: Optional. An optimizer or a class, of `thalweg.v1` or `thalweg.keras`; for a
             training of OpenSeq2Seq the step that `optimize_loss` made. By default a new one of the
-            kind that the file has.
+            kind that the file has. False leaves it in the file.
         which: Optional. The place of the optimizer in `checkpoint.optimizers`, if there are
             several.
         global_step: Optional. A variable that is set to the file's count of steps.
         **hyperparameters: Arguments of the new optimizer that the file does not hold, such as
             `learning_rate`. A number that is not the file's is refused; a schedule or a callable
-            takes its place.
+            takes its place. And `loss_scale`, a `DynamicLossScale` of
+            `thalweg.v1.train.experimental` that is set to the one that the file has around its
+            optimizer.
 
     Returns:
-        The optimizer. If the file has none, the one that was given, as it was, or None.
+        The optimizer. If the file has none, the one that was given, as it was, or None; but a
+        `.keras` file, and a `.h5` file that describes one, is refused without one.
 
     Raises:
         CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
@@ -94,10 +108,13 @@ def restore(
     file, found = chosen(file, targets, optimizer, which, hyperparameters)
     try:
         placed = Placed.of(file, targets, Rules.of(rules))
+        scale = _scale(found, hyperparameters)
         opt = _made(file, found, optimizer, global_step, hyperparameters)
         with torch.inference_mode(False), torch.no_grad(), ExitStack() as held:
-            loadings = [_values(placed, found, global_step)]
-            if found is not None or is_training(opt):
+            loadings = [_values(placed, found, global_step), scale]
+            if optimizer is False:
+                pass
+            elif found is not None or is_training(opt):
                 setting = _setting(opt, placed, found, is_new=opt is not optimizer)
                 loadings.insert(0, held.enter_context(setting))
             state.restore(*loadings)
@@ -143,6 +160,11 @@ def _known(
             config = dict(given) if is_class else inner.get_config()
             return sorted_file(file.path, file.source, cls.__name__, config)
         return file
+    keras = optimizer if is_class else inner.__class__
+    if file.graph is not None and issubclass(keras, KerasOptimizer):
+        if any(found.lost for found in file.optimizers):
+            return sorted_objects(file.path, file.source, file.graph, keras.__name__)
+        return file
     families: list[Family] = []
     if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
         families = families_of(optimizer, given)
@@ -170,6 +192,35 @@ def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> Fo
     return found[0] if found else None
 
 
+def _scale(found: FoundOptimizer | None, given: dict[str, Any]) -> state.Loading:
+    """What sets the loss scale that was given, which `given` has no longer."""
+    if not isinstance(given.get("loss_scale"), LossScale):
+        return state.Loading()
+    scale: Any = given.pop("loss_scale")
+    if not isinstance(scale, DynamicLossScale):
+        raise InvalidArgumentError(f"loss_scale must be a DynamicLossScale, not {scale!r}.")
+    if found is None or not found.loss_scale:
+        raise state.mismatch(["there is no loss scale around the optimizer"])
+    values = _of_scale(found)
+    own: dict[str, Any] = cast(Any, scale)._weights
+    entries = [Entry(f"loss_scale/{name}", own[name]) for name in own]
+    missing = [f"{each.name!r} is missing" for each in entries if each.name not in values]
+    pairs = [(each, values[each.name]) for each in entries if each.name in values]
+    found_here = [*missing, *(each for own, value in pairs if (each := own.difference(value)))]
+    if found_here:
+        raise state.mismatch(found_here)
+    return state.Loading(pairs)
+
+
+def _of_scale(found: FoundOptimizer) -> dict[str, Tensor]:
+    """What a loss scale remembers, by the names of `MixedPrecisionLossScaleOptimizer`."""
+    values = {name: each.tensor() for name, each in found.loss_scale.items()}
+    steps = count_of(found.loss_scale.get(STEPS))
+    if steps is not None:
+        values[STEPS] = as_count(steps, torch.int64)  # Keras 3 counts in 32 bits
+    return {f"loss_scale/{name}": value for name, value in values.items()}
+
+
 def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Any) -> Tensor:
     """The count of steps in a file, in the dtype of the variable that is to hold it."""
     if not isinstance(variable, Tensor):
@@ -189,10 +240,20 @@ def _made(
     given: Mapping[str, Any],
 ) -> Any:
     """The optimizer that goes on."""
-    if optimizer is None and found is None:
+    if optimizer is False or (optimizer is None and found is None):
+        if given:
+            raise InvalidArgumentError(
+                f"{', '.join(given)} would be of an optimizer, and there is none."
+            )
+        if optimizer is None:
+            _refuse_none(file)
         return None
+    if optimizer is not None and found is not None:
+        refuse_lost(found)
     cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
     if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
+        if found is not None:
+            refuse_options(found, file.path)
         arguments = dict(given)
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             arguments[GLOBAL_STEP] = global_step
@@ -209,6 +270,18 @@ def _made(
     return optimizer
 
 
+def _refuse_none(file: TensorFlowCheckpoint) -> None:
+    """Refuse to go on without an optimizer where a whole training is expected."""
+    own = file.source
+    if isinstance(own, KerasFile) and (own.kind == "keras" or own.class_name is not None):
+        what = f"{own.class_name} is described, and no state of it is there"
+        raise CheckpointMismatchError(
+            f"{what if own.class_name else 'there is no optimizer: the model was not compiled'}."
+            " Give restore(..., optimizer=...) to begin with a new one; optimizer=False reads the"
+            " variables alone. Nothing was loaded."
+        )
+
+
 def _setting(
     opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
@@ -219,6 +292,8 @@ def _setting(
     scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
     if is_training(opt):
         return loading_training(opt, placed, slots, scalars)
+    if isinstance(opt, MixedPrecisionLossScaleOptimizer) and found is not None:
+        scalars |= _of_scale(found)
     if isinstance(opt, V1Optimizer):
         return loading_v1(opt, slots, scalars)
     asked = is_new and found is not None and found.family is not None

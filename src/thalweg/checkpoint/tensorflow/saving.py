@@ -14,6 +14,8 @@ from thalweg.checkpoint.tensorflow.writing.objects import as_objects
 from thalweg.checkpoint.tensorflow.writing.saver import as_saver
 from thalweg.checkpoint.tensorflow.writing.written import written
 from thalweg.storage import bundle
+from thalweg.storage.bundle import ObjectGraph
+from thalweg.storage.stored import Stored
 
 Kind = Literal["tf2", "tf1"]
 
@@ -52,6 +54,18 @@ def save(
         InvalidTypeError: The optimizer has no such checkpoint.
         CheckpointWriteError: A file could not be written.
     """
-    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages)
-    tensors, graph = as_saver(found) if kind == "tf1" else as_objects(found)
+    tensors, graph = tensors_of(optimizer, variables, rules, kind, global_step, averages)
     bundle.write(prefix, tensors, graph, progress=progress)
+
+
+def tensors_of(
+    optimizer: Any,
+    variables: Any,
+    rules: Any,
+    kind: Kind,
+    global_step: Any = None,
+    averages: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Stored], ObjectGraph | None]:
+    """What `save` writes: the tensors by name, and the graph of objects."""
+    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages)
+    return as_saver(found) if kind == "tf1" else as_objects(found)

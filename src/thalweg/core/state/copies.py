@@ -18,7 +18,7 @@ from thalweg.locks import Guard
 from thalweg.running import handle_of
 
 _T = TypeVar("_T")
-_OPENED = (list, dict, set, SlotStore, Hyperparameters)
+_OPENED = (list, dict, set, Hyperparameters)
 
 
 def staged(holder: _T) -> _T:
@@ -37,7 +37,8 @@ def _staged(holder: _T, twins: dict[int, Any]) -> _T:
             known = id(value) in twins
             own[name] = twins[id(value)] if known else _staged(value, twins)
         else:
-            own[name] = copy.copy(value) if type(value) in _OPENED else value
+            is_opened = type(value) in _OPENED or isinstance(value, SlotStore)
+            own[name] = copy.copy(value) if is_opened else value
     vars(twin).update(own)
     return twin
 

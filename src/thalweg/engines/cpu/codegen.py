@@ -81,6 +81,14 @@ def {name}(argument):
     end_denormals(found)
 """
 
+# What a copy may have of a number, and where a step begins: at the variable or, where others wrote
+# to its copy, at that.
+_SATURATED = """def saturated(value):
+    kept = -{limit} if value < -{limit} else value
+    return {limit} if kept > {limit} else kept"""
+_RESUMED = """def resumed(value, bits, one):
+    return value if {saved} == bits else {compute}({loaded})"""
+
 AHEAD = 8  # rows between the one that is updated and the one that is prefetched
 SHORT = 256  # elements of a row that are prefetched
 LINE = 64  # bytes of a cache line
@@ -145,6 +153,7 @@ def generate(
     copy: bool = False,
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
+    from_copy: bool = False,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
@@ -162,6 +171,8 @@ def generate(
             16-bit variable they are rounded to its type then.
         before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
             and rounded to its type.
+        from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
+            begins at the copy. One that leaves the variable alone then leaves the copy alone.
     """
     transcript = transcribe(formula)
     check_counts(formula, transcript, grad, len(storage) - 1 - grad - copy)
@@ -179,6 +190,8 @@ def generate(
         definitions[helper.name] = ast.unparse(helper)
     for name, stage in named:
         definitions |= stage_definition(name, stage)
+    if copy:
+        definitions |= of_copies(storage[-1], compute)
 
     # A row's sum lies in scratch: in the variable's type, whatever that of the entries.
     of_rows = storage[0] if duplicates == "sum" else storage[1] if grad else ""
@@ -205,13 +218,21 @@ def generate(
             value = _entry_value(value, storage, compute, first, position)
         if ("float32" if kind in LARGEST else kind) != compute:
             value = f"{LITERAL}({value})"  # a slot of another type than the arithmetic
+        if from_copy and index == 0:
+            value = f"resumed({value}, p{len(storage) - 1}[i], one)"
         loads.append(f"{name} = {value}")
+    _, _, load, save = STORAGE[storage[-1]]
+    kept = f"p{len(storage) - 1}[i] = {save}"
     once: list[str] = []  # what a row gets before the first of its entries
     if begun:
         _, _, load, save = STORAGE[storage[0]]
-        changed = save.format(f"{applied(begun, position, load.format('p0[i]'))} * one")
+        value = loads[0].partition(" = ")[2]
+        changed = save.format(f"{applied(begun, position, value)} * one")
         if duplicates == "successive":
             once = [pointers[0], "for i in range(width):", f"    p0[i] = {changed}"]
+            if from_copy:
+                once.insert(1, pointers[-1])
+                once.append("    " + kept.format("saturated(p0[i]) * one"))
         else:
             loads[0] = f"{LOCAL_PREFIX}{transcript.positional[0]} = {load.format(changed)}"
     if staged:
@@ -226,11 +247,8 @@ def generate(
             # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
             value = f"out{index}" if transcript.rounded(index) else f"out{index} * one"
             stores.append(f"p{stream}[i] = {save.format(value)}")
-    if copy:
-        limit, save = f"{LITERAL}({LARGEST[storage[-1]]!r})", STORAGE[storage[-1]][3]
-        stores.append(f"kept = -{limit} if out0 < -{limit} else out0")
-        stores.append(f"kept = {limit} if kept > {limit} else kept")
-        stores.append(f"p{len(storage) - 1}[i] = {save.format('kept * one')}")
+    if copy and not (from_copy and transcript.passes(0, 0) and not begun):
+        stores.append(kept.format("saturated(out0) * one"))
 
     scalar_lines = [f"s{i} = scalars[row + {i}]" for i in range(len(scalars))]
     # Anew for each element: a formula may assign to them.
@@ -260,6 +278,16 @@ def generate(
     name = f"k_{store.digest(text, template, versions())}"
     source = text + template.replace("KERNEL_NAME", name)
     return Kernel(name, source, scalars)
+
+
+def of_copies(storage: str, compute: str) -> dict[str, str]:
+    """The functions that have to do with copies of a storage type."""
+    _, _, load, save = STORAGE[storage]
+    saved, loaded = save.format("saturated(value) * one"), load.format("bits")
+    return {
+        "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
+        "resumed": _RESUMED.format(saved=saved, loaded=loaded, compute=compute),
+    }
 
 
 def _elements(

@@ -12,6 +12,7 @@ from thalweg.engines.cpu.codegen import (
     STORAGE,
     Kernel,
     indented,
+    of_copies,
     stage_definition,
     versions,
 )
@@ -129,22 +130,25 @@ class _Sweep:
         formulas: tuple[Formula, ...],
         stages: tuple[Formula, ...],
         storage: tuple[str, ...],
+        from_copy: bool,
     ) -> None:
         self._measures = [transcribe(formula) for formula in formulas]
         for formula, transcript in zip(formulas, self._measures, strict=True):
-            check_measure(formula, transcript, len(storage))
+            check_measure(formula, transcript, len(storage) - from_copy)
         self._used = sorted({stream for each in self._measures for stream in used(each)})
+        self._copy = len(storage) - 1 if from_copy and 0 in self._used else None
         self._stages = [transcribe(stage) for stage in stages] if 1 in self._used else []
         self._storage = storage
         every = (*self._stages, *self._measures)
         self.scalars = tuple(dict.fromkeys(name for each in every for name in each.scalars))
         self._scalar = {name: f"s{index}" for index, name in enumerate(self.scalars)}
-        self.arguments = [*(f"p{stream}" for stream in self._used), *self._scalar.values()]
+        self._read = self._used if self._copy is None else [*self._used, self._copy]
+        self.arguments = [*(f"p{stream}" for stream in self._read), *self._scalar.values()]
 
     def pointers(self) -> list[str]:
         """Point at what is read of a leaf."""
         lines: list[str] = []
-        for stream in self._used:
+        for stream in self._read:
             pointer, size, _, _ = STORAGE[self._storage[stream]]
             address = f"base[tensor * streams + {stream}] + offset * {size}"
             lines.append(f"p{stream} = {pointer}({address})")
@@ -156,6 +160,8 @@ class _Sweep:
         for stream in self._used:
             load = STORAGE[self._storage[stream]][2]
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
+        if self._copy is not None:
+            lines.append(f"e0 = resumed(e0, p{self._copy}[i], {self._storage[0]}(1))")
         for index, stage in enumerate(self._stages):
             given = [f"{_STAGE_LITERAL}({self._scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
@@ -180,6 +186,8 @@ class _Sweep:
             found += map(_for_stages, stage_definition(f"stage{index}", stage).values())
         for index, measure in enumerate(self._measures):
             found += list(stage_definition(f"measure{index}", measure).values())[:-1]
+        if self._copy is not None:
+            found += of_copies(self._storage[-1], self._storage[0]).values()
         return found
 
     def adding(self, rows: int) -> list[str]:
@@ -209,6 +217,7 @@ def generate_measure(
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
     compute: str,
+    from_copy: bool = False,
 ) -> Kernel:
     """The kernel that sums formulas over each leaf, all of them in one sweep.
 
@@ -216,13 +225,16 @@ def generate_measure(
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64.
         stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
             does it.
-        storage: Storage types of variable, gradient and slots; what no formula reads is not read.
+        storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
+            is not read.
         compute: In what stages are evaluated, "float32" or "float64".
+        from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
+            `generate` of `codegen`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep, count = _Sweep(formulas, stages, storage), len(formulas)
+    sweep, count = _Sweep(formulas, stages, storage, from_copy), len(formulas)
     text = _MEASURE.format(
         name="KERNEL_NAME",
         parameters=", ".join(["i", *sweep.arguments]),

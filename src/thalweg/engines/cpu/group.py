@@ -36,9 +36,11 @@ class Group:
             own.compute,
             copy=own.copied,
             before=asked.rule.before,
+            from_copy=own.from_copy,
         )
         self._flush = asked.selection.denormals == "flush"
         self._gradient, self._measurable = own.gradient, own.measured
+        self._from_copy = own.from_copy
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
@@ -92,7 +94,7 @@ class Group:
         return self._leaves.apart(self._measured(formulas, stages, columns))
 
     def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
-        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype)
+        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype, self._from_copy)
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         scalars = {
             name: separate[name][self.members] if name in separate else shared[name]

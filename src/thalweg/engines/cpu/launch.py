@@ -68,10 +68,13 @@ def compiled(
     copy: bool = False,
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
+    from_copy: bool = False,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
-    kernel = generate(formula, stages, storage, name, grad, duplicates, copy, entries, before)
+    kernel = generate(
+        formula, stages, storage, name, grad, duplicates, copy, entries, before, from_copy
+    )
     return Compiled(kernel, compute)
 
 
@@ -87,9 +90,10 @@ def measuring(
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
     compute: type[np.floating],
+    from_copy: bool = False,
 ) -> Compiled:
     """The compiled kernel that sums formulas over the leaves of tensors of these storage types."""
-    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name)
+    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy)
     return Compiled(kernel, np.float64)
 
 

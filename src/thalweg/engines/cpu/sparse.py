@@ -18,8 +18,9 @@ from thalweg.engines.cpu import launch, rows
 from thalweg.engines.cpu.measure import peaks, sums_of_pair
 from thalweg.engines.cpu.work import CHUNK, Table, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages, formula_of_rows
+from thalweg.engines.reference import resumed
 from thalweg.errors import InvalidArgumentError
-from thalweg.formula import Formula
+from thalweg.formula import Formula, variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
 ENTRIES = 2**31 - 1  # more entries than fit this plan's 32-bit numbers are left to the reference
@@ -83,6 +84,8 @@ class SparsePlan:
         self.var = var
         self.slots = list(slots)
         self._copy = copy = asked.copies[0] if asked.copies else None
+        self._from_copies = asked.from_copies
+        from_copy = copy is not None and asked.from_copies
         self._flush = asked.selection.denormals == "flush"
         self._selection = asked.selection
         self.compute = layout.compute_dtype(var.dtype)
@@ -99,6 +102,7 @@ class SparsePlan:
             copy=copy is not None,
             entries=stages,
             before=rule.before,
+            from_copy=from_copy,
         )
         self._untouched = None
         if rule.update_untouched is not None:
@@ -109,6 +113,7 @@ class SparsePlan:
                 self.compute,
                 False,
                 copy=copy is not None,
+                from_copy=from_copy,
             )
         self._group = launch.jitted(rows.group_rows)
         self._width = width
@@ -160,6 +165,7 @@ class SparsePlan:
             and asked.variables[0] is self.var
             and asked.selection == self._selection
             and (asked.copies[0] if asked.copies else None) is self._copy
+            and asked.from_copies == self._from_copies
             and self._stands()
         )
 
@@ -244,8 +250,10 @@ class SparsePlan:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        own = columns.of(0, self.compute)
-        return sums_of_pair(formulas, self.values, self.var, stages, own, self.compute, self._flush)
+        own, var = columns.of(0, self.compute), self.var
+        if self._copy is not None and self._from_copies and variable_squares in formulas:
+            var = resumed(var, self._copy)
+        return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns

@@ -174,6 +174,25 @@ class Writer:
             value = self.flushed(f"{value}.to(tl.float32)")
         return f"to_{kind}({value})" if kind in REDUCED else f"{value}.to(tl.{kind})"
 
+    def kept(self, value: str, kind: str) -> str:
+        """What a copy of that type is of a number, as it is stored."""
+        largest = f"{LITERAL}({LARGEST[kind]!r})"
+        return self.stored(self.flushed(f"saturated({value}, {largest})"), kind)
+
+    def resumed(self, name: str, storage: Sequence[str], *where: str) -> list[str]:
+        """Begin at the copy, the last of `storage`, where it is not what a step left of a number.
+
+        Args:
+            name: The number's, which is the variable.
+            storage: As for `generate`.
+            where: What `load` is given after the pointer.
+        """
+        kind = storage[-1]
+        return [
+            f"copy = load(p{len(storage) - 1}, {', '.join(where)})",
+            f"{name} = resumed({name}, {self.kept(name, kind)}, copy, {self.read('copy', kind)})",
+        ]
+
     def lines(self, transcript: Transcript) -> list[str]:
         """The assignments of a formula."""
         body = [exact(each, self.compute, self._within) for each in transcript.body]
@@ -213,11 +232,13 @@ def generate(
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
     fast: bool = False,
+    from_copy: bool = False,
 ) -> Kernel:
     """The kernel that runs `formula` over tensors of the given storage types.
 
     Args:
-        formula, stages, storage, compute, duplicates, copy, entries, before: As for the CPU's.
+        formula, stages, storage, compute, duplicates, copy, entries, before, from_copy: As for the
+            CPU's.
         flush: Whether denormals are treated as zero.
         grad: Whether the formula takes a gradient. Without one it is for the rows that a sparse
             gradient does not name.
@@ -249,9 +270,11 @@ def generate(
             continue
         value = writer.read(f"load(p{index}, at, length, MASKED)", kind)
         body.append(f"{name} = {value}")
+        if from_copy and index == 0:
+            body += writer.resumed(name, storage, "at", "length", "MASKED")
     if begun and duplicates != "successive":
         name = LOCAL_PREFIX + transcript.positional[0]
-        body.insert(1, f"{name} = {_begun(writer, begun, position, name, storage[0])}")
+        body.append(f"{name} = {_begun(writer, begun, position, name, storage[0])}")
     if staged:
         name = LOCAL_PREFIX + transcript.positional[1]
         body.append(f"{name} = {applied(staged, position, name)}")
@@ -265,9 +288,8 @@ def generate(
             value = f"out{index}" if is_flushed else writer.flushed(f"out{index}")
             value = writer.stored(value, storage[stream])
             body.append(f"store(p{stream}, at, {value}, length, MASKED)")
-    if copy:
-        kept = f"saturated(out0, {LITERAL}({LARGEST[storage[-1]]!r}))"
-        value = writer.stored(writer.flushed(kept), storage[-1])
+    if copy and not (from_copy and transcript.passes(0, 0) and not begun):
+        value = writer.kept("out0", storage[-1])
         body.append(f"store(p{len(storage) - 1}, at, {value}, length, MASKED)")
 
     summed = ["sum_of_entries"] if duplicates is not None and grad else []
@@ -293,7 +315,7 @@ def generate(
     elif duplicates is None:
         kernel, integers = _DENSE.format(**common), ()
     else:
-        update = _Entries(writer, storage, first, position, arguments)
+        update = _Entries(writer, storage, first, position, arguments, from_copy)
         lines = update.summed() if duplicates == "sum" else update.successive(begun)
         kernel = _ROWS.format(**common, gradient=f"tl.{storage[1]}", update=indented(lines, 2))
         integers = ("count", "width")
@@ -343,8 +365,9 @@ class _Entries:
         stages: Sequence[tuple[str, Transcript]],
         position: dict[str, int],
         arguments: Sequence[str],
+        from_copy: bool,
     ) -> None:
-        self._writer, self._storage = writer, storage
+        self._writer, self._storage, self._from_copy = writer, storage, from_copy
         self._stages, self._position = stages, position
         self._update = f"element({', '.join([*arguments, 'found', 'at', 'width', 'True'])})"
 
@@ -372,10 +395,16 @@ class _Entries:
         """Update a row once for each of its entries."""
         lines: list[str] = []
         if begun:
-            kind = self._storage[0]
-            value = self._writer.read("load(p0, at, width, True)", kind)
-            changed = self._writer.flushed(applied(begun, self._position, value))
-            lines.append(f"store(p0, at, {self._writer.stored(changed, kind)}, width, True)")
+            writer, (kind, *_, copy) = self._writer, self._storage
+            lines.append(f"begun = {writer.read('load(p0, at, width, True)', kind)}")
+            if self._from_copy:
+                lines += writer.resumed("begun", self._storage, "at", "width", "True")
+            changed = writer.flushed(applied(begun, self._position, "begun"))
+            lines.append(f"begun = {writer.stored(changed, kind)}")
+            lines.append("store(p0, at, begun, width, True)")
+            if self._from_copy:  # else the first entry would begin at the copy
+                value = writer.kept(writer.read("begun", kind), copy)
+                lines.append(f"store(p{len(self._storage) - 1}, at, {value}, width, True)")
         once = [f"found = {self._entry()}", self._update]
         return [*lines, *once, *_while_same(*once)]
 

@@ -77,6 +77,7 @@ def generate_measure(
     measured: int,
     compute: str,
     flush: bool,
+    from_copy: bool = False,
 ) -> Kernel:
     """The kernel that sums formulas over the leaves of tensors of the given storage types.
 
@@ -87,11 +88,14 @@ def generate_measure(
         measured: How many of them formulas may read.
         compute: "float32" or "float64": the type of the update.
         flush: Whether denormals are treated as zero.
+        from_copy: As for `generate` of `codegen`.
     """
     measures = [transcribe(formula) for formula in formulas]
     for formula, transcript in zip(formulas, measures, strict=True):
         check_measure(formula, transcript, measured)
     streams = sorted({stream for each in measures for stream in used(each)})
+    has_copy = from_copy and 0 in streams
+    read = [*streams, len(storage) - 1] if has_copy else streams
     staged = [transcribe(stage) for stage in stages] if 1 in streams else []
     every = (*staged, *measures)
     scalars = tuple(dict.fromkeys(name for each in every for name in each.scalars))
@@ -105,6 +109,8 @@ def generate_measure(
         kind = storage[stream]
         own = single if stream == 1 and staged else double
         body.append(f"e{stream} = {own.read(value, kind)}")
+        if has_copy and stream == 0:
+            body += double.resumed("e0", storage, "at", "length", "MASKED")
     for index, stage in enumerate(staged):
         definitions |= {
             name: _for_stages(text)
@@ -132,7 +138,7 @@ def generate_measure(
     count = len(measures)
     body.append(f"return {', '.join(f'm{index}' for index in range(count))}")
 
-    arguments = [*(f"p{stream}" for stream in streams), *scalar.values()]
+    arguments = [*(f"p{stream}" for stream in read), *scalar.values()]
     parameters = ", ".join([*arguments, "at", "length", "MASKED: tl.constexpr"])
     texts = [*definitions.values()]
     texts.append(f"@triton.jit\ndef element({parameters}):\n{indented(body, 1)}")
@@ -155,7 +161,7 @@ def generate_measure(
             [
                 f"p{k} = pointer(base + tensor * {len(storage)} + {k}, tl.{storage[k]}, ALIGNED)"
                 " + offset"
-                for k in streams
+                for k in read
             ],
             1,
         ),

@@ -248,6 +248,20 @@ def saturated(x, largest):
 
 
 @triton.jit
+def resumed(x, kept, copy, beginning):
+    """A number, or what its copy is where that is not what a step left.
+
+    Args:
+        x: The number.
+        kept: What a step leaves of it, as it is stored.
+        copy: What is stored.
+        beginning: That in the type of the arithmetic.
+    """
+    same = kept.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
+    return tl.where(same, x, beginning)
+
+
+@triton.jit
 def fold(x, HALF: tl.constexpr):
     """The upper half of lanes added to the lower half."""
     low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))

@@ -32,7 +32,8 @@ class Group:
 
     def __init__(self, asked: Request, members: list[int]) -> None:
         own = streams_of(asked, members)
-        self._names, self._measurable = own.names, len(own.measured)
+        self._names, self._from_copy = own.names, own.from_copy
+        self._measurable = len(own.names) - own.copied
         self.dtype = own.compute
         self._flush = asked.selection.denormals == "flush"
         self.kernel = launch.compiled(
@@ -44,6 +45,7 @@ class Group:
             copy=own.copied,
             before=asked.rule.before,
             fast=asked.selection.math == "fast",
+            from_copy=own.from_copy,
         )
         self.members = members
         self.whole = len(members) == len(asked.variables)
@@ -147,7 +149,7 @@ class Group:
     def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
         kernel = launch.measuring(
-            formulas, stages, self._names, self._measurable, self.dtype, flush
+            formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
         )
         rows, there = self._scalars(kernel, columns)
         found = torch.empty(

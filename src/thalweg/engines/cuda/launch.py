@@ -181,12 +181,14 @@ def compiled(
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
     fast: bool = False,
+    from_copy: bool = False,
 ) -> Compiled:
     """The kernel of a formula for these storage types; arguments as those of `generate`."""
     name = np.dtype(compute).name
     kernel = generate(
-        formula, stages, storage, name, flush, grad, duplicates, copy, entries, before, fast
-    )
+        formula, stages, storage, name, flush, grad, duplicates, copy, entries, before, fast,
+        from_copy,
+    )  # fmt: skip
     return Compiled(kernel, compute)
 
 
@@ -198,9 +200,11 @@ def measuring(
     measured: int,
     compute: type[np.floating[Any]],
     flush: bool,
+    from_copy: bool = False,
 ) -> Compiled:
     """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
-    kernel = generate_measure(formulas, stages, storage, measured, np.dtype(compute).name, flush)
+    name = np.dtype(compute).name
+    kernel = generate_measure(formulas, stages, storage, measured, name, flush, from_copy)
     return Compiled(kernel, np.float64)
 
 

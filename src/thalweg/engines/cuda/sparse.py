@@ -18,7 +18,8 @@ from thalweg.engines.cuda.codegen import WIDTH, block_of
 from thalweg.engines.cuda.mirror import Mirror, is_capturing
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages, formula_of_rows
-from thalweg.formula import Formula
+from thalweg.engines.reference import resumed
+from thalweg.formula import Formula, variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
 
@@ -38,6 +39,7 @@ class RowsPart:
         copy = asked.copies[0] if asked.copies else None
         self.written = [var, *slots] if copy is None else [var, *slots, copy]
         self._var, self._copied = var, copy is not None
+        self._from_copy = copy if asked.from_copies else None
         self._dtype = layout.compute_dtype(var.dtype)
         self._flush = asked.selection.denormals == "flush"
         self._fast = asked.selection.math == "fast"
@@ -54,10 +56,10 @@ class RowsPart:
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        own = columns.of(0, self._dtype)
-        return sums_of_pair(
-            formulas, self._values, self._var, stages, own, self._dtype, self._flush
-        )
+        own, var = columns.of(0, self._dtype), self._var
+        if self._from_copy is not None and variable_squares in formulas:
+            var = resumed(var, self._from_copy)
+        return sums_of_pair(formulas, self._values, var, stages, own, self._dtype, self._flush)
 
     def leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
@@ -101,6 +103,7 @@ class RowsPart:
             entries=self._stages,
             before=rule.before,
             fast=self._fast,
+            from_copy=self._from_copy is not None,
         )
         base = self._addresses(streams)
         sent = self._sent(kernel, scalars)
@@ -121,6 +124,7 @@ class RowsPart:
             False,
             copy=self._copied,
             fast=self._fast,
+            from_copy=self._from_copy is not None,
         )
         height = self._var.shape[0]
         named = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(0, rows, 1)

@@ -43,7 +43,7 @@ def slot_variables(
     """
     wrapped = optimizer.wrapped
     places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
-    slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.items()}
+    slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
     made = []
     for weight in [*wrapped.weights[1:], *wrapped._added]:
         owner, name = slots.get(id(weight), (None, _title(weight)))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.hyperparameters import as_number
+from thalweg.core.hyperparameters import as_hyper, as_number
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers.builtin import BuiltIn
@@ -92,7 +92,7 @@ class Ftrl(BuiltIn):
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
-        shrinkage = dtype(np.float32(self._l2_shrinkage_regularization_strength))
+        shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
 
     def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
@@ -114,7 +114,8 @@ class Ftrl(BuiltIn):
     def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
-        shrinkage = torch.full_like(own["beta"], self._l2_shrinkage_regularization_strength)
+        shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
+        shrinkage = torch.full_like(own["beta"], shrinkage)
         return {**own, "l2_shrinkage_regularization_strength": shrinkage}
 
     def get_config(self) -> dict[str, Any]:

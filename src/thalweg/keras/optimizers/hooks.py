@@ -161,6 +161,7 @@ class RuleHooks(KerasHooks):
         self.repeats = optimizer._repeats()
         self._rates: dict[Dtype, float] = {}
         self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
+        self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
 
     def rule(self) -> Rule:
         return self._optimizer._rule()
@@ -170,6 +171,7 @@ class RuleHooks(KerasHooks):
         return optimizer._slots.of(var, [slot.name for slot in optimizer._rule().slots])
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
+        self._variables = variables
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
         optimizer = self._optimizer
         if not _PREPARED.isdisjoint(optimizer._overridden()):
@@ -198,7 +200,7 @@ class RuleHooks(KerasHooks):
         return self._optimizer._rule_scalars(dtype, self._rates.get(dtype))
 
     def counts(self, shared: Shared) -> list[Call]:
-        return [*super().counts(shared), *self._optimizer._counted(shared)]
+        return [*super().counts(shared), *self._optimizer._counted(shared, self._variables)]
 
 
 class AloneHooks(RuleHooks):

@@ -84,7 +84,7 @@ class Hypers(TrackableSlots):
         return backend.track(make_variable(initial_value, in_graph.scoped(name)))
 
     def _serialize_hyperparameter(self, name: str) -> Any:
-        """What `get_config` writes: a number, a NumPy scalar, or the config of a schedule.
+        """What `get_config` writes: a number that JSON knows, or the config of a schedule.
 
         In graph mode the value of a variable is that of the session, or its first if none is known.
         """
@@ -92,9 +92,12 @@ class Hypers(TrackableSlots):
         if isinstance(value, LearningRateSchedule):
             return serialize(value)
         if isinstance(value, Tensor):
-            return numpy_value(value)
-        is_kept = is_symbolic(value) and not is_function(self._hyper.raw(name))
-        return in_graph.written(value) if is_kept else value
+            value = numpy_value(value)
+        elif is_symbolic(value) and not is_function(self._hyper.raw(name)):
+            value = in_graph.written(value)
+        # A numpy.float64 is a float, and makes a hyperparameter of float64.
+        is_odd = isinstance(value, np.generic) and not isinstance(value, float)
+        return value.item() if is_odd else value
 
     def __getattr__(self, name: str) -> Any:
         hyper = self.__dict__.get("_hyper")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -96,8 +97,10 @@ class Nadam(BuiltIn):
             self._make_cache(var_list[0].dtype.to_real())
         super()._create_slots(var_list)
 
-    def _counted(self, shared: Shared) -> list[Call]:
+    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         cache = resolve(self._cache)
+        if all(var.dtype.to_real() is not cache.dtype for var in variables):
+            return []  # as in TensorFlow, the scalars of another dtype leave the cache alone
         dtype = compute_dtype(cache.dtype)
         own = shared.get(dtype) or self._rule_scalars(dtype)
         return [partial(cache.detach().fill_, own["momentum_cache"].item())]

@@ -24,6 +24,7 @@ from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
 from thalweg.core.slots import SlotStore
+from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.indexed_slices import IndexedSlices
@@ -407,7 +408,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         clipping = {key: value for key, value in self._clipping_options().items() if value}
         options = {"engine": self._engine or "auto", **clipping}
         parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
-        slots = [slot for _, _, slot in self._slots.items()]
+        slots = [slot for _, _, slot in self._slots.triples()]
         size = sum(slot.numel() * slot.element_size() for slot in slots)
         count = len(self._slots.owners())
         return (
@@ -462,9 +463,7 @@ def _deduplicate_indexed_slices(values: Any, indices: Any) -> tuple[Tensor, Tens
     return summed.values, summed.indices
 
 
-def _var_key(var: Any) -> str:
-    """A name that no other variable has."""
-    return var._unique_id
+_var_key = variable_key
 
 
 def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -157,8 +158,8 @@ class RuleOptimizer(Optimizer):
                 found[compute_dtype(dtype)] = float(own["lr_t"])
         return found
 
-    def _counted(self, shared: Shared) -> list[Call]:
-        """What counts a step beside `iterations`, as functions in C."""
+    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
+        """What counts a step of these variables beside `iterations`, as functions in C."""
         return []
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:

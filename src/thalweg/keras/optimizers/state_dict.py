@@ -100,7 +100,7 @@ class StateDict(TrackableSlots, state.Copied):
         with self._lock:
             self._settle()
             owners = self._owners()
-            check_memories([slot for *_, slot in self._slots.items()])
+            check_memories([slot for *_, slot in self._slots.triples()])
             slots = {
                 name: {each.name[1:]: each.read() for each in state.of_slots(self._slots, var, "")}
                 for name, var in zip(names(owners), owners, strict=True)

@@ -13,6 +13,7 @@ from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.slots import SlotStore
+from thalweg.core.slots_as_dicts import SlotsByVariable
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -81,7 +82,7 @@ class Weights(TrackableSlots):
         self._maybe_initialize_trackable()
         self._iterations: Any = None
         self._counts_for: Tensor | None = None  # `iterations`, if it was given
-        self._slots = SlotStore()
+        self._slots = SlotsByVariable()
         self._weights: list[Tensor] = []
         self._added: list[Tensor] = []
 

@@ -8,11 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.hyperparameters import is_number
 from thalweg.core.norms import clip_factor
 from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import values_of, with_values
-from thalweg.openseq2seq.optimizers.gradients import Gradient, each, processed, refuse_none, title
+from thalweg.openseq2seq.optimizers.gradients import (
+    Gradient,
+    check_given,
+    each,
+    processed,
+    refuse_none,
+    title,
+)
 from thalweg.openseq2seq.optimizers.norms import norm_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
@@ -29,6 +37,16 @@ def refuse_scalars(variables: Sequence[Any]) -> None:
             raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
 
 
+def check_limit(name: str, limit: Any) -> None:
+    """Refuse a largest norm that means nothing; OpenSeq2Seq clips by none that is negative.
+
+    Raises:
+        InvalidArgumentError: It is below 0, or NaN.
+    """
+    if is_number(limit) and not limit >= 0:
+        raise InvalidArgumentError(f"{name} is the largest norm, 0 or more, not {limit!r}.")
+
+
 def _clip_by_global_norm(
     t_list: Sequence[Any],
     clip_norm: Any,
@@ -41,10 +59,11 @@ def _clip_by_global_norm(
 
     Args:
         t_list: A list of tensors, `IndexedSlices` and None, which stays None.
-        clip_norm: The largest norm. 0 gives zeros; a negative one changes nothing.
+        clip_norm: The largest norm. 0 gives zeros.
         use_norm: Optional. Their norm, if it is known; otherwise it is computed.
         name: Name of the operation in graph mode.
-        as_shipped: Whether large norms are infinite, see `_global_norm_with_cast`.
+        as_shipped: Whether large norms are infinite, see `_global_norm_with_cast`, and a negative
+            `clip_norm` changes nothing.
 
     Returns:
         The list in float32, and the norm. Where the norm is infinite, infinities become NaN and
@@ -52,11 +71,14 @@ def _clip_by_global_norm(
 
     Raises:
         TypeError: `t_list` is no sequence, or a string.
+        ValueError: `clip_norm` is below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     if not isinstance(t_list, Sequence) or isinstance(t_list, str | bytes):
         raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")
+    if not as_shipped:
+        check_limit("clip_norm", clip_norm)
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
 
     def clip(gradients: Any, variables: Any, size: Any, limit: Any) -> list[Gradient]:
@@ -90,24 +112,30 @@ def _clip_gradients_by_norm(
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
         clip_gradients: The largest norm.
-        as_shipped: Whether large norms are infinite, and variables of shape () are refused.
+        as_shipped: Whether large norms are infinite, variables of shape () are refused, and a
+            negative `clip_gradients` changes nothing.
 
     Returns:
         The pairs; gradients are of their variable's dtype.
 
     Raises:
-        ValueError: A gradient is None.
+        ValueError: There are no pairs, a gradient is None, or `clip_gradients` below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
+    grads_and_vars = check_given(grads_and_vars)
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
+    if not as_shipped:
+        check_limit("clip_gradients", clip_gradients)
     refuse_none(gradients, variables, "clipping needs its norm")
     if as_shipped:
         refuse_scalars(variables)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
-        how = Processing(global_clipnorm=float(limit), overflow=as_shipped, whole_is_nan=False)
+        how = Processing(
+            global_clipnorm=float(limit), overflow=as_shipped, casts=True, whole_is_nan=False
+        )
         return processed(gradients, variables, how)
 
     made = each(

@@ -40,6 +40,18 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
     return list(map(concrete, gradients))
 
 
+def check_given(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The pairs of gradient and variable.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    pairs = list(grads_and_vars)
+    if not pairs:
+        raise InvalidArgumentError("No variables provided: there are no pairs of gradient and one.")
+    return pairs
+
+
 def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
     """Refuse a gradient of another dtype than its variable.
 

@@ -259,19 +259,25 @@ def inv_poly_decay(
     begin_decay_at: int = 0,
     warmup_steps: int = 0,
     name: str = "learning_rate",
+    *,
+    as_shipped: bool = False,
 ) -> Any:
-    """learning_rate / (1 + c global_step)^power, c such that decay_steps lead to min_lr.
+    """learning_rate / (1 + c t)^power, c such that decay_steps lead to min_lr.
+
+        t = max(global_step - begin_decay_at, 0)
 
     It goes on falling below `min_lr` after that.
 
     Args:
         global_step: The variable that counts updates, or an integer.
         learning_rate: The first learning rate.
-        decay_steps: The step that reaches `min_lr`.
+        decay_steps: Steps, from `begin_decay_at` on, until `min_lr` is reached.
         min_lr: From 1e-8 to `learning_rate`; what is outside counts as the nearer of the two.
         power: Above 0.
-        begin_decay_at, warmup_steps: Ignored.
+        begin_decay_at: Up to this step nothing decays.
+        warmup_steps: Ignored.
         name: Name of the tensor in graph mode.
+        as_shipped: Whether `begin_decay_at` is ignored, too, as in OpenSeq2Seq.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
@@ -286,9 +292,11 @@ def inv_poly_decay(
     if not power > 0:
         raise InvalidArgumentError(f"inv_poly_decay requires a power above 0, not {power}.")
     slope = formulas.inverse_polynomial_slope(float(learning_rate), min_lr, decay_steps, power)
+    begin = 0 if as_shipped else begin_decay_at
 
     def at(step: Any) -> Any:
-        rate, count = as_scalar(learning_rate, dtype), as_scalar(step, dtype)
+        count = as_scalar(step - begin if step > begin else 0, dtype)
+        rate = as_scalar(learning_rate, dtype)
         return formulas.inverse_polynomial(rate, count, dtype(slope), power)
 
     return _followed(name, global_step, at, dtype)

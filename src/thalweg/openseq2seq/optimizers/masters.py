@@ -99,7 +99,7 @@ class Masters:
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Each variable that has a master, and the master."""
-        return [(var, master) for var, _, master in self._slots.items()]
+        return [(var, master) for var, _, master in self._slots.triples()]
 
     def originals(self, targets: Sequence[Any]) -> list[Any]:
         """The variables whose masters are among the targets, and targets that are no masters."""

@@ -26,7 +26,13 @@ from thalweg.graph import (
 )
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
-from thalweg.openseq2seq.optimizers.gradients import concretes, deferred, each, refuse_none
+from thalweg.openseq2seq.optimizers.gradients import (
+    check_given,
+    concretes,
+    deferred,
+    each,
+    refuse_none,
+)
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.regularization import (
     may_have_penalties,
@@ -150,22 +156,20 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         own = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*own, *self._opt.variables()]
 
-    def differentiate(
-        self, loss: Any, var_list: Any = None, *args: Any, **options: Any
-    ) -> Backward:
+    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> Backward:
         """The gradients of the scaled loss as they come, and what is needed to unscale them.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
             var_list: Optional. See `Optimizer.minimize`.
-            *args, **options: See `Optimizer.compute_gradients`.
+            **options: See `Optimizer.compute_gradients`.
 
         Raises:
             TypeError: The scale adapts and the loss is not float32.
             ValueError: A float16 or bfloat16 variable has no gradient.
         """
         scale = self._present_scale()
-        pairs = self._opt.compute_gradients(scaled(loss, scale), var_list, *args, **options)
+        pairs = self._opt.compute_gradients(scaled(loss, scale), var_list, **options)
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: Any) -> Backward:
@@ -200,12 +204,21 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     @untraced
-    def compute_gradients(self, loss: Any, var_list: Any = None, *args: Any, **options: Any) -> Any:
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        gate_gradients: int = Optimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> Any:
         """The gradients of a loss by the masters, unscaled.
 
         Args:
             loss, var_list: As in `differentiate`.
-            *args, **options: See `Optimizer.compute_gradients`.
+            gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss: As in
+                `Optimizer.compute_gradients`.
 
         Returns:
             A pair (gradient, master) for each variable in float16 or bfloat16, and the pair of
@@ -216,7 +229,15 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             ValueError: A float16 or bfloat16 variable has no gradient.
             AttributeError: There is no loss scale, `as_shipped`.
         """
-        backward = self.differentiate(loss, var_list, *args, **options)
+        given = {
+            "gate_gradients": (gate_gradients, Optimizer.GATE_OP),
+            "aggregation_method": (aggregation_method, None),
+            "colocate_gradients_with_ops": (colocate_gradients_with_ops, False),
+            "grad_loss": (grad_loss, None),
+        }
+        # An optimizer inside need not take what is not asked for.
+        options = {name: value for name, (value, default) in given.items() if value is not default}
+        backward = self.differentiate(loss, var_list, **options)
 
         def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
             return unscaled(Backward(gradients, targets, targets, penalties, scale))
@@ -259,7 +280,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             TypeError, ValueError: See `Optimizer.apply_gradients`. Nothing has changed then, and
                 the scaler has not either.
         """
-        pairs = as_pairs(grads_and_vars)
+        pairs = check_given(as_pairs(grads_and_vars))
         targets = [target for _, target in pairs]
         originals = self._masters.originals(targets)
         given = [grad for grad, _ in pairs]

@@ -22,7 +22,7 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
 
     def measure(given: list[Any]) -> Tensor:
         found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
-        known = Processing(overflow=as_shipped).known(Tensors(found, found), found)
+        known = Processing(overflow=as_shipped, casts=True).known(Tensors(found, found), found)
         with np.errstate(over="ignore"):
             norm = np.float32(known.global_norm)
         return torch.tensor(norm, device=found[0].device if found else None)

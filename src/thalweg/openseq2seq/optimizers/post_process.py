@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
@@ -16,11 +17,20 @@ from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
 from thalweg.indexed_slices import IndexedSlices, values_of
-from thalweg.openseq2seq.optimizers.clipping import refuse_scalars
-from thalweg.openseq2seq.optimizers.gradients import Gradient, each, processed, refuse_none
+from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
+from thalweg.openseq2seq.optimizers.gradients import (
+    Gradient,
+    check_given,
+    concretes,
+    deferred,
+    each,
+    processed,
+    refuse_none,
+)
 from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
-from thalweg.openseq2seq.optimizers.tables import checked_summaries
+from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
+from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
 
 
 class PostProcessing(NamedTuple):
@@ -49,7 +59,8 @@ class PostProcessing(NamedTuple):
         """From the arguments of `optimize_loss`.
 
         Raises:
-            ValueError: A summary has an unknown name, or a parameter of LARC is wrong.
+            ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
+                `clip_gradients` is below 0 or NaN, unless `as_shipped`.
             AttributeError: There are both clipping and LARC.
             TypeError: `clip_gradients` is no number.
         """
@@ -61,6 +72,8 @@ class PostProcessing(NamedTuple):
             )
         if not (clip_gradients is None or is_number(clip_gradients)):
             raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
+        if not as_shipped:
+            check_limit("clip_gradients", clip_gradients)
         larc = None if larc_params is None else Larc.of(larc_params)
         return cls(clip_gradients, larc, wanted, as_shipped)
 
@@ -96,6 +109,7 @@ class PostProcessing(NamedTuple):
         return Processing(
             global_clipnorm=None if clip is None else float(clip),
             overflow=self.as_shipped,
+            casts=True,
             whole_is_nan=False,
             trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
             watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
@@ -123,7 +137,7 @@ class PostProcessing(NamedTuple):
         if self.larc is not None and any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
             values = [values_of(grad) for grad, _ in pairs]
-            plain = Processing(unscaling=unscaling, overflow=self.as_shipped)
+            plain = Processing(unscaling=unscaling, overflow=self.as_shipped, casts=True)
             variables = [var for _, var in pairs]
             rows = plain.known(Tensors(values, variables), variables)
         shows_norm = "global_gradient_norm" in journal.wanted
@@ -178,7 +192,8 @@ def post_process_gradients(
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
-        summaries: Names out of `OPTIMIZER_SUMMARIES`; the default ones if None.
+        summaries: Names out of `OPTIMIZER_SUMMARIES`; the default ones if None. In graph mode
+            those of gradients and variables are in the collection SUMMARIES, too.
         lr: The learning rate, a number or tensor of shape ().
         clip_gradients: The largest global norm, or None.
         larc_params: A dict, or None: `larc_eta` (float, required), `larc_mode` ("clip", which is
@@ -193,26 +208,40 @@ def post_process_gradients(
         The pairs with new gradients. LARC makes sparse gradients dense.
 
     Raises:
-        ValueError: A summary or parameter is unknown or wrong, or a gradient is None whose norm
-            is needed.
+        ValueError: There are no pairs, a summary or parameter is unknown or wrong, or a gradient
+            is None whose norm is needed.
         AttributeError: There are both `clip_gradients` and `larc_params`.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     how = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
+    grads_and_vars = check_given(grads_and_vars)
     check_writer(summary_writer)
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
     how.check(gradients, variables)
 
-    def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
-        journal = None if summary_writer is None else Journal(how.summaries)
+    def noted(gradients: Any, variables: Any, rate: Any, journal: Journal | None) -> list[Gradient]:
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        made = processed(gradients, variables, how.processing(pairs, rate, journal))
-        if journal is not None:
-            journal.sent(global_step).write(summary_writer)
+        return processed(gradients, variables, how.processing(pairs, rate, journal))
+
+    def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
+        if summary_writer is None:
+            return noted(gradients, variables, rate, None)
+        journal = Journal(how.summaries)
+        made = noted(gradients, variables, rate, journal)
+        journal.sent(global_step).write(summary_writer)
         return made
 
+    def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
+        journal = Journal(how.summaries, scope)
+        with torch.no_grad():
+            noted(concretes(gradients), variables, rate, journal)
+        return journal.sent(0).write
+
+    wanted = OF_GRADIENTS.intersection(how.summaries) and deferred([*gradients, *variables, lr])
+    if wanted and can_be_collected(summaries, summary_writer):
+        collect(tell, [gradients, variables, lr])
     made = each(
         process,
         gradients,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from thalweg.errors import PerformanceWarning, warn
-from thalweg.variable import REDUCED
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    PerformanceWarning,
+    did_you_mean,
+    warn,
+)
+from thalweg.variable import REDUCED, as_dtype, dtype_name
 
 _MESSAGE = (
     'dtype is "mixed", but nothing is in mixed precision: no variable is float16 or bfloat16, and'
@@ -16,6 +23,33 @@ _MESSAGE = (
     " model.bfloat16() beforehand, use torch.autocast inside of the loss, or leave the dtype at"
     " float32."
 )
+
+
+_PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_NAMES = ("mixed", *map(dtype_name, _PLAIN))
+
+
+def is_mixed(dtype: Any) -> bool:
+    """Whether a dtype asks for mixed precision; None does not.
+
+    Raises:
+        InvalidArgumentError: It is another name, or a dtype in which nothing is trained.
+        InvalidTypeError: It is neither a name nor a dtype.
+    """
+    known = f"dtype must be one of {', '.join(_NAMES)}, not {dtype!r}."
+    if dtype is None:
+        return False
+    if isinstance(dtype, str) and dtype not in _NAMES:
+        raise InvalidArgumentError(f"{known} {did_you_mean(dtype, _NAMES)}".rstrip())
+    if isinstance(dtype, str):
+        return dtype == "mixed"
+    try:
+        found = as_dtype(dtype)
+    except InvalidTypeError as error:
+        raise InvalidTypeError(known) from error
+    if found not in _PLAIN:
+        raise InvalidArgumentError(known)
+    return False
 
 
 class MixedCheck:

@@ -16,10 +16,10 @@ from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
-from thalweg.openseq2seq.optimizers.gradients import Gradient
+from thalweg.openseq2seq.optimizers.gradients import Gradient, processed
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.summaries import Journal, Outbox
+from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
 from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
@@ -140,6 +140,30 @@ def apply_processed(
         if taken:
             distribute.taken(optimizer, bool(errors))
         return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
+
+
+def told_of(how: Treatment, given: Given, scope: str) -> Letter:
+    """The summaries of a run's gradients and variables, without its update.
+
+    A run that only adds its gradients up has none.
+
+    Args:
+        how: What would be done to the gradients of this worker alone.
+        given: The gradients of the run.
+        scope: What tags begin with.
+    """
+    journal = Journal(how.post.summaries, scope)
+    with torch.inference_mode(False), torch.no_grad():
+        backward = given.backward
+        if how.iter_size > 1 and not given.skip:
+            own = shares(unscaled(backward), how.iter_size)
+            backward = backward.done(_totals(given.sums, own))
+        if not given.skip:
+            backward, unscaling = raw(backward)
+            pairs = backward.present().pairs
+            processing = how.post.processing(pairs, given.rate, journal, unscaling=unscaling)
+            processed([grad for grad, _ in pairs], [var for _, var in pairs], processing)
+    return journal.sent(0)
 
 
 def _check(how: Treatment, backward: Backward) -> None:

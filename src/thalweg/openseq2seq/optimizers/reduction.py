@@ -14,7 +14,7 @@ from thalweg.distribute.reducing import summed
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.openseq2seq.optimizers.gradients import Gradient, deferred, each
+from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, deferred, each
 
 AllReduce = Callable[[Any], Any]
 
@@ -133,6 +133,7 @@ def reduce_gradients(
 
     Raises:
         NotImplementedError: `on_horovod` is false.
+        ValueError: There are no pairs.
         ReplicaMismatchError: A gradient is dense for one worker and sparse for another, or its
             dtypes differ. Every worker raises it.
 
@@ -143,7 +144,7 @@ def reduce_gradients(
     is_alone = all_reduce is None and here().ranks.is_alone
     if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
         grads_and_vars = filled(grads_and_vars, here().ranks)  # those that build the same graph
-    gradients = [grad for grad, _ in grads_and_vars]
+    gradients = [grad for grad, _ in check_given(grads_and_vars)]
     variables = [var for _, var in grads_and_vars]
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)
 

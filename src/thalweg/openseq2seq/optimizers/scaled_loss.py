@@ -7,9 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.variable import dtype_name
+
+
+def check_scalar(loss: Any) -> None:
+    """Refuse a loss, of a graph or not, that has more or less than one number to minimize.
+
+    Raises:
+        InvalidArgumentError: It is known that its shape is not ().
+    """
+    shape = getattr(loss, "shape", ())
+    if shape is not None and tuple(shape) != ():
+        raise InvalidArgumentError(
+            f"loss must be a scalar, of shape (), not of shape {tuple(shape)}. Reduce it, as by"
+            " .mean() or .sum()."
+        )
 
 
 def scaled(loss: Any, scale: Any) -> Any:

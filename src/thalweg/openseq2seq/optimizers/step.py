@@ -28,6 +28,7 @@ from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.reduction import waited_for
+from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
@@ -115,7 +116,7 @@ class TrainingStep:
 
         Raises:
             ValueError: There are no variables, or none has a gradient, or one has none whose norm
-                is needed.
+                is needed, or the loss is no scalar.
             TypeError: `skip_update_ph` gives no bool; an adapting loss scale and a loss that is
                 not float32.
             FailedPreconditionError: A graph is being built.
@@ -231,6 +232,7 @@ class TrainingStep:
 
         def loss() -> Any:
             value = self._loss()
+            check_scalar(value)
             if self._mixed is not None:
                 self._check_mixed(value)
             kept[:] = [value.detach().clone() if isinstance(value, Tensor) else value]

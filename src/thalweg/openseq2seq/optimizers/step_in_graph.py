@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +26,22 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import SCOPE, Given, Treatment, apply_processed
+from thalweg.openseq2seq.optimizers.process import (
+    SCOPE,
+    Given,
+    Treatment,
+    apply_processed,
+    told_of,
+)
+from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
+from thalweg.openseq2seq.optimizers.summaries import Outbox
+from thalweg.openseq2seq.optimizers.summaries_in_graph import (
+    Collected,
+    OfThisRun,
+    collect,
+    collect_scalar,
+)
+from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.update import captured_by
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
@@ -39,20 +55,26 @@ def step_in_graph(
     scaler: AutomaticLossScaler | None,
     how: Treatment,
     skip_update: Any,
+    collected: Sequence[str] = (),
 ) -> Any:
     """The tensor that takes a step when a session runs it; its value is the loss before that.
 
-    Operations of the collection UPDATE_OPS run with it, also where there is no update.
+    Operations of the collection UPDATE_OPS run with it, also where there is no update. The
+    summaries that are `collected`, "loss" among them, go to the collection SUMMARIES.
 
     Raises:
         InvalidTypeError: The loss is not symbolic, a variable is none of the graph, or the
             optimizer wraps another one.
-        ValueError: No variable has a gradient, or one has none that needs it.
+        ValueError: No variable has a gradient, or one has none that needs it; the loss is no
+            scalar.
     """
     if callable(loss) and not is_symbolic(loss):
         loss = loss()
     if not is_symbolic(loss):
         raise InvalidTypeError(f"loss must be a tensor of the graph, not {loss!r}.")
+    check_scalar(loss)
+    if "learning_rate" in collected:
+        collect_scalar("learning_rate", rate)
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     with variable_scope(SCOPE.rstrip("/")):
         mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
@@ -69,6 +91,13 @@ def step_in_graph(
         watcher = None if mixed is None else mixed.loss_scaler
         check_mixed = MixedCheck()
         shown = None if scaler is None else scaler.loss_scale
+        if "loss" in collected:
+            collect_scalar("loss", loss)
+        if "loss_scale" in collected and shown is not None:
+            collect_scalar("loss_scale", shown)
+        averaged = None
+        if collected and how.reduces and not (how.all_reduce is None and here().ranks.is_alone):
+            averaged = OfThisRun()
 
         def run(
             value: Tensor,
@@ -80,30 +109,39 @@ def step_in_graph(
             step: Tensor,
             captured: Any,
         ) -> Tensor:
+            check_scalar(value)
             if mixed is not None:
                 check_mixed(value)
             given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
             before = value.detach().clone()
-            outcome = apply_processed(inner, how, given, watcher, scale, step, [])
+            taken = how
+            if averaged is not None:
+                writer = None if how.outbox is None else how.outbox.writer
+                told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
+                averaged.keep(told)
+                taken = how._replace(outbox=Outbox(told, waits=True))
+            outcome = apply_processed(inner, taken, given, watcher, scale, step, [])
             raise_first(outcome.errors)
             return before
 
+        parts = {
+            "gradients": backward.gradients,
+            "variables": [by_reference(var) for var in backward.variables],
+            "targets": [by_reference(target) for target in backward.targets],
+            "penalties": backward.penalties,
+            "scale": backward.scale,
+        }
+        sums = accumulators.of(backward.targets) if how.iter_size > 1 else []
+        sums = [by_reference(each) for each in sums]
+        skip = skip_update if how.iter_size > 1 else False
         made = operation(
             run,
             [
                 loss,
-                {
-                    "gradients": backward.gradients,
-                    "variables": [by_reference(var) for var in backward.variables],
-                    "targets": [by_reference(target) for target in backward.targets],
-                    "penalties": backward.penalties,
-                    "scale": backward.scale,
-                },
-                [by_reference(each) for each in accumulators.of(backward.targets)]
-                if how.iter_size > 1
-                else [],
+                parts,
+                sums,
                 rate,
-                skip_update if how.iter_size > 1 else False,
+                skip,
                 shown,
                 by_reference(global_step),
                 captured_by(inner, backward.targets),
@@ -114,6 +152,17 @@ def step_in_graph(
             control_inputs=update_ops,
         )
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
+        if averaged is not None:
+            averaged.collect()
+        elif OF_GRADIENTS.intersection(collected):
+
+            def tell(
+                parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
+            ) -> Callable[[Any], None]:
+                given = Given(Backward(**parts), sums, rate, as_skip(skip))
+                return told_of(how, given, scope).write
+
+            collect(tell, [parts, sums, rate, skip])
     return made
 
 

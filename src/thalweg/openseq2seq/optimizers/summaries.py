@@ -87,10 +87,13 @@ class Outbox:
     Args:
         writer: The writer.
         waits: Whether it is handed over at once, too.
+
+    Attributes:
+        writer: The writer.
     """
 
     def __init__(self, writer: Any, waits: bool = False) -> None:
-        self._writer = writer
+        self.writer = writer
         self._waits = waits
         self._letters: list[Letter] = []
 
@@ -102,7 +105,7 @@ class Outbox:
     def flush(self, but: int = 0) -> None:
         """Hand over what is left, waiting for the device; but for this many of the last."""
         while len(self._letters) > but:
-            self._letters.pop(0).write(self._writer)
+            self._letters.pop(0).write(self.writer)
 
 
 def tags_of(variables: Sequence[Any]) -> list[str]:

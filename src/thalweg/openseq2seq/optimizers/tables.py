@@ -32,6 +32,8 @@ OPTIMIZER_SUMMARIES = [
 
 DEFAULT_SUMMARIES = ("learning_rate", "global_gradient_norm", "loss_scale")
 
+OF_GRADIENTS = frozenset(OPTIMIZER_SUMMARIES) - {"learning_rate", "loss_scale"}
+
 
 def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     """The summaries to make; the default ones for None.

@@ -16,12 +16,14 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.openseq2seq.optimizers.precision import is_mixed
 from thalweg.openseq2seq.optimizers.process import SCOPE, Treatment
 from thalweg.openseq2seq.optimizers.rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
+from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
 from thalweg.tracing import untraced
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
@@ -60,7 +62,8 @@ def optimize_loss(
     finite.
 
     Args:
-        loss: A callable without arguments; in graph mode a symbolic tensor.
+        loss: A callable without arguments that returns a tensor of shape (); in graph mode a
+            symbolic tensor.
         optimizer: A name out of `OPTIMIZER_CLS_NAMES`, or a class of `thalweg.v1` or derived from
             one, such as `NovoGrad`.
         optimizer_params: Its arguments but the learning rate. "AdamW", the name, has its
@@ -70,11 +73,13 @@ def optimize_loss(
             step.
         var_list: Optional. The variables to train. By default all trainable ones of the graph, or
             in eager mode those that the loss depends on in the first run.
-        dtype: "mixed" trains float16 and bfloat16 variables by masters and scales the loss;
-            otherwise it has no meaning.
-        clip_gradients: Optional. The largest global norm.
+        dtype: "mixed" trains float16 and bfloat16 variables by masters, which decide, and scales
+            the loss; a dtype of floats has no meaning.
+        clip_gradients: Optional. The largest global norm, 0 or more.
         summaries: Names out of `OPTIMIZER_SUMMARIES`. None stands for the learning rate, the
-            global norm and the loss scale.
+            global norm and the loss scale. In graph mode they are in the collection SUMMARIES,
+            from which `tf.summary.merge_all` takes them, for None with the loss; those of
+            gradients that workers average are run together with the step.
         larc_params: Optional. See `post_process_gradients`.
         loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
         loss_scaling_params: Optional. Parameters of the algorithm.
@@ -99,10 +104,12 @@ def optimize_loss(
         makes the update. Both give the loss as it was before the update, not scaled.
 
     Raises:
-        ValueError: A name is unknown, a parameter missing, unknown or of another type, or a
-            variable has no gradient but its norm is needed.
+        ValueError: A name is unknown, a parameter missing, unknown, of another type or out of
+            range, the loss no scalar, or a variable has no gradient but its norm is needed.
         AttributeError: There are both `clip_gradients` and `larc_params`.
         KeyError: "AdamW" without `weight_decay`.
+        ModuleNotFoundError: In graph mode, there are `summaries` but no `summary_writer`, and
+            TensorBoard is not installed.
         TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
             these parameters.
 
@@ -114,8 +121,8 @@ def optimize_loss(
         `as_shipped=True` computes as well: norms overflow where squares leave float32; clipping
         refuses variables of shape (); LARC gives NaN where learning rate and variable are 0;
         LogMax, see `LogMaxScaler`; NovoGrad forgets its average; `weight_decay` is changed in the
-        caller's dict; a loss scale of type int is refused; `iter_size` is ignored unless
-        `on_horovod`.
+        caller's dict; a loss scale of type int is refused; a negative `clip_gradients` clips
+        nothing; `iter_size` is ignored unless `on_horovod`.
 
     Example:
         >>> from thalweg.openseq2seq.optimizers import lr_policies
@@ -133,6 +140,7 @@ def optimize_loss(
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     post = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
+    mixed = is_mixed(dtype)
     check_writer(summary_writer)
     check_count(iter_size)
     if not callable(learning_rate_decay_fn):
@@ -151,6 +159,9 @@ def optimize_loss(
         raise InvalidTypeError(
             f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
         )
+    collected: tuple[str, ...] = ()
+    if in_graph and can_be_collected(summaries, summary_writer):
+        collected = ("loss", *post.summaries) if summaries is None else post.summaries
     how = Treatment(
         post,
         iter_size,
@@ -173,13 +184,14 @@ def optimize_loss(
             if isinstance(loss_scaling, str)
             else None
         )
-        if isinstance(dtype, str) and dtype == "mixed":
+        if mixed:
             scale = loss_scaling if scaler is None else scaler
             scope = "" if in_graph else SCOPE
             inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
             _ = inner.loss_scale  # raises if there is none
         if live is None:
-            return step_in_graph(loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
+            own = (loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
+            return step_in_graph(*own, collected)
         return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
 
 

@@ -58,6 +58,7 @@ class Folder:
 
     Raises:
         MissingFileError: There is no such folder.
+        Flaw: The links on the way lead to one another.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -69,6 +70,11 @@ class Folder:
                 self._descriptor = os.open(self._path or ".", _FLAGS | os.O_DIRECTORY)
             except (FileNotFoundError, NotADirectoryError):
                 raise MissingFileError(f"{prefix}: {os.strerror(errno.ENOENT)}.") from None
+            except OSError as error:
+                # Links that lead to one another are no folder that is not there yet.
+                if error.errno == errno.ELOOP:
+                    raise Flaw(os.strerror(errno.ELOOP), UnsafeCheckpointError) from None
+                raise
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
 from thalweg.storage.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import name_of
-from thalweg.storage.bundle.flaw import told
+from thalweg.storage.bundle.flaw import Flaw, told
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.index import read_index
 from thalweg.storage.bundle.tensors import Reader
@@ -100,7 +100,7 @@ def is_bundle(prefix: Path) -> bool:
             return first_version.is_table_file(folder, ".index") or bool(
                 first_version.files(folder)
             )
-    except (OSError, ValueError):
+    except (OSError, ValueError, Flaw):
         return False
 
 

@@ -32,26 +32,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def disable_v2_behavior() -> None:
-    """Graph mode from now on, in all threads, as `disable_eager_execution`."""
+    """Graph mode from now on, in all threads, as `disable_eager_execution`, and no resource
+    variables.
+    """
     disable_eager_execution()
+    disable_resource_variables()
 
 
 def enable_v2_behavior() -> None:
-    """Eager mode from now on, in all threads, as `enable_eager_execution`."""
+    """Eager mode from now on, in all threads, as `enable_eager_execution`, and resource variables
+    in graphs.
+    """
     enable_eager_execution()
+    enable_resource_variables()
 
 
 def enable_resource_variables() -> None:
-    """Changes nothing: all variables are what TensorFlow calls resource variables."""
+    """Have variables of graphs that are fetched beside an update be read before it, from now on."""
+    process.resource_variables = True
 
 
 def disable_resource_variables() -> None:
-    """Changes nothing, as `enable_resource_variables`."""
+    """Have variables of graphs that are fetched beside an update be read after it, from now on."""
+    process.resource_variables = False
 
 
 def resource_variables_enabled() -> bool:
-    """True: there are no others."""
-    return True
+    """Whether variables are resource variables unless `use_resource` says otherwise."""
+    return process.resource_variables
 
 
 def enable_v2_tensorshape() -> None:

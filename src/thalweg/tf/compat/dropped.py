@@ -28,6 +28,7 @@ from thalweg.tf.matrices import solve as matrix_solve
 from thalweg.tf.python_functions import numpy_function as py_func
 from thalweg.tf.python_functions import print_identity as Print
 from thalweg.tf.random import categorical
+from thalweg.variable import dtype_name
 
 __all__ = [
     "Print",
@@ -35,6 +36,7 @@ __all__ = [
     "arg_max",
     "arg_min",
     "cholesky",
+    "clip_by_average_norm",
     "concat_v2",
     "count_nonzero",
     "diag",
@@ -74,6 +76,30 @@ def _casting(dtype: torch.dtype, title: str) -> Callable[..., Any]:
     convert.__name__ = convert.__qualname__ = title
     convert.__doc__ = f"The elements as {str(dtype).removeprefix('torch.')}."
     return convert
+
+
+def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any:
+    """A tensor scaled by `clip_norm` times the number of its elements over its norm, at most by 1.
+
+        t clip_norm min(n / |t|, 1 / clip_norm)
+
+    Raises:
+        InvalidArgumentError: It is not of float32, the one dtype that TensorFlow computes it in.
+    """
+    given = tensor(t)
+    if given.dtype not in (torch.float32, None):
+        raise InvalidArgumentError(
+            f"clip_by_average_norm takes float32, not {dtype_name(given.dtype)}."
+            " clip_by_norm(t, clip_norm * n) takes any float."
+        )
+
+    def clip(given: Any, limit: Any) -> Any:
+        limit = torch.as_tensor(limit, dtype=given.dtype, device=given.device)
+        inverse = (given * given).sum().rsqrt()
+        return given * limit * torch.minimum(inverse * given.numel(), 1 / limit)
+
+    limit = clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
+    return call(clip, given, limit, name=name or "clip_by_average_norm")
 
 
 to_float = _casting(torch.float32, "to_float")

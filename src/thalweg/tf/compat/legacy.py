@@ -22,6 +22,7 @@ __all__ = [
     "Variable",
     "argmax",
     "argmin",
+    "constant",
     "convert_to_tensor",
     "convert_to_tensor_or_indexed_slices",
     "gather",
@@ -46,8 +47,7 @@ __all__ = [
 class Variable(metaclass=Either):
     """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
-    `caching_device`, `variable_def`, `expected_shape`, `import_scope` and `use_resource` are
-    ignored.
+    `caching_device`, `variable_def`, `expected_shape` and `import_scope` are ignored.
     """
 
     CLASSES = (EagerVariable, graph.GraphVariable)
@@ -73,7 +73,24 @@ class Variable(metaclass=Either):
     ) -> Any:
         own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
         modes = {"synchronization": synchronization, "aggregation": aggregation}
-        return v1.Variable(*own, constraint=constraint, shape=shape, **modes)
+        own_kind = {"constraint": constraint, "shape": shape, "use_resource": use_resource}
+        return v1.Variable(*own, **own_kind, **modes)
+
+
+def constant(
+    value: Any,
+    dtype: Any = None,
+    shape: Any = None,
+    name: str | None = "Const",
+    verify_shape: bool = False,
+) -> Any:
+    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+
+    In a graph the last of too few values is repeated; `verify_shape` says whether the value must
+    have the shape itself.
+    """
+    sizes = None if shape is None else graph.ints(shape)
+    return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
 def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:

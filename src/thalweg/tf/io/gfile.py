@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob as patterns
 import os
 import shutil
@@ -51,10 +52,12 @@ def _named() -> Iterator[None]:
     """A missing file, and one that is in the way, is an error of TensorFlow's, too."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{error.filename}; {error.strerror}") from error
     except FileExistsError as error:
         raise ExistingFileError(f"{error.filename}; {error.strerror}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG):
+            raise
+        raise MissingFileError(f"{error.filename}; {error.strerror}") from error
 
 
 def GFile(name: Path, mode: str = "r") -> IO[Any]:

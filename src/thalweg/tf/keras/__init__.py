@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
     if name in _OWN:
         models = importlib.import_module("thalweg.tf.keras.models")
         return models if name == "models" else getattr(models, name)
-    return getattr(namespace, name)
+    return sys.modules.get(f"{__name__}.{name}") or getattr(namespace, name)

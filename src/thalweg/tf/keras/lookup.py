@@ -27,7 +27,10 @@ class Later:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(namespace(), self._name), name)
+        old = getattr(namespace(), self._name)
+        # Names that did not change, such as `losses.mean_squared_error`, are in `keras` alone.
+        now = getattr(importlib.import_module("keras"), self._name, None)
+        return getattr(old if hasattr(old, name) or not hasattr(now, name) else now, name)
 
     def __dir__(self) -> list[str]:
         return dir(getattr(namespace(), self._name))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
-from thalweg.integrations.keras3 import from_thalweg
+from thalweg.errors import InvalidArgumentError
+from thalweg.integrations.keras3 import FusedOptimizer, from_thalweg
 from thalweg.keras import optimizers
+from thalweg.running import eagerly
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.reading import readable
 
@@ -39,8 +42,39 @@ def _columns(labels: Any) -> Any:
     return keras.tree.map_structure(column, labels)
 
 
+def _for_each(outputs: Any, metrics: Any) -> Any:
+    """Metrics that are told once are those of each output, as in TensorFlow's Keras."""
+    several = isinstance(outputs, list | tuple) and len(outputs) > 1
+    is_flat = isinstance(metrics, list | tuple) and not any(
+        isinstance(each, list | tuple | dict) for each in metrics
+    )
+    return [list(metrics) for _ in outputs] if several and is_flat else metrics
+
+
 class Compiling(_Model):
-    """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did."""
+    """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did.
+
+    Keras' loops run eagerly, also while a graph is built.
+    """
+
+    if not TYPE_CHECKING:
+
+        @property
+        def optimizer(self) -> Any:
+            """The optimizer that `compile` was given, or that of the name it was given.
+
+            Keras' own code sees what that is wrapped in.
+            """
+            if "optimizer" not in vars(self):
+                raise AttributeError("The model is not compiled: it has no optimizer.")
+            kept = vars(self)["optimizer"]
+            asker = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            is_shown = vars(self).get("_unwraps", False) and asker not in ("keras", "thalweg")
+            return kept.wrapped if is_shown else kept
+
+        @optimizer.setter
+        def optimizer(self, optimizer: Any) -> None:
+            vars(self)["optimizer"] = optimizer
 
     def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
@@ -48,7 +82,12 @@ class Compiling(_Model):
         In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
         the step is that of the mean over the examples of all of them.
         """
-        super().compile(as_optimizer(optimizer), *args, **options)
+        for name in options.keys() & {"metrics", "weighted_metrics"}:
+            options[name] = _for_each(getattr(self, "outputs", None), options[name])
+        with eagerly():
+            taken = as_optimizer(optimizer)
+            super().compile(taken, *args, **options)
+        self.__dict__["_unwraps"] = isinstance(taken, FusedOptimizer) and taken is not optimizer
         self._strategy = get_strategy()
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
@@ -58,15 +97,33 @@ class Compiling(_Model):
         loaded = readable(x)
         if loaded is not x:
             options["shuffle"] = False  # the dataset has its own order
-        return super().fit(loaded, *args, **options)
+        with eagerly():
+            return super().fit(loaded, *args, **options)
 
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
-        return super().evaluate(readable(x), *args, **options)
+        with eagerly():
+            return super().evaluate(readable(x), *args, **options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
-        return super().predict(readable(x), *args, **options)
+        with eagerly():
+            return super().predict(readable(x), *args, **options)
+
+    def train_on_batch(self, *args: Any, **options: Any) -> Any:
+        """As in Keras."""
+        with eagerly():
+            return super().train_on_batch(*args, **options)
+
+    def test_on_batch(self, *args: Any, **options: Any) -> Any:
+        """As in Keras."""
+        with eagerly():
+            return super().test_on_batch(*args, **options)
+
+    def predict_on_batch(self, *args: Any, **options: Any) -> Any:
+        """As in Keras."""
+        with eagerly():
+            return super().predict_on_batch(*args, **options)
 
     def train_step(self, *args: Any, **options: Any) -> Any:
         """As in Keras, as a replica of the strategy that the model was compiled in."""
@@ -83,6 +140,7 @@ class Compiling(_Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile as a saved model was compiled."""
         self.compile(**keras.saving.deserialize_keras_object(config))
+        self.__dict__["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -90,6 +148,33 @@ class Compiling(_Model):
 @keras.saving.register_keras_serializable(package="thalweg")
 class Sequential(Compiling, keras.Sequential):
     """`keras.Sequential` that compiles with optimizers of thalweg."""
+
+    @property
+    def trainable_weights(self) -> Any:
+        """The weights that are trained.
+
+        Raises:
+            ValueError: There are none yet.
+        """
+        self._check_weights()
+        return super().trainable_weights
+
+    @property
+    def weights(self) -> Any:
+        """The weights, trained or not.
+
+        Raises:
+            ValueError: There are none yet.
+        """
+        self._check_weights()
+        return super().weights
+
+    def _check_weights(self) -> None:
+        if self.layers and not self.built:
+            raise InvalidArgumentError(
+                f"Weights for model '{self.name}' have not yet been created: they are when the"
+                " model is first called on inputs, or by `build(input_shape)`."
+            )
 
 
 @keras.saving.register_keras_serializable(package="thalweg")

@@ -1,9 +1,10 @@
 """What people used beside TensorFlow 1's own optimizers: `tf.contrib`."""
 
+from thalweg.v1.contrib import framework as framework
 from thalweg.v1.contrib import layers as layers
 from thalweg.v1.contrib import opt as opt
 from thalweg.v1.missing import attribute_of
 
-__all__ = ["layers", "opt"]
+__all__ = ["framework", "layers", "opt"]
 
 __getattr__ = attribute_of("contrib")

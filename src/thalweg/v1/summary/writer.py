@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from thalweg import graph as graphs
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import CheckpointWriteError, InvalidTypeError
 from thalweg.v1.summary.protos import message, tensorboard
 
 
@@ -25,6 +25,7 @@ class FileWriter:
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed.
+        CheckpointWriteError: No file can be written in the folder.
     """
 
     def __init__(
@@ -100,7 +101,11 @@ class FileWriter:
         """Go on in a new file, if this one is closed."""
         if self._events is None:
             module = tensorboard("summary.writer.event_file_writer")
-            self._events = module.EventFileWriter(self._logdir, *self._how)
+            try:
+                self._events = module.EventFileWriter(self._logdir, *self._how)
+            except OSError as error:
+                text = f"{self._logdir}: no file of events can be written here: {error.strerror}."
+                raise CheckpointWriteError(error.errno, text) from error
 
     def __enter__(self) -> FileWriter:
         self.reopen()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_V1
 from thalweg.v1.train.checks import check_positive
@@ -43,10 +44,11 @@ class AdagradOptimizer(RuleOptimizer):
         use_locking: bool = False,
         name: str = "Adagrad",
     ) -> None:
-        check_positive("initial_accumulator_value", initial_accumulator_value)
+        initial = as_number("initial_accumulator_value", initial_accumulator_value)
+        check_positive("initial_accumulator_value", initial)
         super().__init__(use_locking, name)
         self._learning_rate = checked("learning_rate", learning_rate)
-        self._initial_accumulator_value = initial_accumulator_value
+        self._initial_accumulator_value = initial
 
     def _rule(self) -> Rule:
         return ADAGRAD_V1

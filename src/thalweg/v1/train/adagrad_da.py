@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_number
 from thalweg.counters import number_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
@@ -64,10 +65,9 @@ class AdagradDAOptimizer(RuleOptimizer):
         use_locking: bool = False,
         name: str = "AdagradDA",
     ) -> None:
-        check_positive(
-            "initial_gradient_squared_accumulator_value",
-            initial_gradient_squared_accumulator_value,
-        )
+        name_of_initial = "initial_gradient_squared_accumulator_value"
+        initial = as_number(name_of_initial, initial_gradient_squared_accumulator_value)
+        check_positive(name_of_initial, initial)
         if not isinstance(global_step, Tensor) and not is_symbolic(global_step):
             raise InvalidTypeError(f"global_step must be a variable, not {global_step!r}.")
         if global_step.dtype != torch.int64 or tuple(global_step.shape) != ():
@@ -78,9 +78,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         super().__init__(use_locking, name)
         self._learning_rate = checked("learning_rate", learning_rate)
         self._global_step = global_step
-        self._initial_gradient_squared_accumulator_value = (
-            initial_gradient_squared_accumulator_value
-        )
+        self._initial_gradient_squared_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
 

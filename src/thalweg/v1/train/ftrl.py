@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_hyper
+from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.scalars import scalar_type
+from thalweg.scalars import as_operand, scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.variable import as_dtype
 
 _ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
 
@@ -78,7 +80,8 @@ class FtrlOptimizer(RuleOptimizer):
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float | None = None,
     ) -> None:
-        check_not_negative("initial_accumulator_value", initial_accumulator_value)
+        initial = as_number("initial_accumulator_value", initial_accumulator_value)
+        check_not_negative("initial_accumulator_value", initial)
         if learning_rate_power > 0.0:
             raise ValueError(
                 f"learning_rate_power {learning_rate_power:f} needs to be negative or zero"
@@ -91,7 +94,7 @@ class FtrlOptimizer(RuleOptimizer):
         super().__init__(use_locking, name)
         self._learning_rate = checked("learning_rate", learning_rate)
         self._learning_rate_power = learning_rate_power
-        self._initial_accumulator_value = initial_accumulator_value
+        self._initial_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
         self._l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
@@ -116,10 +119,13 @@ class FtrlOptimizer(RuleOptimizer):
         return [_ROWS if has_rows(grad) else None for grad in gradients]
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        # beta joins l2 before the cast to the variable's dtype.
+        # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
         kind = scalar_type(values["learning_rate"])
-        parts = [as_hyper(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        parts = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        narrow = getattr(values["learning_rate"], "dtype", None)
+        if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
+            parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
         own = super()._scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

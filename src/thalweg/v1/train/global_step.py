@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
+    current_session,
     executing_eagerly,
     get_default_graph,
     is_symbolic,
     make_variable,
+    resolve,
 )
 from thalweg.variable import Variable
 
@@ -29,9 +31,14 @@ def create_global_step(graph: Any = None) -> Any:
 
     Raises:
         ValueError: There is one already.
+        FailedPreconditionError: A session runs.
     """
     if get_global_step(graph) is not None:
         raise ValueError('"global_step" already exists.')
+    if graph is None and current_session() is not None:
+        raise FailedPreconditionError(
+            'A session runs, and its graph has no "global_step": create it when the graph is built.'
+        )
     if graph is None and executing_eagerly():
         step: Any = Variable(np.int64(0), "global_step", trainable=False)
         _eager.append(step)
@@ -44,9 +51,14 @@ def create_global_step(graph: Any = None) -> Any:
 def get_global_step(graph: Any = None) -> Any:
     """The variable made by `create_global_step`, or None.
 
+    While a session runs that is the session's own, of its graph.
+
     Raises:
         TypeError: The graph's `global_step` is no integer scalar.
     """
+    session = current_session()
+    if graph is None and session is not None:  # a node that runs
+        return resolve(get_global_step(session.graph))
     if graph is None and executing_eagerly():
         return _eager[0] if _eager else None
     graph = graph or get_default_graph()

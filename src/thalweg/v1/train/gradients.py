@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thalweg.autodiff import GradientTape, variables_of
-from thalweg.core.pairs import check_variables, flatten
+from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -96,17 +96,24 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
 
 
 def of_symbol(
-    loss: Any, var_list: Any, gate_gradients: int, grad_loss: Any, valid: Iterable[torch.dtype]
+    loss: Any,
+    var_list: Any,
+    gate_gradients: int,
+    grad_loss: Any,
+    valid: Iterable[torch.dtype],
+    aggregation_method: Any = None,
 ) -> GradsAndVars:
     """Graph mode: symbolic gradients of a symbolic loss.
 
-    Without `var_list` by the trainable variables of the graph.
+    Without `var_list` by the trainable variables of the graph, of both collections.
     """
     check_gate(gate_gradients)
     check_dtypes([loss] if grad_loss is None else [loss, grad_loss], valid)
     frozen: set[int] = set()
     if var_list is None:
-        variables = get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES)
+        keys = GraphKeys.TRAINABLE_VARIABLES, GraphKeys.TRAINABLE_RESOURCE_VARIABLES
+        graph = get_default_graph()
+        variables = distinct([each for key in keys for each in graph.get_collection(key)])
     else:
         given = flatten(var_list)
         variables = [graph_variable_of(var) for var in given]
@@ -120,7 +127,13 @@ def of_symbol(
                 f"var_list holds {var!r}, which is no variable of the graph. Make variables inside"
                 " `with graph.as_default():`."
             )
-    found = gradients(loss, variables, grad_loss, gate_gradients=gate_gradients == GATE_OP)
+    found = gradients(
+        loss,
+        variables,
+        grad_loss,
+        gate_gradients=gate_gradients == GATE_OP,
+        aggregation_method=aggregation_method,
+    )
     pairs = [
         (None if id(var) in frozen else grad, var)
         for grad, var in zip(found, variables, strict=True)
@@ -136,6 +149,7 @@ def of_loss(
     grad_loss: Any,
     valid: Iterable[torch.dtype],
     scale: Scale,
+    aggregation_method: Any = None,
 ) -> GradsAndVars:
     """The gradients of a loss: a callable, or in graph mode a symbolic tensor.
 
@@ -146,10 +160,11 @@ def of_loss(
         grad_loss: Weights of the loss's elements, or None.
         valid: The dtypes that gradients may have.
         scale: Called with the loss that was computed; returns what is differentiated.
+        aggregation_method: Checked in graph mode.
 
     Raises:
         RuntimeError: A tensor in eager mode.
-        ValueError: A bad gate, a dtype without gradients, or no variables.
+        ValueError: A bad gate or aggregation method, a dtype without gradients, or no variables.
     """
     if callable(loss) and not isinstance(loss, torch.Tensor):
         if executing_eagerly():
@@ -160,4 +175,14 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    return of_symbol(scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
+    own = (scale(graph_variable_of(loss)), var_list, gate_gradients, grad_loss, valid)
+    return of_symbol(*own, aggregation_method)
+
+
+def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
+    """The function, without the pairs whose gradient is None."""
+
+    def filtered_grad_fn(*args: Any, **kwargs: Any) -> GradsAndVars:
+        return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]
+
+    return filtered_grad_fn

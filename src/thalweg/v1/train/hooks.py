@@ -36,6 +36,9 @@ class V1Hooks(Hooks):
             asked for; a graph's operation has it from when the graph was built.
     """
 
+    builds = False  # whether a graph is being built, and no step is taken
+    finished: Any = None  # what `_finish` returned
+
     def __init__(
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
     ) -> None:
@@ -44,6 +47,7 @@ class V1Hooks(Hooks):
         self._global_step = global_step
         self._name = name
         self._values = values
+        self._results: list[Any] = []  # what the hooks returned that update variables
         self.selection = optimizer._selection()
         self.calls = optimizer._calls()
         self.repeats = _is_global_step(global_step)
@@ -55,7 +59,8 @@ class V1Hooks(Hooks):
     def values(self) -> dict[str, Any]:
         """What the optimizer reads once a step."""
         if self._values is None:
-            self._values = self._optimizer._read()
+            optimizer = self._optimizer
+            self._values = optimizer._captured()[0] if self.builds else optimizer._read()
         return self._values
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:
@@ -71,10 +76,7 @@ class V1Hooks(Hooks):
         ]
 
     def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        if not _is_global_step(self._global_step):
-            raise InvalidTypeError(
-                f"global_step must be a scalar variable or None, not {self._global_step!r}."
-            )
+        check_global_step(self._global_step)
         titles = titles_of([var for _, var in pairs])
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
@@ -85,10 +87,12 @@ class V1Hooks(Hooks):
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
         self._optimizer._prepare()
-        _ = self.values
+        values = self.values
+        if self.calls:
+            self._values = self._optimizer._prepared(values)
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
-        self._optimizer._apply_one(grad, var)
+        self._results.append(self._optimizer._apply_one(grad, var))
 
     def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
         return self._optimizer._written(variables)
@@ -100,7 +104,7 @@ class V1Hooks(Hooks):
 
     def _finish(self) -> None:
         with EnableTorchFunction(), torch.no_grad():
-            self._optimizer._finish([], self._name)
+            self.finished = self._optimizer._finish(self._results, self._name)
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
@@ -183,6 +187,14 @@ class AloneHooks(RuleHooks):
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return False
+
+
+def check_global_step(global_step: Any) -> None:
+    """Refuse what cannot be counted up; InvalidTypeError."""
+    if not _is_global_step(global_step):
+        raise InvalidTypeError(
+            f"global_step must be a scalar variable or None, not {global_step!r}."
+        )
 
 
 def _is_global_step(global_step: Any) -> bool:

@@ -22,6 +22,7 @@ from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables,
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
+from thalweg.core.slots_as_dicts import variable_key_in_graph
 from thalweg.core.step import finish, take
 from thalweg.counters import Move, number_of
 from thalweg.engines.selection import EngineName, Selection, check_name, current
@@ -35,6 +36,7 @@ from thalweg.graph import (
     executing_eagerly,
     get_default_graph,
     graph_variable_of,
+    group,
     is_symbolic,
     operation,
     resolve,
@@ -46,6 +48,7 @@ from thalweg.running import is_ours
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.hooks import V1Hooks, counted
+from thalweg.v1.train.recorded import has_hooks, recorded
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
@@ -58,17 +61,20 @@ _NOT_COPIED = ("_lock", "_under_way")
 
 
 class Optimizer(State, StateDict):
-    """Base class of the optimizers; derive from it to write one in plain torch code.
+    """Base class of the optimizers; derive from it to write one.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
     resource variables, `_resource_apply_dense(grad, var)` and `_resource_apply_sparse(grad, var,
-    indices)`; both kinds get the variable itself and change it and its slots in place, with
-    autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops, name)` are
-    called around them. In graph mode `_create_slots` is called when the graph is built and the
-    others when the session runs, with that session's values; `_prepare` is tried on a copy when
-    the graph is built, for the symbolic tensors that it keeps. Should a hook fail that updates
-    variables, they and their slots are put back from copies made before each step; should
-    `_finish` fail, the step has been taken.
+    indices)`; both kinds get the variable itself and change it and its slots, in eager mode in
+    place and with autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops,
+    name)` are called around them. Should a hook fail that updates variables, they and their slots
+    are put back from copies made before each step; should `_finish` fail, the step has been taken.
+
+    In graph mode all hooks are called once, when the graph is built, with tensors that have no
+    value yet, and return operations, as in TensorFlow: `_create_slots` outside of the scope
+    `<name>/`, `_prepare` in it, and the updates in `<name>/update_<variable>/`. `_finish` gets what
+    they returned. A session runs what they recorded as one update: should an operation of it fail,
+    all variables that it writes to are put back.
 
     Args:
         use_locking: Whether no two steps run at the same time, of this optimizer or of others made
@@ -81,6 +87,10 @@ class Optimizer(State, StateDict):
         GATE_NONE: `minimize` applies each gradient as soon as it is complete and frees it.
         GATE_OP: All gradients are complete before the first is applied; the same as GATE_GRAPH.
         GATE_GRAPH: All gradients are complete before the first is applied.
+        HOOKS_AT_EACH_RUN: Set to True in a class whose hooks need values in graph mode, too: all
+            but `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place. `_prepare` is tried on a copy when the graph is built, for the symbolic
+            tensors that it keeps.
 
     Raises:
         ValueError: There is no name.
@@ -91,6 +101,7 @@ class Optimizer(State, StateDict):
     GATE_NONE = gradients.GATE_NONE
     GATE_OP = gradients.GATE_OP
     GATE_GRAPH = gradients.GATE_GRAPH
+    HOOKS_AT_EACH_RUN: ClassVar[bool] = False
 
     def __init__(
         self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
@@ -146,12 +157,12 @@ class Optimizer(State, StateDict):
             loss: A callable without arguments that returns the value to minimize; in graph mode a
                 symbolic tensor, too.
             global_step: Optional. A variable that is raised by 1 after the updates.
-            var_list: Optional. Variables, in lists or tuples; all trainable ones the loss depends
-                on (eager) or of the graph by default. What `requires_grad_(False)` froze is left
-                alone.
+            var_list: Optional. Variables, in lists, tuples or dicts; all trainable ones that
+                the loss depends on (eager) or of the graph by default. What
+                `requires_grad_(False)` froze is left alone.
             gate_gradients: GATE_NONE frees each gradient as soon as it has been applied, so that
                 no more than one need exist at a time; see below.
-            aggregation_method: Accepted for compatibility; it does not change the values.
+            aggregation_method: Checked in graph mode; it does not change the values.
             colocate_gradients_with_ops: Accepted for compatibility.
             name: Name of the operation in graph mode.
             grad_loss: Optional. Weights of the loss's elements, of its shape.
@@ -228,7 +239,8 @@ class Optimizer(State, StateDict):
             RuntimeError: The loss is a tensor in eager mode.
         """
         valid = self._valid_dtypes()
-        return gradients.of_loss(loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+        own = (loss, var_list, gate_gradients, grad_loss, valid, self._scale_loss)
+        return gradients.of_loss(*own, aggregation_method)
 
     @staticmethod
     def _scale_loss(loss_value: Any) -> Any:
@@ -256,17 +268,19 @@ class Optimizer(State, StateDict):
                 over replicas, in `thalweg.distribute.Strategy.run`.
 
         Returns:
-            None; in graph mode the operation that takes the step.
+            In graph mode the operation that takes the step. Without a `global_step` it is what a
+            subclass's `_finish` returns, in eager mode, too; otherwise None.
 
         Raises:
             RuntimeError: The call is across replicas, in the scope of a strategy.
-            TypeError: The pairs are malformed, a gradient cannot be converted, or dtypes differ.
+            TypeError: The pairs are malformed, a gradient cannot be converted, dtypes differ, or a
+                hook needs values while a graph is built.
             ValueError: There are no pairs, no variable has a gradient, or a gradient does not fit
                 its variable.
 
         No variable and no slot has changed then, nor when a callable or a hook fails. A constraint
-        or a `_finish` that fails is the only part of its step that is not done. A note on the
-        exception says which.
+        or a `_finish` that fails is the only part of its step that is not done, but where a graph
+        recorded it. A note on the exception says which.
         """
         if distribute.has_strategy() and not skip_gradients_aggregation:
             replica = distribute.get_replica_context()
@@ -287,8 +301,7 @@ class Optimizer(State, StateDict):
         kinds = set(map(type, chain.from_iterable(given)))
         if not executing_eagerly() or any(issubclass(kind, _SYMBOLIC) for kind in kinds):
             return self._apply_in_graph(given, global_step, name)
-        self._apply(given, global_step, name or self._name)
-        return None
+        return self._apply(given, global_step, name or self._name)
 
     _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
 
@@ -305,14 +318,22 @@ class Optimizer(State, StateDict):
         captured: list[Any] | None = None,
         sharing: Any = None,
         how: Processing = NOTHING,
-    ) -> None:
-        """Apply gradients now; those that are None are left out. See `_take`."""
+    ) -> Any:
+        """Apply gradients now; those that are None are left out. See `_take`.
+
+        Returns:
+            What a `_finish` of a subclass returned, unless there is a `global_step`.
+        """
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
             given = [(grad, var) for grad, var in given if grad is not None]
-        outcome = self._take(given, global_step, name, how, captured=captured, sharing=sharing)
+        finished: list[Any] = []
+        outcome = self._take(
+            given, global_step, name, how, captured=captured, sharing=sharing, finished=finished
+        )
         raise_first(outcome.errors)
+        return finished[0] if finished and global_step is None else None
 
     def _take(
         self,
@@ -323,6 +344,7 @@ class Optimizer(State, StateDict):
         copies: Copies = None,
         captured: list[Any] | None = None,
         sharing: Any = None,
+        finished: list[Any] | None = None,
     ) -> Outcome:
         """Take a step, eagerly or as a session runs.
 
@@ -335,6 +357,7 @@ class Optimizer(State, StateDict):
             captured: In a session the values of `_captured`. Without them a step inside of
                 `_taking` has those of that step.
             sharing: How the step is shared with other ranks, if their gradients were summed for it.
+            finished: Optional. Is given what `_finish` returned.
 
         Returns:
             Whether the step was taken, and what was raised after the updates.
@@ -348,7 +371,10 @@ class Optimizer(State, StateDict):
                     given, sharing = distribute.sharing_here(self, given, hooks)
                 hooks.sharing = sharing
                 with distribute.taking(sharing):
-                    return take(hooks, self._plans.now(), given, how, copies)
+                    outcome = take(hooks, self._plans.now(), given, how, copies)
+                if finished is not None:
+                    finished.append(hooks.finished)
+                return outcome
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
@@ -385,7 +411,7 @@ class Optimizer(State, StateDict):
 
     def _minimize_one_by_one(
         self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
-    ) -> None:
+    ) -> Any:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._hooks(global_step, self._name, None)
@@ -403,6 +429,7 @@ class Optimizer(State, StateDict):
             kept.forget_others(updated)
             errors += finish(hooks)
         raise_first(errors)
+        return hooks.finished if global_step is None else None
 
     def _turn(self) -> Lock:
         """What steps take before `_locked`."""
@@ -510,6 +537,8 @@ class Optimizer(State, StateDict):
                 as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
+        if self._is_recorded():
+            return recorded(self, updated, global_step, name or self._name)
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
         self._prepare_for_graph()
@@ -532,9 +561,17 @@ class Optimizer(State, StateDict):
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
+    def _is_recorded(self) -> bool:
+        """Whether hooks are called once, when a graph is built."""
+        return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
+
     def _read(self) -> dict[str, Any]:
         """What is read once a step, by name; callables are called."""
         return {}
+
+    def _prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What a step has read, once `_prepare` was called."""
+        return values
 
     def _values(self) -> dict[str, Any]:
         """What the step under way has read, or what one would read now."""
@@ -556,21 +593,19 @@ class Optimizer(State, StateDict):
         """What counts a step beside `global_step`, and how; given what it has read."""
         return []
 
-    def _apply_one(self, grad: Gradient, var: Tensor) -> None:
-        """Call the hook for one pair."""
-        if isinstance(grad, IndexedSlices):
-            self._apply_slices(grad, var)
-        else:
-            hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
-            getattr(self, hook)(grad, var)
+    def _apply_one(self, grad: Any, var: Any) -> Any:
+        """Call the hook for one pair; what it returns."""
+        if isinstance(grad, EitherSlices):
+            return self._apply_slices(grad, var)
+        hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
+        return getattr(self, hook)(grad, var)
 
-    def _apply_slices(self, grad: IndexedSlices, var: Tensor) -> None:
+    def _apply_slices(self, grad: Any, var: Any) -> Any:
         repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
         hook = self._chosen((repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse"))
         if hook == repeated[0]:
-            self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
-        else:
-            self._apply_sparse_duplicate_indices(grad, var)
+            return self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
+        return self._apply_sparse_duplicate_indices(grad, var)
 
     def _chosen(self, resource: Sequence[str], plain: Sequence[str]) -> str:
         """Which of two kinds of hook the most derived class defines; resource hooks go first."""
@@ -616,8 +651,9 @@ class Optimizer(State, StateDict):
         """Hook: called after the updates, before `global_step` is raised.
 
         Args:
-            update_ops: Empty where the updates have been made; operations where a graph is built.
-            name_scope: The name of the step.
+            update_ops: What the hooks returned that update variables.
+            name_scope: The name of the step; where a graph is built "update" if there is a
+                `global_step`, otherwise the scope that the hooks are called in, "<name>/".
 
         Returns:
             None; where a graph is built, an operation that is done when the updates are.
@@ -626,13 +662,21 @@ class Optimizer(State, StateDict):
             run(counted(self._counters(self._values())))
             return None
 
+        done = [op for op in update_ops if op is not None]
+        if type(self)._counters is not Optimizer._counters:
+            done.append(self._counting(done))
+        return group(*done, name=name_scope or self._name)
+
+    def _counting(self, done: list[Any]) -> Any:
+        """The operation of a graph that counts a step beside `global_step`, after others."""
+
         def count(values: dict[str, Any]) -> None:
             with self._turn(), self._locked():
                 run(counted(self._counters(values)))
 
-        done = [op for op in update_ops if op is not None]
-        title = name_scope.rstrip("/") or self._name
-        return operation(count, [self._read()], title, control_inputs=done)
+        op = operation(count, [self._values()], "Assign", control_inputs=done)
+        op.written += tuple(var for (_, key), var in self._non_slots.items() if key is op.graph)
+        return op
 
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
@@ -706,6 +750,7 @@ _DenseReadResourceVariableProcessor = processors.DenseReadResourceVariableProces
 _DenseResourceVariableProcessor = processors.DenseResourceVariableProcessor
 _StreamingModelPortProcessor = processors.StreamingModelPortProcessor
 _TensorProcessor = processors.TensorProcessor
+get_filtered_grad_fn = gradients.get_filtered_grad_fn
 _get_processor = processors.processor_of
 _deduplicate_indexed_slices = processors.deduplicated
-_var_key = processors.var_key
+_var_key = variable_key_in_graph

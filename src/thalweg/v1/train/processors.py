@@ -21,7 +21,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.graph.either import IndexedSlices
-from thalweg.running import handle_of, is_symbolic
+from thalweg.running import is_symbolic
 from thalweg.variable import is_variable, name_of, variable_constraint
 
 
@@ -45,15 +45,18 @@ def _summed(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return found.values, found.indices
 
 
-def var_key(var: Any) -> int:
-    """The key of a variable's slot in what `Optimizer._slot_dict` returns."""
-    return id(handle_of(var))
-
-
 class OptimizableVariable(ABC):
-    """A variable as `apply_gradients` sees it."""
+    """A variable as `apply_gradients` sees it.
+
+    Raises:
+        NotImplementedError: It is neither a variable nor a tensor.
+    """
+
+    _v: Any
 
     def __init__(self, v: Any) -> None:
+        if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
+            raise NotImplementedError(f"Trying to optimize unsupported type {v}")
         self._v = v
 
     def target(self) -> Any:
@@ -66,6 +69,9 @@ class OptimizableVariable(ABC):
 
         Returns:
             What the hook returns: in graph mode an operation, or what comes from one.
+
+        Raises:
+            NotImplementedError: It is no variable.
         """
 
     def __str__(self) -> str:
@@ -81,6 +87,10 @@ class OptimizableVariable(ABC):
         with control_dependencies([] if update is None else [update]):
             return self._v.assign(constraint(self._v.read_value()))
 
+    def _check_variable(self) -> None:
+        if not _is_variable(self._v):
+            raise NotImplementedError(f"Trying to update a Tensor {self._v}")
+
     def _check_sparse(self) -> None:
         if variable_constraint(self._v) is not None:
             raise sparse_and_constrained(name_of(self._v))
@@ -90,6 +100,7 @@ class DenseResourceVariableProcessor(OptimizableVariable):
     """Calls the hooks of resource variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
+        self._check_variable()
         if isinstance(g, IndexedSlices):
             self._check_sparse()
             return optimizer._resource_apply_sparse_duplicate_indices(g.values, self._v, g.indices)
@@ -104,6 +115,7 @@ class RefVariableProcessor(OptimizableVariable):
     """Calls the hooks of plain variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
+        self._check_variable()
         if isinstance(g, IndexedSlices):
             self._check_sparse()
             return optimizer._apply_sparse_duplicate_indices(g, self._v)
@@ -124,13 +136,17 @@ class TensorProcessor(OptimizableVariable):
         raise NotImplementedError(f"Trying to update a Tensor {self._v}")
 
 
+def _is_variable(v: Any) -> bool:
+    return isinstance(v, GraphVariable) or is_variable(v)
+
+
 def processor_of(v: Any) -> OptimizableVariable:
     """The processor for a variable or tensor.
 
     Raises:
         NotImplementedError: It is neither.
     """
-    if isinstance(v, GraphVariable) or is_variable(v):
+    if _is_variable(v):
         return DenseResourceVariableProcessor(v)
     if getattr(getattr(v, "op", None), "type", None) == "SubmodelPort":
         return StreamingModelPortProcessor(v)

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size
@@ -61,10 +62,11 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         use_locking: bool = False,
         name: str = "ProximalAdagrad",
     ) -> None:
-        check_positive("initial_accumulator_value", initial_accumulator_value)
+        initial = as_number("initial_accumulator_value", initial_accumulator_value)
+        check_positive("initial_accumulator_value", initial)
         super().__init__(use_locking, name)
         self._learning_rate = checked("learning_rate", learning_rate)
-        self._initial_accumulator_value = initial_accumulator_value
+        self._initial_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
 

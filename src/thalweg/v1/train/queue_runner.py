@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import (
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
     OutOfRangeError,
 )
-from thalweg.graph import GraphKeys, get_default_graph
+from thalweg.graph import GraphKeys, Session, get_default_graph
 from thalweg.graph.nodes import session_for
 from thalweg.locks import Lock, on_fork
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.queues import QueueBase
+
+# TensorFlow's numbers of errors.
+_CODES: dict[type[BaseException], int] = {
+    OutOfRangeError: 11,
+    CancelledError: 1,
+    InvalidArgumentError: 3,
+    NotFoundError: 5,
+    FailedPreconditionError: 9,
+}
+
+
+@dataclass
+class QueueRunnerDef:
+    """A queue runner by the names that its graph has for it.
+
+    Attributes:
+        queue_name: That of the queue.
+        enqueue_op_name: Those of the operations.
+        close_op_name, cancel_op_name: Those of what closes the queue.
+        queue_closed_exception_types: TensorFlow's numbers of the errors that end a thread; none
+            stand for OutOfRangeError.
+
+    Reference: the message of this name in TensorFlow's queue_runner.proto
+    """
+
+    queue_name: str
+    enqueue_op_name: list[str]
+    close_op_name: str
+    cancel_op_name: str
+    queue_closed_exception_types: list[int]
 
 
 class QueueRunner:
@@ -35,7 +69,7 @@ class QueueRunner:
 
     Attributes:
         queue, enqueue_ops, close_op, cancel_op, queue_closed_exception_types: As given.
-        exceptions_raised: Errors of threads without a coordinator.
+        exceptions_raised: Errors of threads without a coordinator, since they were last made.
 
     Reference: tf.train.QueueRunner
     """
@@ -68,6 +102,52 @@ class QueueRunner:
         """In a forked child: its threads are not here."""
         self._running.clear()
 
+    def to_proto(self, export_scope: str | None = None) -> QueueRunnerDef | None:
+        """The names of the queue and of the operations.
+
+        Args:
+            export_scope: Optional. A scope that is cut off the names.
+
+        Returns:
+            They, or None if the queue is not of that scope.
+        """
+        inside = f"{export_scope}/" if export_scope else ""
+        if not self.name.startswith(inside):
+            return None
+        names = [each.name for each in (self.close_op, self.cancel_op) if each is not None]
+        if len(names) < 2:
+            raise InvalidArgumentError(f"Queue runner '{self.name}' has no close_op or cancel_op.")
+        queue, close, cancel, *adding = (
+            name.removeprefix(inside)
+            for name in (self.name, *names, *(op.name for op in self.enqueue_ops))
+        )
+        for kind in self.queue_closed_exception_types:
+            if kind not in _CODES:
+                raise InvalidArgumentError(f"{kind.__name__} is no error of TensorFlow's.")
+        kinds = [_CODES[kind] for kind in self.queue_closed_exception_types]
+        return QueueRunnerDef(queue, adding, close, cancel, kinds)
+
+    @staticmethod
+    def from_proto(
+        queue_runner_def: QueueRunnerDef, import_scope: str | None = None
+    ) -> QueueRunner:
+        """The queue runner of what `to_proto` returned, in the default graph.
+
+        Args:
+            queue_runner_def: The names.
+            import_scope: Optional. A scope that is put before them.
+
+        Raises:
+            ValueError: The graph has no such queue or operation.
+        """
+        find, inside = get_default_graph().as_graph_element, import_scope or ""
+        named = queue_runner_def.queue_name, *queue_runner_def.enqueue_op_name
+        named += queue_runner_def.close_op_name, queue_runner_def.cancel_op_name
+        queue, *adding, close, cancel = (find(posixpath.join(inside, name)) for name in named)
+        codes = queue_runner_def.queue_closed_exception_types
+        kinds = tuple(kind for kind, code in _CODES.items() for each in codes if each == code)
+        return QueueRunner(queue, adding, close, cancel, kinds or (OutOfRangeError,))
+
     @property
     def name(self) -> str:
         """The name of the queue."""
@@ -82,7 +162,8 @@ class QueueRunner:
     ) -> list[threading.Thread]:
         """Threads that run the operations in a session; none if some do already.
 
-        With a coordinator they end when it stops, and it is told of their errors. Without one they
+        With a coordinator they end when it stops, and it is told of their errors; a thread more,
+        `close_on_stop`, runs `cancel_op` then. Without one they
         end when the session is closed, and an error of theirs is raised in the thread.
 
         Args:
@@ -94,15 +175,12 @@ class QueueRunner:
         with self._lock:
             if self._running.get(sess):
                 return []
+            if not self._running:
+                self.exceptions_raised = []
             self._running[sess] = len(self.enqueue_ops)
-        threads = [
-            threading.Thread(
-                target=self._run, args=(sess, op, coord), name=f"{self.name}-{op.name}"
-            )
-            for op in self.enqueue_ops
-        ]
-        if coord is not None:
-            coord.on_stop(lambda error: self._cancel(sess, error))
+        threads = [self._thread(op.name, self._run, sess, op, coord) for op in self.enqueue_ops]
+        if coord is not None and self._has_cancel:
+            threads.append(self._thread("close_on_stop", self._close_on_stop, sess, coord))
         for thread in threads:
             thread.daemon = daemon
             if coord is not None:
@@ -110,6 +188,19 @@ class QueueRunner:
             if start:
                 thread.start()
         return threads
+
+    @property
+    def _has_cancel(self) -> bool:
+        """Whether something ends the waits of these threads."""
+        return self.cancel_op is not None
+
+    def _thread(self, does: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+        name = f"QueueRunnerThread-{self.name}-{does}"
+        return threading.Thread(target=target, args=args, name=name)
+
+    def _close_on_stop(self, sess: Any, coord: Coordinator) -> None:
+        coord.wait_for_stop()
+        coord.on_stop(lambda error: self._cancel(sess, error))  # now
 
     def _run(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
         closed = False
@@ -172,13 +263,18 @@ def start_queue_runners(
     """Make, and start, the threads of all queue runners of the session's graph.
 
     Args:
-        sess: The session; the default one if None.
+        sess: The session; the default one if None. A monitored session has started them itself.
         coord, daemon, start: As in `QueueRunner.create_threads`.
         collection: Where the queue runners are.
 
     Raises:
         InvalidArgumentError: There is no session.
+        InvalidTypeError: `sess` is none.
     """
     sess = session_for(sess, "start queue runners", "sess")
+    if not isinstance(sess, Session):
+        if hasattr(sess, "run"):
+            return []
+        raise InvalidTypeError(f"sess must be a tf.Session, not {sess!r}.")
     runners = sess.graph.get_collection(collection)
     return [thread for qr in runners for thread in qr.create_threads(sess, coord, daemon, start)]

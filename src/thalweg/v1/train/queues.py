@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.errors import CancelledError, InvalidArgumentError, OutOfRangeError
-from thalweg.graph import Output, current_session, executing_eagerly, operation
+from thalweg.graph import Output, current_session, executing_eagerly, no_op, operation
 from thalweg.graph.nest import leaves_of
 from thalweg.locks import Lock
 from thalweg.static_shape import Shape
@@ -135,7 +135,10 @@ class QueueBase:
         self._titles = [names] if isinstance(names, str) else names
         if len(self._shapes) != len(self._kinds):
             raise InvalidArgumentError("There must be as many shapes as dtypes.")
-        self.name, self._capacity = name, int(capacity)
+        # Its place among the names of the graph.
+        self.queue_ref = None if executing_eagerly() else no_op(name)
+        self.name = name if self.queue_ref is None else self.queue_ref.name
+        self._capacity = int(capacity)
         self._eager = self._make()
 
     _least = 0  # how many elements stay in it until it is closed
@@ -198,7 +201,7 @@ class QueueBase:
     ) -> Any:
         if executing_eagerly() and not any(hasattr(leaf, "op") for leaf in leaves_of(inputs)):
             return function(*inputs)
-        title = f"{self.name}_{title}"
+        title = f"{self.name.rpartition('/')[2]}_{title}"
         return operation(function, inputs, title, kind="blocking", outputs=outputs)
 
     def enqueue(self, vals: Any, name: str | None = None) -> Any:

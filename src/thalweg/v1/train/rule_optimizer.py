@@ -15,12 +15,11 @@ from thalweg.core.hyperparameters import as_hyper, check_scalar, is_function
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.formula import Rule
-from thalweg.graph import by_reference, is_symbolic, operation
+from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
 from thalweg.graph.either import IndexedSlices
 from thalweg.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
@@ -50,6 +49,7 @@ class RuleOptimizer(Optimizer):
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
     CALLABLES = True
+    _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
 
     def _rule(self) -> Rule:
         """The rule of this step."""
@@ -72,8 +72,22 @@ class RuleOptimizer(Optimizer):
                 self._fill_slots(variables, value, name, part, kinds.get(name))
 
     def _prepare(self) -> None:
+        if self._has_symbols:
+            for attribute in self.TENSORS:
+                vars(self).pop(attribute, None)
+            self._has_symbols = False
         if self._under_way is not None:
-            _ = self._under_way.values
+            values = self._under_way.values
+            if self._under_way.builds:
+                for attribute, hyper in self.TENSORS.items():
+                    setattr(self, attribute, convert_to_tensor(values[hyper], name=hyper))
+                self._has_symbols = True
+
+    def _prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What a step has read, and in its place what a `_prepare` of a subclass has set."""
+        own = vars(self)
+        found = {hyper: own[each] for each, hyper in self.TENSORS.items() if each in own}
+        return {**values, **{hyper: resolve(each) for hyper, each in found.items()}}
 
     def _read(self) -> dict[str, Any]:
         return self._evaluated()
@@ -116,7 +130,13 @@ class RuleOptimizer(Optimizer):
         hyper = type(self).TENSORS.get(name)
         if hyper is None or "_under_way" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return to_tensor(self._values()[hyper])
+        value = self._values()[hyper]
+        return value if is_symbolic(value) else to_tensor(value)
+
+    def _kernel(self) -> str:
+        """The name of TensorFlow's operation that updates a variable, without "Apply"."""
+        own = next(cls for cls in type(self).__mro__ if "_rule" in vars(cls) and is_ours(cls._rule))
+        return own.__name__.removesuffix("Optimizer")
 
     def _scatters(self) -> bool:
         return scatters(self._rule())
@@ -149,8 +169,14 @@ class RuleOptimizer(Optimizer):
     def _update(self, grad: Any, var: Any) -> Any:
         """Update one variable, in the course of a step; for one of a graph, make an operation."""
         if is_symbolic(var):
-            parts = [grad, by_reference(var), self._read()]
-            return operation(self._update_with, parts, f"update_{base_name(var)}")
+            step = self._under_way
+            values = self._captured()[0] if step is None else step.values
+            kind = "SparseApply" if isinstance(grad, IndexedSlices) else "Apply"
+            op = operation(
+                self._update_with, [grad, by_reference(var), values], f"{kind}{self._kernel()}"
+            )
+            op.written += tuple(self._slots.all_of(var).values())
+            return op
         return self._update_with(
             grad, var, None if self._under_way is None else self._under_way.values
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg import distribute
 from thalweg.core.hyperparameters import is_function
-from thalweg.core.slots import SlotStore
+from thalweg.core.slots_as_dicts import SlotsByName
 from thalweg.core.state import Entry
 from thalweg.core.trackable import TrackableSlots
 from thalweg.formula import Slot
@@ -36,10 +36,12 @@ class State(TrackableSlots):
     PER_GRAPH = True
 
     _name: str
+    _under_way: Any
+    _slots: SlotsByName
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
-        self._slots = SlotStore()
+        self._slots = SlotsByName()
         self._non_slots: dict[tuple[str, Any], Any] = {}
         self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
 
@@ -72,21 +74,17 @@ class State(TrackableSlots):
         """The optimizer's own variables in the present graph, or in eager mode, sorted by name."""
         self._settle()
         graph = None if executing_eagerly() else get_default_graph()
-        own = [slot for _, _, slot in self._slots.items()] + list(self._non_slots.values())
+        own = [slot for _, _, slot in self._slots.triples()] + list(self._non_slots.values())
         found = [var for var in own if getattr(var, "graph", None) is graph]
         self._slots.handed_out(found)
         return sorted(found, key=base_name)
 
-    def _var_key(self, var: Any) -> int:
-        return id(handle_of(var))
+    def _var_key(self, var: Any) -> Any:
+        return self._slots.key(var)
 
-    def _slot_dict(self, slot_name: str) -> Mapping[int, Any]:
+    def _slot_dict(self, slot_name: str) -> Mapping[Any, Any]:
         """The slots of a name by `_var_key` of their variable; not to be written to."""
-        found = {
-            id(var): resolve(slot) for var, name, slot in self._slots.items() if name == slot_name
-        }
-        self._slots.handed_out(found.values())
-        return MappingProxyType(found)
+        return self._slots.get(slot_name, MappingProxyType({}))
 
     def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""
@@ -148,7 +146,7 @@ class State(TrackableSlots):
             value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, GraphVariable):
             with var.graph.as_default():
-                slot: Any = make_variable(value, title)
+                slot: Any = make_variable(value, title, like=var)
         else:
             slot = over(value.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
@@ -186,10 +184,15 @@ class State(TrackableSlots):
         return resolve(self._non_slots[name, graph])
 
     def _get_non_slot_variable(self, name: str, graph: Any = None) -> Any:
-        """The variable of this name, or None; of the running session's graph while one runs."""
-        session = current_session()
+        """The variable of this name, or None.
+
+        By default that of the graph whose session runs, or for which hooks are called.
+        """
+        session, step = current_session(), self._under_way
         if graph is None and session is not None:
             graph = session.graph
+        elif graph is None and step is not None and step.builds:
+            graph = get_default_graph()
         return resolve(self._non_slots.get((name, graph)))
 
     @property

@@ -386,6 +386,10 @@ class _ChiefQueueRunner(QueueRunner):
     def name(self) -> str:
         return "sync_token_q"
 
+    @property
+    def _has_cancel(self) -> bool:
+        return True
+
     def _end_waits(self, sess: Any, error: BaseException | None) -> None:
         sess.run(self._rendezvous).stop(error)
 

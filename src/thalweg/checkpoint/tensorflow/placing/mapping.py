@@ -47,8 +47,14 @@ def mapped(
     taken = Counter(place.target for place in places.values())
     free = [name for name in targets if not taken[name]]
     found: list[str] = []
+    told = set(optional)
     for name, value in variables.items():
         place = places.get(name)
+        same = [each for each in names[name] if each in targets and not taken[each]]
+        if rules and place is None and same:  # beside rules, a name alone does not count
+            found.append(f"no rule is for {name!r}: give '{name} -> {same[0]}', too")
+            told.add(same[0])
+            continue
         problem = _problem(names[name], value, place, targets)
         if problem and len(found) < LISTED and (place is None or place.target not in targets):
             wanted = names[name] if place is None else [place.target or ""]
@@ -56,7 +62,7 @@ def mapped(
         found += [problem] * bool(problem)
     found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
     left = {name: own for name, own in names.items() if name not in places}
-    for name in [name for name in free if name not in optional]:
+    for name in [name for name in free if name not in told]:
         hint = hint_at_variable(name, left) if len(found) < LISTED else ""
         found.append(f"{name!r} is given nothing{hint}")
     if found and len(found) < LISTED:

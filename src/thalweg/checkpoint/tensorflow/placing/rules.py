@@ -16,6 +16,7 @@ an axis of TensorFlow's variable: `transpose 1 0`, or one of the words in `AXES`
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
+from thalweg.storage import disk
 
 AXES = {
     "dense": (1, 0),
@@ -186,8 +188,12 @@ def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{path}: there is no such rules file") from error
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, *disk.NOWHERE):
+            raise
+        raise MissingFileError(
+            f"{path}: there is no such rules file ({error.strerror})."
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidConfigError(f"{path} is no text in UTF-8.") from error
 

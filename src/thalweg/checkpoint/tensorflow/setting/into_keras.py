@@ -11,10 +11,11 @@ from torch import Tensor
 
 from thalweg.checkpoint.tensorflow.setting.making import refuse_contradictions
 from thalweg.core import state
+from thalweg.core.hyperparameters import is_function
 from thalweg.core.pairs import distinct
 from thalweg.keras.optimizers.state_dict import FORMAT
 
-_OTHERWISE = {"decay": "_initial_decay", "name": "_name"}
+_OTHERWISE = {"decay": "_initial_decay"}
 
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -37,7 +38,12 @@ def loading_keras(
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.
     """
     known = optimizer._hyper
-    fixed = {name: value for name, value in hyperparameters.items() if name not in known}
+    # No number depends on the name, "adam" in files of Keras 3.
+    hypers = {n: value for n, value in hyperparameters.items() if n != "name"}
+    for name in [name for name in hypers if name in known]:
+        if is_function(known.raw(name)):  # a schedule takes the place of the file's
+            del hypers[name]
+    fixed = {name: value for name, value in hypers.items() if name not in known}
     if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
         fixed["decay"] = hyperparameters["decay"]
     own = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
@@ -50,7 +56,7 @@ def loading_keras(
         "class_name": type(optimizer).__name__,
         "format": FORMAT,
         "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
-        "hyperparameters": {n: each for n, each in hyperparameters.items() if n not in fixed},
+        "hyperparameters": {n: each for n, each in hypers.items() if n not in fixed},
         "weights": weights,
         "slots": {keys[id(var)]: dict(own) for var, own in slots},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from thalweg.checkpoint.steps import after, steps_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.v1 import train
+from thalweg.v1.train.wrapping import WrappingOptimizer
 
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -45,12 +46,12 @@ def loading_v1(
 
 def _betas(optimizer: train.Optimizer) -> dict[str, Any]:
     """The betas that are numbers, by the names of their powers."""
-    if not isinstance(optimizer, train.AdamOptimizer):
+    inner: Any = optimizer
+    while isinstance(inner, WrappingOptimizer):
+        inner = cast(Any, inner)._opt
+    if not isinstance(inner, train.AdamOptimizer):
         return {}
-    given = {
-        power: getattr(optimizer, optimizer.HYPERS[hyper])
-        for power, hyper in optimizer.POWERS.items()
-    }
+    given = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
     return {power: beta for power, beta in given.items() if is_number(beta)}
 
 
@@ -58,6 +59,7 @@ def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> li
     """Why powers are not those of these betas after one number of steps, in words."""
     found: list[str] = []
     counts: dict[str, int] = {}
+    powers = {name: each for name, each in powers.items() if each.is_floating_point()}
     for name in [name for name in powers if name in betas]:
         value, beta = _scalars(powers[name], betas[name])
         count = steps_of(value, beta)

@@ -46,16 +46,13 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
     """
     if found.family is None:
         likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
+        why = "".join(f"; {each}" for each in found.lost)
         raise CheckpointMismatchError(
-            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}. Give"
-            " restore(..., optimizer=...), a class or an optimizer. Nothing was loaded."
+            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}{why}. Give"
+            " restore(..., optimizer=...), a class or an optimizer; optimizer=False reads the"
+            " variables alone. Nothing was loaded."
         )
-    if found.refused:
-        raise UnsupportedCheckpointError(
-            f"{path}: {found.name!r} had {', '.join(found.refused)}, which the optimizers of"
-            " thalweg.keras do not do. Give restore(..., optimizer=...) to go on without it."
-            " Nothing was loaded."
-        )
+    refuse_options(found, path)
     name = found.family.cls
     if INSIDE in found.notes:
         warn(f"{path}: {INSIDE}.", NumericsWarning)
@@ -64,6 +61,33 @@ def class_of(found: FoundOptimizer, path: str) -> type[Any]:
     if name == "NovoGrad":
         return NovoGrad
     return getattr(train if name in train.__all__ else contrib, name)
+
+
+def refuse_options(found: FoundOptimizer, path: str) -> None:
+    """Refuse to make an optimizer that would leave out what the file's did.
+
+    Raises:
+        UnsupportedCheckpointError: It did what none here does.
+    """
+    if found.refused:
+        raise UnsupportedCheckpointError(
+            f"{path}: {found.name!r} had {', '.join(found.refused)}, which the optimizers of"
+            " thalweg.keras do not do. Make an optimizer and give it to restore as optimizer=, to"
+            " go on without that. Nothing was loaded."
+        )
+
+
+def refuse_lost(found: FoundOptimizer) -> None:
+    """Refuse to go on with an optimizer of whose slots some would be left behind.
+
+    Raises:
+        CheckpointMismatchError: Says which.
+    """
+    if found.lost:
+        raise CheckpointMismatchError(
+            f"{found.name!r} ({found.evidence}): {'; '.join(found.lost)}. Give restore(...,"
+            " optimizer=False), which reads the variables alone. Nothing was loaded."
+        )
 
 
 def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:

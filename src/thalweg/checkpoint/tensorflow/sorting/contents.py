@@ -39,6 +39,9 @@ class FoundOptimizer:
         refused: What it did that nothing here does, in words.
         title: The name that it was given; "" if the file does not tell.
         unclear: Hyperparameters for which several values fit the file; they have to be given.
+        lost: Why slots of it belong to no variable for certain, in words: it cannot go on.
+        loss_scale: What a dynamic loss scale around it remembers: "current_loss_scale" and
+            "good_steps"; {} if there is none.
     """
 
     name: str
@@ -54,6 +57,8 @@ class FoundOptimizer:
     refused: tuple[str, ...] = ()
     title: str = ""
     unclear: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    loss_scale: dict[str, Stored] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
         title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"

@@ -17,7 +17,9 @@ from thalweg.checkpoint.tensorflow.sorting.keras_config import (
     notes_of,
     refused_of,
 )
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import OTHERS
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, scaled_by, usual
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
 from thalweg.storage.json_text import table
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
-_INNER = "/inner_optimizer/"
+_SCALING, _INNER = "LossScaleOptimizer", "/inner_optimizer/"
 
 
 def sorted_file(
@@ -48,7 +50,9 @@ def sorted_file(
     unknown: dict[str, Stored] = {}
     if file.optimizer:
         found = _by_name(file) or _by_number(file)
-        found = replace(found, notes=(*found.notes, *_scale_of(given)))
+        scale = _scale_of(given)
+        notes = (*found.notes, *scaled_by(scale))
+        found = replace(found, notes=notes, loss_scale=scale)
         optimizers = (found,)
         if found.family is None:
             unknown = dict(file.optimizer)
@@ -64,23 +68,26 @@ def sorted_file(
 
 def _without_scale(file: KerasFile) -> KerasFile:
     """The file with the optimizer inside of one that scales the loss."""
-    inner = (file.config or {}).get("inner_optimizer")
-    if file.class_name != "LossScaleOptimizer" or not isinstance(inner, dict):
-        return file
     own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    found = table(inner)
+    if not own or file.class_name not in (None, _SCALING):
+        return file
+    inner = table(table(file.config).get("inner_optimizer"))
+    name, config = inner.get("class_name"), inner.get("config")
     return replace(
-        file, class_name=found.get("class_name"), config=found.get("config"), optimizer=own
+        file,
+        class_name=name if isinstance(name, str) else None,
+        config=table(config) if isinstance(config, dict) else None,
+        optimizer=own,
     )
 
 
-def _scale_of(file: KerasFile) -> tuple[str, ...]:
-    """What the loss was multiplied by, in words."""
-    if file.class_name != "LossScaleOptimizer":
-        return ()
+def _scale_of(file: KerasFile) -> dict[str, Stored]:
+    """What the loss scale around the optimizer remembers."""
     outer = [each for name, each in file.optimizer.items() if _INNER not in name]
-    scale = [each.array().item() for each in outer[3:4] if not each.shape]
-    return tuple(f"the loss was scaled, at the end by {each}; here it is not" for each in scale)
+    if file.class_name not in (None, _SCALING) or len(outer) == len(file.optimizer):
+        return {}
+    # Its own count of steps and learning rate come first, and mean nothing.
+    return usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
 
 
 def _by_name(file: KerasFile) -> FoundOptimizer | None:
@@ -111,20 +118,39 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     scalars: dict[str, Stored] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
-    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    if values and not values[0].shape and not has_schedule:
-        scalars["learning_rate"] = values.pop(0)
+    rate, values = values[:1], values[1:]
+    if any(each.shape for each in rate):  # of a schedule there is none
+        rate, values = [], [*rate, *values]
     if file.class_name == "Nadam" and values and not values[-1].shape:
         scalars["momentum_cache"] = values.pop()
-    families = [family for family in KERAS if _may_be(family, file)]
+    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    ways = [(rate, values)]
+    if rate:
+        ways.insert(0, (rate[:0], [*rate, *values]))
+    if rate and file.kind != "weights.h5":  # its configuration is the file's own
+        ways = ways[:1] if has_schedule else ways[1:]
+    elif not has_schedule:
+        ways.reverse()
     fitting: list[tuple[Family, Slots]] = []
-    for family in families:
-        slots = _slots_of(family, values, file)
-        if slots is not None:
-            fitting.append((family, slots))
+    for rate, values in ways:  # noqa: B007
+        found = [
+            (family, _slots_of(family, values, file)) for family in KERAS if _may_be(family, file)
+        ]
+        fitting = [(family, slots) for family, slots in found if slots is not None]
+        if fitting:
+            break
+    if rate:
+        scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    return _found(file, [family for family, _ in fitting], slots, scalars, name)
+    found = _found(file, [family for family, _ in fitting], slots, scalars, name)
+    if not values or slots:
+        return found
+    if file.class_name in OTHERS.values():
+        return replace(found, lost=(f"nothing in thalweg.keras steps like {file.class_name}",))
+    kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
+    text = f"its {len(values)} arrays cannot be told to be slots of its variables, {kept}"
+    return replace(found, lost=(text,))
 
 
 def _may_be(family: Family, file: KerasFile) -> bool:

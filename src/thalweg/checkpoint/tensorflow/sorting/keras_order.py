@@ -1,13 +1,17 @@
-"""Which variables of a file of Keras have slots: those that were trained, in the model's order."""
+"""Which variables have slots: those that were trained, in the model's order or by their names."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
+    from thalweg.storage.stored import Stored
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
 _LAYERS = 300  # of a `.weights.h5` file whose order is looked for
@@ -89,3 +93,69 @@ def _leftmost(given: Sequence[Shape], wanted: Sequence[Shape]) -> list[int] | No
         found.append(at)
         at += 1
     return found
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A variable of an object checkpoint, which may have slots.
+
+    Attributes:
+        name: What it is called there.
+        full_name: The name that it had in the program, which others may have had, too.
+        value: Its value.
+        order: For each step from the root to it, which kind of child that is, and its number:
+            "layer-1" comes after "layer-0", and nothing tells which of "decoder" and "encoder"
+            comes first.
+    """
+
+    name: str
+    full_name: str
+    value: Stored
+    order: tuple[tuple[int, int], ...] = ()
+
+
+def owners_of(
+    wanted: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
+) -> tuple[list[Owner | None], list[str]]:
+    """The variables that slots belong to, and where that is not certain, in words.
+
+    Names decide, then shapes, then the order of layers that are numbered.
+
+    Args:
+        wanted: The full name and the shape of what each slot belongs to, in the optimizer's order.
+        owners: All variables.
+    """
+    names = {name for name, _ in wanted}
+    having = sorted((each for each in owners if each.full_name in names), key=lambda o: o.order)
+    alike: dict[tuple[str, Shape], list[Owner]] = {}
+    for each in having:
+        alike.setdefault((each.full_name, each.value.shape), []).append(each)
+    follows = [(each.full_name, each.value.shape) for each in having] == list(wanted)
+    found: list[Owner | None] = []
+    lost: dict[str, None] = {}
+    counts, taken = Counter(wanted), dict[tuple[str, Shape], int]()
+    for key in wanted:
+        name, shape = key
+        own = alike.get(key, [])
+        number = taken[key] = taken.get(key, -1) + 1
+        is_certain = len(own) == 1 or (follows and len(own) == counts[key] and _are_numbered(own))
+        found.append(own[number] if is_certain and number < len(own) else None)
+        if not own:
+            lost[f"no variable of shape {shape} is called {name!r}, as slots are"] = None
+        elif found[-1] is None:
+            text = f"{max(len(own), number + 1)} variables of shape {shape} are called {name!r}"
+            lost[
+                f"{text}, and nothing says which slots belong to which; give them names of their"
+                " own in TensorFlow and save again"
+            ] = None
+    return found, list(lost)
+
+
+def _are_numbered(owners: Sequence[Owner]) -> bool:
+    """Whether numbers alone tell variables apart, so that they have an order."""
+    for one, other in pairwise(owners):
+        pairs = zip(one.order, other.order, strict=False)
+        first = next(((a, b) for a, b in pairs if a != b), None)
+        if first is None or first[0][0] != first[1][0]:
+            return False
+    return True

@@ -53,7 +53,7 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         raise state.mismatch([f"global_step is {count} in the file, which is no count of steps"])
     try:
         value = torch.tensor(count, dtype=dtype)
-    except (RuntimeError, OverflowError):  # there are not as many integers
+    except (RuntimeError, OverflowError, ValueError):  # there are not as many integers
         value = None
     if value is None or dtype == torch.bool or value.item() != count:
         found = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,14 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family, with_slots
-from thalweg.checkpoint.tensorflow.sorting.keras_objects import MARKS, numbered
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import MARKS, TRAINED, Listed, numbered
+from thalweg.checkpoint.tensorflow.sorting.keras_order import Owner
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import (
+    OF_KERAS_3,
+    OF_SCALES,
+    scaled_by,
+    usual,
+)
 from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.sorting.powers import with_steps
 from thalweg.errors import DataLossError
@@ -25,19 +32,34 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
+INNER = "inner_optimizer"  # of what scales the loss in Keras 3
 _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 
 
 def sorted_objects(
-    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph
+    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph, class_name: str = ""
 ) -> TensorFlowCheckpoint:
     """The checkpoint that these tensors are.
+
+    Args:
+        path: Where it was read.
+        tensors: What it holds.
+        graph: Its objects.
+        class_name: Optional. What an optimizer of Keras 3 is known to be, if its name does not say.
 
     Raises:
         DataLossError: The graph names a tensor that is not there, or a node that it does not have.
     """
-    view = _View(path, tensors, graph)
-    optimizers = [view.optimizer(node) for node in view.optimizer_nodes()]
+    view = _View(path, tensors, graph, class_name)
+    nodes = view.optimizer_nodes()
+    scales = view.loss_scales(nodes)
+    optimizers = [
+        replace(found, loss_scale=scales[node], notes=(*found.notes, *scaled_by(scales[node])))
+        if node in scales
+        else found
+        for node in nodes
+        for found in [view.optimizer(node)]
+    ]
     free = [node for node in view.keys if node not in view.taken]
     counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
     variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
@@ -90,10 +112,13 @@ class _View:
         taken: The nodes that belong to optimizers.
     """
 
-    def __init__(self, path: str, tensors: Mapping[str, Stored], graph: ObjectGraph) -> None:
-        self._path = path
+    def __init__(
+        self, path: str, tensors: Mapping[str, Stored], graph: ObjectGraph, class_name: str
+    ) -> None:
+        self._path, self._class_name = path, class_name
         self._tensors = tensors
         self._nodes = graph.nodes
+        self._orders: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
         self._places = self._walked()
         self.keys = {
             index: attribute.key
@@ -113,10 +138,14 @@ class _View:
         places = {0: ""} if self._nodes else {}
         pending = list(places)
         for index in pending:
+            stems: dict[str, int] = {}
             for name, child in self._node(index).children.items():
+                stem, number = _numbered_name(name)
+                kind = stems.setdefault(stem, len(stems))
                 if child not in places:
                     self._node(child)
                     places[child] = f"{places[index]}/{name}".lstrip("/")
+                    self._orders[child] = (*self._orders[index], (kind, number))
                     pending.append(child)
         return places
 
@@ -155,7 +184,35 @@ class _View:
             index
             for index in self._places
             if self._nodes[index].slots or _is_optimizer(self._nodes[index].children)
+            if INNER not in self._nodes[index].children  # which only scales the loss
         ]
+
+    def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, Stored]]:
+        """What the loss scales around optimizers remember, by their nodes; it is `taken`, too.
+
+        A scale is beside the optimizer that it is around (`tf.train.experimental`, TensorFlow 2.2),
+        among its own variables (later ones), or what has the optimizer inside (Keras 3).
+        """
+        found: dict[int, dict[str, Stored]] = {}
+        for index in self._places:
+            children = self._node(index).children
+            holder, names = index, OF_KERAS_3
+            if INNER not in children:
+                holder, names = children.get("loss_scale", index), OF_SCALES
+            inside = [children[name] for name in (INNER, "base_optimizer") if name in children]
+            owners = [each for each in (index, *inside) if each in optimizers]
+            own = {
+                names[name]: child
+                for name, child in self._node(holder).children.items()
+                if name in names and child in self.keys
+            }
+            scale = usual({name: self.value(child) for name, child in own.items()})
+            if owners and scale:
+                found[owners[-1]] = scale
+                self.taken |= set(own.values())
+                if INNER in children:  # its own count of steps and learning rate mean nothing
+                    self.taken |= {child for child in children.values() if child in self.keys}
+        return found
 
     def optimizer(self, index: int) -> FoundOptimizer:
         """The optimizer of a node; its variables are `taken` from now on."""
@@ -182,22 +239,52 @@ class _View:
     def _numbered(self, index: int) -> FoundOptimizer:
         """One of Keras 2.11 and later."""
         node = self._node(index)
-        listed = self._node(node.children["_variables"]).children.values()
         own = {name: child for name, child in node.children.items() if child in self.keys}
-        slots = {child for child in listed if child in self.keys} - set(own.values())
-        self.taken |= slots | set(own.values())
-        others = self.other_names({self.name(each) for each in self.keys})
+        slots = [each for each in self._listed(node.children["_variables"]) if each in self.keys]
+        slots = [each for each in dict.fromkeys(slots) if each not in own.values()]
+        self.taken |= {*slots, *own.values()}
+        trained, known = None, {*slots}
+        if TRAINED in node.children:
+            trained = [each for each in self._listed(node.children[TRAINED]) if each in self.keys]
+        lists = {
+            name: [self.value(each) for each in listed]
+            for name, child in node.children.items()
+            if name not in (*MARKS, TRAINED)
+            and (listed := self._listed(child))
+            and known.issuperset(listed)
+        }
         return numbered(
-            self._places[index],
-            {self.full_name(each): self.value(each) for each in sorted(slots)},
-            {name: value for name, child in own.items() if not (value := self.value(child)).shape},
-            {other: name for name, other in others.items()},
+            Listed(
+                self._places[index],
+                [(self.full_name(each), self.value(each)) for each in slots],
+                {n: value for n, child in own.items() if not (value := self.value(child)).shape},
+                self.full_name(node.children[MARKS[1]]).rpartition("/")[0],
+                lists,
+                None if trained is None else [self._owner(each) for each in trained],
+            ),
+            [self._owner(each) for each in self.keys if each in self._places],
+            self._class_name,
         )
+
+    def _listed(self, index: int) -> list[int]:
+        """What a list holds, in its order."""
+        children = self._node(index).children
+        return [children[name] for name in sorted(children, key=_numbered_name)]
+
+    def _owner(self, index: int) -> Owner:
+        order = self._orders.get(index, ())
+        return Owner(self.name(index), self.full_name(index), self.value(index), order)
 
     def name_of_owner(self, index: int) -> str:
         if index not in self.keys:
             raise DataLossError(f"{self._path}: node {index} has a slot, but is no variable")
         return self.name(index)
+
+
+def _numbered_name(name: str) -> tuple[str, int]:
+    """A name and the number that it ends in, -1 if it does not."""
+    stem = name.rstrip("0123456789")
+    return (stem, int(name[len(stem) :])) if 0 < len(name) - len(stem) < 19 else (name, -1)
 
 
 def _is_optimizer(children: Mapping[str, int]) -> bool:
@@ -255,6 +342,10 @@ def _names(family: Family, titles: set[str], is_keras: bool) -> bool:
 def _told(found: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
     if found.face == "keras":
         return found
-    powers = {name: value for name, value in found.scalars.items() if name.endswith("_power")}
+    powers = {
+        name: value
+        for name, value in found.scalars.items()
+        if name.endswith("_power") and value.dtype in FLOATS
+    }
     rest = {name: value for name, value in found.scalars.items() if name not in powers}
     return with_steps(replace(found, scalars=rest), powers, counters)

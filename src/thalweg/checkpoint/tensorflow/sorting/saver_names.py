@@ -21,6 +21,7 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.sorting.families import V1, Family, titled
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import scale_in, scaled_by
 from thalweg.checkpoint.tensorflow.sorting.mixed import mixed_precision
 from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS
 from thalweg.checkpoint.tensorflow.sorting.powers import split_powers, with_powers
@@ -75,15 +76,21 @@ def sorted_names(
     for stem in sorted(groups.keys() - taken):
         found = titled(stem, families) or titled(stem)
         optimizers += _of_name(stem, groups[stem], found, path)
+    optimizers = with_powers(optimizers, powers, counters)
+    scale = scale_in(rest) if len(optimizers) == 1 else {}
+    if scale:
+        own = optimizers[0]
+        notes = (*own.notes, *scaled_by(scale))
+        optimizers = [replace(own, loss_scale=scale, notes=notes)]
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
         variables={
             name: value
             for name, value in rest.items()
-            if name not in owners and name not in counters
+            if name not in owners and name not in counters and name not in scale
         },
-        optimizers=tuple(with_powers(optimizers, powers, counters)),
+        optimizers=tuple(optimizers),
         counters=counters,
         averages={name: own[AVERAGE] for name, own in averages.items() if AVERAGE in own},
         mixed=mixed,

@@ -19,7 +19,7 @@ from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.formula import Rule
-from thalweg.graph import by_reference, graph_variable_of, is_symbolic
+from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
 from thalweg.tracing import untraced
@@ -182,13 +182,22 @@ class DecoupledWeightDecayExtension(Optimizer):
         own = super()._scalars(values, dtype, group)  # pyright: ignore
         return {**own, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
-    def _apply_one(self, grad: Gradient, var: Tensor) -> None:
+    def _apply_one(self, grad: Any, var: Any) -> Any:
         values = self._values()
-        if not self.FUSED and _is_chosen(var, values):
-            hooks = _Decay(values["decoupled_decay"], self._selection())
-            kept = self._plans.now().alone(var).alone(var)  # beside those of the step
-            raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
-        super()._apply_one(grad, var)
+        if self.FUSED or not _is_chosen(var, values):
+            return super()._apply_one(grad, var)
+        decay = values["decoupled_decay"]
+        if not is_symbolic(var):
+            self._decay_one(grad, var, decay)
+            return super()._apply_one(grad, var)
+        decayed = operation(self._decay_one, [grad, by_reference(var), decay], "AssignSub")
+        with var.graph.control_dependencies([decayed]):
+            return super()._apply_one(grad, var)
+
+    def _decay_one(self, grad: Gradient, var: Tensor, decay: Any) -> None:
+        hooks = _Decay(decay, self._selection())
+        kept = self._plans.now().alone(var).alone(var)  # beside those of the step
+        raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
 
 
 @dataclass(frozen=True)
@@ -198,9 +207,9 @@ class _Spared:
     group: Hashable
 
 
-def _is_chosen(var: Tensor, values: dict[str, Any]) -> bool:
+def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
     chosen = values["decay_var_list"]
-    return chosen is None or any(var is each for each in chosen)
+    return chosen is None or any(var is getattr(each, "symbol", each) for each in chosen)
 
 
 class _Decay(Hooks):

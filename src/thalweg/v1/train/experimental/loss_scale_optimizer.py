@@ -13,7 +13,16 @@ from thalweg.core.section import calls, consume
 from thalweg.core.state import Entry
 from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import cast, executing_eagerly, resolve
+from thalweg.graph import (
+    GraphKeys,
+    cast,
+    cond,
+    executing_eagerly,
+    get_default_graph,
+    group,
+    no_op,
+    resolve,
+)
 from thalweg.tracing import untraced
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping import WrappingOptimizer
@@ -122,7 +131,21 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 f"{type(self._opt).__name__} has an apply_gradients of its own, which a graph"
                 " cannot leave out: scale the loss around the optimizer inside it."
             )
-        return super()._apply_in_graph(given, global_step, name)
+        if not self._opt._is_recorded():
+            return super()._apply_in_graph(given, global_step, name)
+        graph = get_default_graph()
+        collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+        known = list(collection)
+
+        def apply() -> Any:
+            return group(self._opt.apply_gradients(given, global_step=global_step))
+
+        with graph.as_one():
+            moved, should_apply = self._loss_scale.update([grad for grad, _ in given])
+            applied = apply() if should_apply is True else cond(should_apply, apply, no_op)
+            made = group(applied, moved, name=name or self._name)
+        collection[:] = [*known, made]  # what is in a branch cannot be run alone
+        return made
 
     def _captured(self) -> list[Any]:
         return self._opt._captured()

@@ -12,7 +12,7 @@ import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
 from thalweg.graph import get_default_graph
-from thalweg.v1.train.global_step import get_global_step
+from thalweg.v1.train.global_step import _get_or_create_global_step_read
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -34,12 +34,12 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
 
 
 def global_step_for(hook: SessionRunHook) -> Any:
-    """The default graph's variable that counts steps.
+    """What counts steps in the default graph, as it is before a run counts one.
 
     Raises:
         RuntimeError: There is none.
     """
-    found = get_global_step()
+    found = _get_or_create_global_step_read()
     if found is None:
         title = type(hook).__name__
         raise FailedPreconditionError(f"Global step should be created to use {title}.")

@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import is_installed
 from thalweg.v1.summary.writer import FileWriterCache, add_scalar
+from thalweg.v1.train.global_step import get_global_step
 from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
@@ -54,6 +55,7 @@ class StepCounterHook(SessionRunHook):
         self._output_dir = output_dir
         self._summary_writer = summary_writer
         self._step: Any = None
+        self._tag = ""
         self._before: int | None = None
         self._steps_per_run = 1
         self._same = 0  # runs that have not raised the step
@@ -61,6 +63,7 @@ class StepCounterHook(SessionRunHook):
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
         self._step = global_step_for(self)
+        self._tag = f"{get_global_step().op.name}/sec"
         if self._summary_writer is None and self._output_dir is not None and is_installed():
             self._summary_writer = FileWriterCache.get(self._output_dir)
 
@@ -84,7 +87,7 @@ class StepCounterHook(SessionRunHook):
         self._watch(before)
 
     def _tell(self, rate: float, step: int) -> None:
-        tag = f"{self._step.op.name}/sec"
+        tag = self._tag
         if self._summary_writer is not None:
             add_scalar(self._summary_writer, tag, rate, step)
         _LOG.info("%s: %g", tag, rate)

@@ -7,10 +7,11 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.storage.bundle import CheckpointState, read_state, write_state
+from thalweg.storage.disk import NOWHERE
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, exists
 
 _LOG = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
     times: list[float] = []
     for prefix in [os.fspath(each) for each in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with _if_there():
                 times.append(os.stat(path).st_mtime)
                 break
     return times
@@ -185,8 +186,18 @@ def remove_checkpoint(
         paths += [prefix + SUFFIX, prefix + INDEX]
         paths += glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????")
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
+        with _if_there():
             os.unlink(path)
+
+
+@contextlib.contextmanager
+def _if_there() -> Iterator[None]:
+    """Leave out what cannot be done because there is no such file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOWHERE:
+            raise
 
 
 def _relative(path: str, folder: str) -> str:

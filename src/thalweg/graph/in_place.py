@@ -1,0 +1,44 @@
+"""What torch's functions that write in place become in a hook of an optimizer: nodes, in order.
+
+Each waits for the one before it, and all that is made later waits for it: so a hook reads what it
+has written by then, as it does where torch calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg.graph.adding import add
+from thalweg.graph.arguments import Reference, whole
+from thalweg.graph.nest import mapped
+from thalweg.graph.recording import bare, prepared
+from thalweg.graph.shapes import inferred
+
+
+def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Add the node that calls a method of torch's which writes to a variable.
+
+    Args:
+        variable: The variable, in the unit that its graph is in.
+        name: One of `IN_PLACE`.
+        args, kwargs: What the method is given.
+
+    Raises:
+        InvalidArgumentError: Shapes do not fit together.
+    """
+    graph, unit = variable.graph, variable.graph.unit
+    given = mapped(whole, prepared(graph, (tuple(args), dict(kwargs))))
+    call = partial(_called, getattr(torch.Tensor, name))
+    inferred(call, (Reference(variable), *mapped(bare, given)), name)
+    op = add(graph, name.rstrip("_"), call, (Reference(variable), *given), kind="update")
+    unit.wrote(variable, op)
+
+
+def _called(
+    method: Callable[..., Any], variable: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    return method(variable, *args, **kwargs)

@@ -1,0 +1,111 @@
+"""Summaries of a graph's step, in the collection from which `tf.summary.merge_all` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph import GraphKeys, Output, get_default_graph, operation
+from thalweg.openseq2seq.optimizers.rate import called
+from thalweg.running import thread
+from thalweg.v1 import summary
+from thalweg.v1.summary import values
+from thalweg.v1.summary.protos import is_installed, message
+
+
+class Collected:
+    """A writer that keeps what it is told as the bytes of a `Summary`.
+
+    Args:
+        but: Tags of scalars that are left out.
+        writer: Optional. Another writer, which is told all of it, too.
+    """
+
+    def __init__(self, but: Sequence[str] = (), writer: Any = None) -> None:
+        self._but, self._writer = but, writer
+        self._values: list[Any] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        if tag not in self._but:
+            self._values.append(values.scalar(torch.tensor(value), tag))
+        if self._writer is not None:
+            self._writer.add_scalar(tag, value, step)
+
+    def add_histogram(self, tag: str, elements: Tensor, step: int) -> None:
+        self._values.append(values.histogram(elements, tag))
+        if self._writer is not None:
+            self._writer.add_histogram(tag, elements, step)
+
+    def serialized(self) -> bytes:
+        """What it was told."""
+        return message("Summary")(value=self._values).SerializeToString()
+
+
+def can_be_collected(summaries: Sequence[str] | None, writer: Any) -> bool:
+    """Whether summaries go to the collection.
+
+    Without TensorBoard they do not, where nobody asked for them or a writer gets them.
+
+    Raises:
+        ModuleNotFoundError: They are asked for, TensorBoard is not installed, and nobody else
+            gets them.
+    """
+    if not is_installed() and (summaries is None or writer is not None):
+        return False
+    if summaries is None or len(summaries):
+        message("Summary")
+    return summaries is None or len(summaries) > 0
+
+
+def collect_scalar(name: str, value: Any) -> None:
+    """Add the summary of a number or a symbolic tensor, below the name scope."""
+    summary.scalar(name, called(value))
+
+
+def collect(run: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    """Add a summary of several values.
+
+    Args:
+        run: Gets the values of `inputs`, and what the tags of the name scope begin with; returns
+            a function that tells a writer.
+        inputs: See `operation`.
+    """
+
+    def summarize(*given: Any) -> bytes:
+        kept = Collected()
+        run(*given, scope=scope)(kept)
+        return kept.serialized()
+
+    made = operation(summarize, inputs, "summaries", kind="pure", outputs=Output(None, (), ()))
+    scope = made.op.name.removesuffix(made.op.name.rpartition("/")[2])
+    get_default_graph().add_to_collection(GraphKeys.SUMMARIES, made)
+
+
+class OfThisRun:
+    """What the operation that takes a step tells in a run, for a summary in the same run.
+
+    Gradients are averaged once: a summary of its own would have other workers wait.
+    """
+
+    def keep(self, told: Collected) -> None:
+        """Called by the operation that takes the step."""
+        thread.frames[-1][self] = told
+
+    def collect(self) -> None:
+        """Add the summary, which comes after the step."""
+
+        def summarize() -> bytes:
+            told = thread.frames[-1].get(self)
+            if told is None:
+                raise FailedPreconditionError(
+                    "Summaries of gradients that workers average are those of a step: run them"
+                    " together with what optimize_loss returned."
+                )
+            return told.serialized()
+
+        made = operation(summarize, [], "summaries", outputs=Output(None, (), ()))
+        get_default_graph().add_to_collection(GraphKeys.SUMMARIES, made)

@@ -1,0 +1,97 @@
+"""The norm that the gradients of several rules have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.processing import Measures, Processing
+from thalweg.engines import Gate, Tensors, layout
+from thalweg.engines.engine import Ready, Request
+from thalweg.indexed_slices import values_of
+from thalweg.optim.around import Seen
+from thalweg.optim.hooks import GroupHooks
+from thalweg.rules.torch import TORCH_SGD
+
+Share = tuple[GroupHooks, list[tuple[Any, Tensor]]]  # what a rule updates, by which gradients
+
+
+class CommonNorm:
+    """Measures all gradients of a step before the first rule's sweep, by a plan of its own."""
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+        self._ready: Ready | None = None
+
+    def again(self, shares: Sequence[Share]) -> bool:
+        """Whether gradients are like those before; if so `clip_scale` is ready for them.
+
+        Args:
+            shares: Those of the step.
+        """
+        pairs = [pair for _, given in shares for pair in given]
+        asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
+        if self._ready is not None and not self._ready.again(_own(shares, asked)):
+            self._ready = None
+        return self._ready is not None
+
+    def clip_scale(self, shares: Sequence[Share], how: Processing, seen: Seen) -> Any:
+        """What clips all gradients: a number, or a tensor of their device.
+
+        Args:
+            shares: Those that `again` was given.
+            how: What happens to all their gradients.
+            seen: Is told of them.
+
+        Raises:
+            Whatever a step does that cannot be taken as a whole.
+        """
+        variables = [var for _, given in shares for _, var in given]
+        measures: Any = self._ready
+        if measures is None:
+            measures, variables = self._anew(shares, how)
+        sharing = _sharing(shares)
+        if sharing is not None:
+            measures = sharing.measures(measures, _asked(shares, (), variables))
+        try:
+            known = how.known(measures, variables)
+            seen(known)
+            return known.clip_scale
+        finally:
+            if self._ready is not None:
+                self._ready.let_go()
+
+    def _anew(self, shares: Sequence[Share], how: Processing) -> tuple[Measures, list[Tensor]]:
+        """What measures gradients that were not looked at before, and their variables."""
+        gradients: list[Any] = []
+        variables: list[Tensor] = []
+        for hooks, given in shares:
+            pairs = hooks.convert(given)
+            sharing = hooks.sharing
+            hooks.check(pairs if sharing is None else sharing.checked(pairs), how.narrow)
+            gradients += [grad for grad, _ in pairs]
+            variables += [var for _, var in pairs]
+        asked = _asked(shares, gradients, variables)
+        pairs = zip(gradients, variables, strict=True)
+        if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
+            flush = asked.selection.denormals == "flush"
+            return Tensors(list(map(values_of, gradients)), variables, flush), variables
+        self._ready = self._gate.ready(_own(shares, asked))
+        return self._ready, variables
+
+
+def _asked(shares: Sequence[Share], gradients: Sequence[Any], variables: Any) -> Request:
+    """A step that is measured only; its rule has no slots."""
+    slots, titles = [()] * len(variables), [""] * len(variables)
+    return Request(TORCH_SGD, (), variables, gradients, slots, titles, shares[0][0].selection)
+
+
+def _own(shares: Sequence[Share], asked: Request) -> Request:
+    sharing = _sharing(shares)
+    return asked if sharing is None else sharing.share(asked)
+
+
+def _sharing(shares: Sequence[Share]) -> Any:
+    return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)

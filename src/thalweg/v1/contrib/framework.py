@@ -1,0 +1,64 @@
+"""`tf.contrib.framework`: the global step, variables by their names, and files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.graph import GraphKeys, get_collection
+from thalweg.v1.missing import attribute_of
+from thalweg.v1.train.global_step import (
+    assert_global_step,
+    create_global_step,
+    get_global_step,
+    get_or_create_global_step,
+)
+from thalweg.v1.train.saving.checkpoint_utils import (
+    init_from_checkpoint,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+)
+
+__all__ = [
+    "assert_global_step",
+    "create_global_step",
+    "get_global_step",
+    "get_local_variables",
+    "get_or_create_global_step",
+    "get_trainable_variables",
+    "get_variables",
+    "init_from_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+]
+
+
+def get_variables(
+    scope: Any = None, suffix: str | None = None, collection: str = GraphKeys.GLOBAL_VARIABLES
+) -> list[Any]:
+    """The variables of a collection, in order.
+
+    Args:
+        scope: Optional. What names begin with, a regular expression; or a variable scope.
+        suffix: Optional. What names end with.
+        collection: The collection.
+    """
+    scope = getattr(scope, "name", scope)
+    if suffix is not None:
+        end = suffix if ":" in suffix else f"{suffix}:"
+        scope = f"{scope or ''}.*{end}"
+    return get_collection(collection, scope)
+
+
+def get_trainable_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
+    """`get_variables` of those that are trained."""
+    return get_variables(scope, suffix, GraphKeys.TRAINABLE_VARIABLES)
+
+
+def get_local_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
+    """`get_variables` of the local ones."""
+    return get_variables(scope, suffix, GraphKeys.LOCAL_VARIABLES)
+
+
+__getattr__ = attribute_of("contrib.framework")

@@ -1,0 +1,147 @@
+"""Trainings of `thalweg.optim` and `optim.tensorflow`, with every option."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thalweg
+from attack import trainings
+from attack.trainings import Training
+from thalweg import IndexedSlices, optim
+from thalweg.optim import tensorflow
+
+OURS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("AdamW", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.5}),
+    ("Adagrad", {}),
+    ("Adadelta", {}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+    ("SparseAdam", {}),
+]
+TENSORFLOWS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adam", {}),
+    ("RMSprop", {"centered": True}),
+    ("Adagrad", {}),
+    ("Ftrl", {"l1": 0.01}),
+    ("Nadam", {}),
+]
+OPTIONS: dict[str, list[Any]] = {
+    "clip_grad_norm": [0.5, 100.0],
+    "clip_grad_value": [0.25],
+    "ema_decay": [0.9],
+    "masters": [True],
+    "state_dtype": [torch.float32, torch.bfloat16],
+    "accumulate": [2, 3],
+    "wide_sums": [True],
+    "fused_unscale": [True],
+    "state_device": ["cpu"],
+}
+
+
+def options(dice: random.Random) -> dict[str, Any]:
+    """None of them, one, or several."""
+    count = dice.choice([0, 0, 1, 1, 2, 3])
+    return {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
+
+
+class OptimTraining(Training):
+    """`step` of an optimizer of torch's kind, over groups."""
+
+    face = "optim"
+
+    def __init__(self, dice: random.Random, is_twin: bool) -> None:
+        self._engine: Any = None
+        super().__init__(dice, is_twin)
+
+    def _variable(self, dice: random.Random, number: int) -> Any:
+        return torch.nn.Parameter(super()._variable(dice, number).detach().as_subclass(Tensor))
+
+    def _made(self, dice: random.Random) -> Any:
+        home, (name, own) = dice.choice(
+            [*((optim, each) for each in OURS), *((tensorflow, each) for each in TENSORFLOWS)]
+        )
+        split = dice.choice([len(self.variables), 1])
+        parts = [self.variables[:split], self.variables[split:]]
+        groups = [{"params": part} for part in parts if part]
+        if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
+            groups[1]["momentum"] = 0.0  # several rules in a step
+        return getattr(home, name)(groups, lr=0.1, **own, **options(dice))
+
+    @property
+    def adds_up(self) -> bool:
+        return self.opt._around.accumulate > 1
+
+    def choose(self, engine: Any) -> None:
+        self._engine = "reference" if self.is_twin else engine
+
+    def forget(self) -> None:
+        own = self.opt._own
+        own.steady = None
+        own.parts.clear()
+
+    def step(self) -> None:
+        if self.is_twin:
+            self.forget()
+        for place, var in enumerate(self.variables):
+            var.grad = as_torchs(self.gradients[place]) if place in self.group else None
+        with thalweg.engine(self._engine, denormals=self.denormals):
+            self.opt.step()
+
+    def set_rate(self, value: float) -> None:
+        for group in self.opt.param_groups:
+            group["lr"] = value
+
+    def add(self, value: Tensor) -> None:
+        self.variables.append(torch.nn.Parameter(value))
+        self.opt.add_param_group({"params": [self.variables[-1]]})
+
+    def save(self) -> dict[str, Any]:
+        return copy.deepcopy(self.opt.state_dict())
+
+    def slot_names(self) -> list[str]:
+        found = [name for own in self.opt.state.values() for name in own]
+        return list(dict.fromkeys(found))
+
+    def slot(self, place: int, name: str) -> Any:
+        found = (self.opt.state.get(self.variables[place]) or {}).get(name)
+        return found if isinstance(found, Tensor) else None
+
+    def bits(self) -> dict[str, Any]:
+        # Sums of a step that was refused stay, and the next one takes them.
+        found = super().bits()
+        folded = re.sub(r"'folded': \d+", "", found.pop("param_groups"))
+        return {n: x for n, x in found.items() if not n.endswith("/gradient_sum")} | {"": folded}
+
+    def copied(self, how: str) -> None:
+        own = self.opt, self.variables
+        again = copy.deepcopy(own) if how == "deepcopy" else pickle.loads(pickle.dumps(own))
+        self.opt, self.variables = again
+        self.held.clear()
+
+
+def as_torchs(grad: Any) -> Any:
+    """A gradient as torch gives it."""
+    if not isinstance(grad, IndexedSlices):
+        return grad
+    shape = tuple(grad.dense_shape)
+    return torch.sparse_coo_tensor(grad.indices[None], grad.values, shape)
+
+
+FACES = (*trainings.FACES, OptimTraining)

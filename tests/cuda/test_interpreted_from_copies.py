@@ -1,0 +1,43 @@
+"""Programs for GPUs begin at what others wrote to copies of 16 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rulebook import FIRST, KEEP, KINDS, label, slow_unless
+from test_dtypes import OWN
+from test_from_copies import (
+    BY_KIND,
+    FORMS,
+    PATTERNS,
+    adam,
+    assert_begun,
+    equal_measures,
+    equal_steps,
+    problem_of,
+)
+
+BY_FORM = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.mark.parametrize(
+    "case", [slow_unless(c in OWN or c.rule.name in KINDS, c) for c in [*OWN, *FIRST]], ids=label
+)
+@BY_FORM
+def test_every_rule(case, form):
+    equal_steps(case, form, "cuda")
+
+
+@BY_KIND
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+def test_every_pattern_of_16_bits(kind, dtype):
+    copy = PATTERNS.view(kind)
+    problem = problem_of(adam(), copy, dtype, None)
+    assert_begun(adam(), problem, copy, KEEP._replace(name="cuda"))
+
+
+@BY_KIND
+@BY_FORM
+def test_measures(kind, form):
+    equal_measures(kind, form, "cuda")

@@ -1,0 +1,189 @@
+"""Values with a dtype, a shape or a name that is asked for, as TensorFlow 2.21 makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf as tf
+from thalweg import v1
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+old = tf.compat.v1
+TABLE = np.zeros((2, 16), np.float32)
+VARIABLES = [tf.Variable, old.Variable, v1.Variable]
+MAKERS: dict[str, Callable[..., Any]] = {
+    "tf.constant": tf.constant,
+    "v1.constant": old.constant,
+    "tf.convert_to_tensor": tf.convert_to_tensor,
+    "v1.convert_to_tensor": old.convert_to_tensor,
+    "tf.Variable": tf.Variable,
+    "v1.Variable": old.Variable,
+}
+CUT = [
+    (np.array([1.5, -1.7, 2.0]), [1, -1, 2]),
+    (np.array([[1.5, 2.5]], np.float32), [[1, 2]]),
+    (np.array([-0.9], np.float16), [0]),
+    (np.float64(2.5), 2),
+    (np.array([True]), [1]),
+]
+
+
+def in_a_session(make: Callable[[], Any]) -> Any:
+    with v1.Graph().as_default(), v1.Session() as session:
+        made = make()
+        session.run(v1.global_variables_initializer())
+        return session.run(made)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(("value", "wanted"), CUT, ids=str)
+def test_arrays_of_floats_become_integers(maker: str, value: Any, wanted: Any) -> None:
+    make = MAKERS[maker]
+    made = make(value, dtype=tf.int32)
+    assert (made.dtype, np.asarray(made).tolist()) == (torch.int32, wanted)
+    found = in_a_session(lambda: make(value, dtype=tf.int32))
+    assert (found.dtype, found.tolist()) == (np.int32, wanted)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("value", [1.5, [1.5, 2.0], np.array([1j])], ids=str)
+def test_other_fractions_are_refused(maker: str, value: Any) -> None:
+    make = MAKERS[maker]
+    with pytest.raises(InvalidTypeError, match="Cannot convert"):
+        make(value, dtype=tf.int32)
+    with pytest.raises(InvalidTypeError, match="Cannot convert"):
+        in_a_session(lambda: make(value, dtype=tf.int32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**31, -(2.0**31) - 1, 1e300])
+def test_what_no_integer_holds_is_refused(value: float) -> None:
+    for make in MAKERS.values():
+        with pytest.raises(InvalidArgumentError, match="does not fit int32"):
+            make(np.array([0.0, value]), dtype=tf.int32)
+    ends = np.array([2.0**31 - 0.5, -(2.0**31) - 0.5])
+    assert tf.constant(ends, tf.int32).tolist() == [2**31 - 1, -(2**31)]
+    with pytest.raises(InvalidArgumentError, match="does not fit int64"):
+        tf.constant(np.array([2.0**63]), tf.int64)
+
+
+def test_floats_as_bools_and_assignments() -> None:
+    assert tf.constant(np.array([1.5, 0.0]), tf.bool).tolist() == [True, False]
+    v = tf.Variable([1, 2])
+    with pytest.raises(InvalidTypeError, match="Cannot convert float64 values to int32"):
+        v.assign(np.array([1.5, 2.5]))
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("value", [TABLE, lambda: TABLE, TABLE.tolist()], ids=["a", "f", "l"])
+def test_a_variable_with_a_value_and_a_shape(variable: Any, value: Any) -> None:
+    for shape in ([None, 16], (2, None), [2, 16], tf.TensorShape([None, None])):
+        assert tuple(variable(value, shape=shape).shape) == (2, 16)
+        with v1.Graph().as_default():
+            assert variable(value, shape=shape).shape == tuple(shape)
+    assert variable(value, shape=tf.TensorShape(None), name=None).name == "Variable:0"
+    text = r"initial value's shape \(\(2, 16\)\) is not compatible .* \(\[3, 16\]\)"
+    for shape in ([3, 16], [3, 16]):
+        with pytest.raises(ValueError, match=text):
+            variable(value, shape=shape)
+        with v1.Graph().as_default(), pytest.raises(ValueError, match=text):
+            variable(value, shape=shape)
+
+
+@pytest.mark.parametrize("shape", [[None, 16], tf.TensorShape(None)], ids=str)
+def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
+    with v1.Graph().as_default(), v1.Session() as session:
+        w = old.Variable(TABLE, shape=shape, name="w")
+        fed = v1.placeholder("float32", [None, 16])
+        grow, opt = w.assign(fed), v1.train.MomentumOptimizer(1.0, 0.9)
+        train = opt.minimize((w * w).sum())
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        assert session.run(grow, {fed: np.ones((5, 16))}).shape == (5, 16)
+        assert session.run(w).shape == (5, 16)
+        assert session.run(w.assign_add(fed), {fed: np.ones((5, 16))}).tolist() == [[2.0] * 16] * 5
+        if isinstance(shape, list):
+            with pytest.raises(InvalidArgumentError, match=r"has shape \(None, 16\)"):
+                w.assign(np.ones((5, 15), np.float32))
+            wide = v1.placeholder("float32", [None, None])
+            with pytest.raises(InvalidArgumentError, match=r"a value of shape \(5, 15\)"):
+                session.run(w.assign(wide), {wide: np.ones((5, 15))})
+            assert session.run(w).shape == (5, 16)
+
+
+def test_an_initializer_still_gets_the_shape() -> None:
+    with v1.Graph().as_default():
+        assert old.Variable(old.ones_initializer(), shape=[2, 3]).shape == (2, 3)
+    assert old.Variable(old.ones_initializer(), shape=[2, 3]).tolist() == [[1.0] * 3] * 2
+
+
+FILLED: list[tuple[Any, list[int], Any]] = [
+    ([1, 2, 3], [6], [1, 2, 3, 3, 3, 3]),
+    ([[1, 2], [3, 4]], [2, 3], [[1, 2, 3], [4, 4, 4]]),
+    ([], [2], [0.0, 0.0]),
+    ([1], [3], [1, 1, 1]),
+    ([1, 2, 3, 4], [2, 2], [[1, 2], [3, 4]]),
+]
+
+
+@pytest.mark.parametrize(("value", "shape", "wanted"), FILLED, ids=str)
+@pytest.mark.parametrize("constant", [old.constant, v1.constant])
+def test_constants_of_a_graph_are_filled_up(
+    constant: Any, value: Any, shape: Any, wanted: Any
+) -> None:
+    assert in_a_session(lambda: constant(value, shape=shape)).tolist() == wanted
+    is_fitting = np.size(value) in (1, np.prod(shape))
+    for make in (lambda: constant(value, shape=shape), lambda: tf.constant(value, shape=shape)):
+        if is_fitting:
+            assert make().tolist() == wanted
+        else:
+            with pytest.raises(TypeError, match=r"values do not fit shape"):
+                make()
+    if not is_fitting:
+        with pytest.raises(TypeError, match=r"values do not fit shape"):
+            in_a_session(lambda: tf.constant(value, shape=shape))
+
+
+def test_constants_that_are_too_many_or_of_another_shape() -> None:
+    with v1.Graph().as_default():
+        with pytest.raises(ValueError, match="Too many elements provided: 3 values"):
+            old.constant([1, 2, 3], shape=[2])
+        with pytest.raises(TypeError, match=r"with shape \(6,\), but got shape \(3,\)"):
+            old.constant([1, 2, 3], shape=[6], verify_shape=True)
+    with pytest.raises(TypeError, match="3 values do not fit shape"):
+        tf.constant([1, 2, 3], shape=[2])
+
+
+NAMELESS: dict[str, Callable[[Any], Any]] = {
+    "Const:0": lambda w: old.constant(1.0, name=None),
+    "zeros:0": lambda w: old.zeros([2], name=None),
+    "ones:0": lambda w: old.ones([2], name=None),
+    "eye:0": lambda w: tf.eye(2, name=None),
+    "range:0": lambda w: tf.range(3, name=None),
+    "stack:0": lambda w: tf.stack([w, w], name=None),
+    "unstack:0": lambda w: tf.unstack(tf.zeros([2]), name=None)[0],
+    "split:0": lambda w: tf.split(tf.zeros([2]), 2, name=None)[0],
+    "random_normal:0": lambda w: old.random_normal([2], name=None),
+    "random_uniform:0": lambda w: old.random_uniform([2], name=None),
+    "truncated_normal:0": lambda w: old.truncated_normal([2], name=None),
+    "gradients:0": lambda w: old.gradients(w * w, [w], name=None)[0],
+    "Variable:0": lambda w: old.Variable(1.0, name=None),
+    "init": lambda w: old.variables_initializer([w], name=None),
+    "report_uninitialized_variables:0": lambda w: old.report_uninitialized_variables(name=None),
+}
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_no_name_is_the_usual_one(name: str) -> None:
+    with v1.Graph().as_default():
+        w = old.Variable(1.0, name="w")
+        assert NAMELESS[name](w).name == name
+
+
+def test_a_variable_scope_needs_a_name() -> None:
+    with v1.Graph().as_default(), pytest.raises(TypeError, match="name_or_scope is required"):
+        old.variable_scope(None).__enter__()

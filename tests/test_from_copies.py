@@ -1,0 +1,203 @@
+"""What others wrote to copies of 16 bits is where a step begins, to the bit, in every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import rulebook
+from rulebook import FIRST, FLUSH, KEEP, KINDS, Case, Problem, assert_same, label, slow_unless
+from test_dtypes import OWN
+from thalweg.engines.engine import Columns, Request
+from thalweg.formula import gradient_squares, variable_squares
+
+HALVES = (torch.float16, torch.bfloat16)
+PATTERNS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+ROWS = [5, 0, 5, 11, 0]
+FORMS: dict[str, Any] = {"dense": None, "rows": ROWS}
+BY_KIND = pytest.mark.parametrize("kind", HALVES, ids=label)
+BY_ENGINE = pytest.mark.parametrize("engine", ["cpu", "reference"])
+
+
+def rounded(values: Tensor, kind: torch.dtype) -> Tensor:
+    """What a copy of values is, by NumPy's rounding or by that of bits."""
+    largest = torch.finfo(kind).max
+    single = values.detach().float().numpy()
+    clipped = np.where(single > largest, largest, np.where(single < -largest, -largest, single))
+    if kind == torch.float16:
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(clipped.astype(np.float16))
+    bits = clipped.astype(np.float32).view(np.uint32)
+    up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    found = np.where(np.isnan(clipped), 0x7FC0, up).astype(np.uint16)
+    return torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
+
+
+def beginning(var: Tensor, copy: Tensor) -> Tensor:
+    """The rule: the variable, or the copy where that is not the variable, rounded."""
+    same = rounded(var, copy.dtype).view(torch.int16) == copy.view(torch.int16)
+    return torch.where(same, var.detach(), copy.to(var.dtype))
+
+
+def masters_of(copy: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """For a third of the elements what rounds to the copy, for others nearly, or anything else."""
+    made = torch.Generator().manual_seed(seed)
+    own, shape = copy.to(dtype), copy.shape
+    tiny = torch.finfo(copy.dtype).eps * torch.rand(shape, generator=made).to(dtype) / 2
+    near = own * (1 + tiny - torch.finfo(copy.dtype).eps / 4)
+    other = torch.randn(shape, generator=made).to(dtype) * 1e3
+    which = torch.randint(0, 4, shape, generator=made)
+    large = torch.finfo(torch.float32).max * torch.sign(own).nan_to_num()
+    return torch.where(which == 0, near, torch.where(which == 1, own, other)).where(
+        (which != 2) | (own.abs() < torch.finfo(copy.dtype).max / 2), large
+    )
+
+
+def problem_of(case: Case, copy: Tensor, dtype: torch.dtype, rows: Any, seed: int = 0) -> Problem:
+    var, rng = masters_of(copy, dtype, seed), np.random.default_rng(seed)
+    slots = [rulebook.slots_for(case.row, var, rng)]
+    if rows is None:
+        return Problem([var], slots, [rulebook.values(tuple(var.shape), dtype, rng)])
+    values = rulebook.values((len(rows), *var.shape[1:]), dtype, rng)
+    return Problem([var], slots, [rulebook.sparse(values, rows, var)])
+
+
+def assert_begun(
+    case: Case, problem: Problem, copy: Tensor, selection: Any, rows: Any = None
+) -> None:
+    """Two steps from copies are those that begin at what was written there."""
+    (start,) = problem.variables
+    wanted = problem.copy()
+    begun, all_rows = beginning(start, copy), rows is None or case.rule.update_untouched
+    where: Any = slice(None) if all_rows else sorted(set(rows))
+    wanted.variables[0][where] = begun[where]
+    rulebook.take(case, wanted, selection._replace(name="reference"))
+    taken, own = problem.copy(), copy.clone()
+    rulebook.take(case, taken, selection, copies=[own], from_copies=True)
+    followed = copy.clone()
+    followed[where] = rounded(wanted.variables[0], copy.dtype)[where]
+    untouched = case.rule.update_untouched
+    if rows is not None and untouched is not None and leaves_alone(case, untouched):
+        others = sorted(set(range(len(start))) - set(rows))  # master and copy stay as they are
+        wanted.variables[0][others] = start[others]
+        followed[others] = copy[others]
+    assert_same([*taken.written(), own], [*wanted.written(), followed])
+
+
+def leaves_alone(case: Case, formula: Any) -> bool:
+    from thalweg.engines.transcribe import transcribe
+
+    return transcribe(formula).passes(0, 0)
+
+
+def adam() -> Case:
+    return next(case for case in FIRST if case.rule.name == "Adam")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("selection", [KEEP, FLUSH], ids=["keep", "flush"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+@BY_KIND
+@BY_ENGINE
+def test_every_pattern_of_16_bits(
+    engine: Any, kind: torch.dtype, dtype: torch.dtype, selection: Any, count: int, threads: Any
+) -> None:
+    threads(count)
+    copy = PATTERNS.view(kind).repeat(2)
+    problem = problem_of(adam(), copy, dtype, None)
+    assert_begun(adam(), problem, copy, selection._replace(name=engine))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@BY_KIND
+@BY_ENGINE
+def test_every_pattern_in_rows(engine: Any, kind: torch.dtype, count: int, threads: Any) -> None:
+    threads(count)
+    copy, rows = PATTERNS.view(kind).reshape(-1, 16), torch.randperm(1 << 12).tolist()
+    for case in (adam(), lazy()):
+        given = [*rows[: 3 << 10], *rows[:40]]
+        problem = problem_of(case, copy, torch.float32, given)
+        assert_begun(case, problem, copy, KEEP._replace(name=engine), given)
+
+
+def lazy() -> Case:
+    return next(case for case in FIRST if case.rule.name == "LazyAdam")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "case", [slow_unless(c in OWN or c.rule.name in KINDS, c) for c in [*OWN, *FIRST]], ids=label
+)
+@BY_ENGINE
+def test_every_rule(engine: Any, case: Case, form: str) -> None:
+    equal_steps(case, form, engine)
+
+
+def equal_steps(case: Case, form: str, engine: Any) -> None:
+    """An engine takes steps that begin at copies."""
+    rows = FORMS[form]
+    if rows is not None and case.rule.is_whole:
+        return
+    for seed, kind in enumerate(HALVES):
+        rng = np.random.default_rng(seed)
+        copy = rulebook.values((13, 5), kind, rng, 0.2)
+        for selection in (KEEP, FLUSH):
+            problem = problem_of(case, copy, torch.float32, rows, seed)
+            assert_begun(case, problem, copy, selection._replace(name=engine), rows)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@BY_KIND
+@BY_ENGINE
+def test_measures_see_what_was_written(engine: Any, kind: torch.dtype, form: str) -> None:
+    equal_measures(kind, form, engine)
+
+
+def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
+    """An engine measures what a step begins at."""
+    case, rng = OWN[0], np.random.default_rng(0)
+    copy = rulebook.values((13, 5), kind, rng)
+    problem = problem_of(case, copy, torch.float32, FORMS[form])
+    begun = problem.copy()
+    begun.variables[0][:] = beginning(problem.variables[0], copy)
+    formulas: Any = (gradient_squares, variable_squares)
+    formulas += (of_all,) if form == "dense" else ()
+    found: list[list[Tensor]] = []
+    for each, copies, name in ((problem, [copy], engine), (begun, None, "reference")):
+        asked = Request(
+            case.rule, (), each.variables, each.gradients, each.slots, ["w"],
+            KEEP._replace(name=name), copies, True,
+        )  # fmt: skip
+        ready = rulebook.Engines().ready(asked)
+        shared = {dtype: case.scalars(dtype) for dtype in ready.dtypes}
+        sums = ready.sums(formulas, (), Columns(shared, {}))
+        found.append([torch.from_numpy(np.array(one)) for one in sums])
+    assert not torch.equal(problem.variables[0], begun.variables[0])
+    assert_same(*found)
+
+
+def of_all(var: Any, grad: Any, a: Any, b: Any) -> Any:
+    return var * grad + a * b
+
+
+@pytest.mark.parametrize("form", FORMS)
+@BY_ENGINE
+def test_a_plan_is_not_used_for_steps_that_read_copies_and_for_others(
+    engine: Any, form: str
+) -> None:
+    case, selection = adam(), KEEP._replace(name=engine)
+    copy = torch.ones(13, 5, dtype=torch.bfloat16)
+    problem = problem_of(case, copy, torch.float32, FORMS[form])
+    wanted, other = problem.copy(), copy.clone()
+    engines, fresh = rulebook.Engines(), rulebook.Engines
+    for number, from_copies in enumerate((True, False, True, True, False)):
+        copy[0, 0] = other[0, 0] = 2.0 + number
+        given: dict[str, Any] = {"from_copies": from_copies}
+        rulebook.take(case, problem, selection, engines=engines, copies=[copy], **given)
+        rulebook.take(case, wanted, selection, engines=fresh(), copies=[other], **given)
+        assert_same([*problem.written(), copy], [*wanted.written(), other])
+        assert (abs(float(problem.variables[0][0, 0]) - 2 - number) < 1) == from_copies

@@ -1,0 +1,155 @@
+"""Variables fetched beside an update: what TensorFlow 2.21 gives for its two kinds of variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fresh
+import thalweg.tf.compat.v1 as tf
+from thalweg.graph import Graph, Session
+from thalweg.running import process
+from thalweg.v1 import train
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "Variable": lambda kind: tf.Variable([1.0, 2.0], use_resource=kind, name="w"),
+    "get_variable": lambda kind: tf.get_variable(
+        "w", initializer=np.array([1.0, 2.0], np.float32), use_resource=kind
+    ),
+}
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    yield
+    tf.enable_resource_variables()
+
+
+def fetched(w: Any, opt: Any, steps: int = 3) -> tuple[list[Any], list[Any]]:
+    """What is fetched of the variable and its slot, beside the step and after it."""
+    w2 = w * 1.0
+    loss, slots = tf.reduce_sum(w * w), opt.get_slot_names
+    op = opt.minimize(loss)
+    slot = opt.get_slot(w, slots()[0])
+    with tf.control_dependencies([op]):
+        later = w.read_value()
+    beside, after = [], []
+    with Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(steps):
+            before = session.run([w, slot])
+            _, value, own, read, computed = session.run([op, w, slot, later, w2])
+            beside.append((value, own))
+            after.append((before, session.run([w, slot])))
+            np.testing.assert_array_equal(read, after[-1][1][0])
+            np.testing.assert_array_equal(computed, before[0])
+    return beside, after
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("is_resource", [False, True])
+def test_a_resource_variable_is_read_before_and_any_other_after(
+    maker: str, is_resource: bool
+) -> None:
+    with Graph().as_default():
+        beside, after = fetched(MAKERS[maker](is_resource), train.MomentumOptimizer(0.1, 0.9))
+    for got, (before, end) in zip(beside, after, strict=True):
+        for value, wanted in zip(got, before if is_resource else end, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+def kind_of(make: Callable[[], Any]) -> bool:
+    with Graph().as_default():
+        return make().is_resource
+
+
+def test_which_kind_a_variable_is(settings: None) -> None:
+    made = [lambda: tf.Variable(1.0), lambda: tf.get_variable("w", []), tf.train.create_global_step]
+    assert tf.resource_variables_enabled()
+    assert [kind_of(each) for each in made] == [True] * 3
+    tf.disable_resource_variables()
+    assert not tf.resource_variables_enabled()
+    assert [kind_of(each) for each in made] == [False] * 3
+    assert kind_of(lambda: tf.Variable(1.0, use_resource=True))
+
+    def scoped() -> Any:
+        with tf.variable_scope("a", use_resource=True), tf.variable_scope("b"):
+            return tf.get_variable("w", [])
+
+    assert kind_of(scoped)
+    tf.enable_resource_variables()
+    assert kind_of(made[0])
+
+
+def test_a_variable_that_is_differentiated_by_and_not_trained() -> None:
+    with Graph().as_default(), Session() as session:
+        w = tf.Variable(3.0, trainable=False, use_resource=False)
+        (grad,) = tf.gradients(w * w, [w])
+        op = tf.train.GradientDescentOptimizer(0.5).apply_gradients([(grad, w)])
+        session.run(tf.global_variables_initializer())
+        assert session.run([w, grad, op, w]) == [0.0, 6.0, None, 0.0]
+
+
+def test_several_fetches_of_one_variable_agree() -> None:
+    with Graph().as_default(), Session() as session:
+        w = tf.Variable(0.0, use_resource=False)
+        add = w.assign_add(1.0)
+        session.run(w.initializer)
+        assert session.run([w, add.op, {"w": w, "name": "Variable:0"}]) == [
+            1.0, None, {"w": 1.0, "name": 1.0}
+        ]  # fmt: skip
+
+
+SCRIPT = """
+{start}
+step = tf.train.get_or_create_global_step()
+w = tf.Variable([4.0])
+train_op = tf.train.GradientDescentOptimizer(0.25).minimize(tf.reduce_sum(w * w), step)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(2):
+        _, count, value = session.run([train_op, step, w])
+        print(count, value, end=" ")
+"""
+STARTS = {
+    "import tensorflow as tf": "1 [2.] 2 [1.] ",
+    "import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()": "1 [2.] 2 [1.] ",
+    "import tensorflow.compat.v1 as tf; tf.disable_eager_execution()": "0 [4.] 1 [2.] ",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_count_that_a_script_fetches(start: str, tmp_path: Any) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(start=start))
+    done = fresh.run("-m thalweg.tf", str(tmp_path / "script.py"))
+    assert done.stdout == STARTS[start], done.stderr
+
+
+def test_the_usual_kind_is_left_as_it_was() -> None:
+    assert process.resource_variables
+
+
+@pytest.mark.parametrize("is_resource", [False, True])
+def test_hooks_count_alike_for_both_kinds(is_resource: bool, settings: None, tmp_path: Any) -> None:
+    if not is_resource:
+        tf.disable_resource_variables()
+    seen = []
+
+    class Saving(train.CheckpointSaverListener):
+        def after_save(self, session: Any, global_step_value: int) -> None:
+            seen.append(global_step_value)
+
+    with Graph().as_default():
+        w, step = tf.Variable([4.0]), train.get_or_create_global_step()
+        op = train.GradientDescentOptimizer(0.25).minimize(tf.reduce_sum(w * w), step)
+        hooks = [
+            train.StopAtStepHook(last_step=7),
+            train.CheckpointSaverHook(str(tmp_path), save_steps=3, listeners=[Saving()]),
+        ]
+        with train.SingularMonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(op)
+    assert seen == [0, 3, 6, 7]

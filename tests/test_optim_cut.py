@@ -1,0 +1,128 @@
+"""Storages that were cut by `resize_` are refused by name, before anything is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg import LayoutError, optim
+
+SIZE = 33
+
+
+def cut(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def made(**options: Any) -> tuple[Any, Any]:
+    param = torch.nn.Parameter(torch.ones(SIZE))
+    return optim.SGD([param], lr=0.1, **options), param
+
+
+def give(param: Any) -> None:
+    param.grad = torch.ones(SIZE)
+
+
+def rows(param: Any) -> None:
+    indices, values = torch.arange(30)[None], torch.ones(30, 3)
+    param.grad = torch.sparse_coo_tensor(indices, values, (40, 3), check_invariants=False)
+
+
+def a_first_gradient() -> Callable[[], Any]:
+    optimizer, param = made(accumulate=2)
+    give(param)
+    cut(param.grad)
+    return optimizer.step
+
+
+def a_second_gradient() -> Callable[[], Any]:
+    optimizer, param = made(accumulate=2)
+    give(param)
+    optimizer.step()
+    give(param)
+    cut(param.grad)
+    return optimizer.step
+
+
+def a_sum() -> Callable[[], Any]:
+    optimizer, param = made(accumulate=2)
+    give(param)
+    optimizer.step()
+    cut(optimizer.state[param]["gradient_sum"])
+    give(param)
+    return optimizer.step
+
+
+def a_flat_buffer() -> Callable[[], Any]:
+    optimizer, param = made(gradients="flat")
+    optimizer.step()
+    cut(param.grad)
+    return optimizer.zero_grad
+
+
+def an_average() -> Callable[[], Any]:
+    optimizer, param = made(ema_decay=0.5)
+    give(param)
+    optimizer.step()
+    cut(optimizer.state[param]["ema"])
+    return lambda: optimizer.swapped().__enter__()
+
+
+def a_parameter_to_be_swapped() -> Callable[[], Any]:
+    optimizer, param = made(ema_decay=0.5)
+    give(param)
+    optimizer.step()
+    cut(param.data)
+    return lambda: optimizer.swapped().__enter__()
+
+
+def in_torchs_step(part: str) -> Callable[[], Any]:
+    """Torch takes a step with momentum of rows, and would read beyond what was cut."""
+    param = torch.nn.Parameter(torch.ones(40, 3))
+    optimizer = optim.SGD([param], lr=0.1, momentum=0.9)
+    for _ in range(2):
+        rows(param)
+        optimizer.step()
+    rows(param)
+    cut(getattr(param.grad, part)())
+    return optimizer.step
+
+
+def values_in_torchs_step() -> Callable[[], Any]:
+    return in_torchs_step("_values")
+
+
+def indices_in_torchs_step() -> Callable[[], Any]:
+    return in_torchs_step("_indices")
+
+
+CASES = [
+    a_first_gradient, a_second_gradient, a_sum, a_flat_buffer, an_average,
+    a_parameter_to_be_swapped, values_in_torchs_step, indices_in_torchs_step,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_cut_is_refused(case: Callable[[], Callable[[], Any]]) -> None:
+    call = case()
+    with pytest.raises(LayoutError, match="has no memory that holds its"):
+        call()
+
+
+def test_a_sum_that_was_refused_is_as_it_was() -> None:
+    optimizer, param = made(accumulate=2)
+    give(param)
+    optimizer.step()
+    give(param)
+    kept = param.grad.clone()
+    cut(param.grad)
+    with pytest.raises(LayoutError, match="The gradient of"):
+        optimizer.step()
+    assert optimizer.state[param]["gradient_sum"].tolist() == [1.0] * SIZE
+    param.grad = kept
+    optimizer.step()
+    assert optimizer.last_step.taken
+    assert torch.allclose(param, torch.full((SIZE,), 0.8))

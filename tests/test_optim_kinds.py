@@ -1,0 +1,153 @@
+"""Gradients and parameters that are of another kind than in the step before: torch is the judge."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same, slow_unless
+from thalweg import optim
+from torch_inputs import CLASSES, INPUTS, ROWS, give, params_of
+
+# What the gradients of two parameters are in each step: dense, sparse, none; "w" widens the first
+# parameter before, "n" makes it narrow again.
+COURSES = ("dd ss ss", "ss dd ss", "dd sd ds dd", "ss s- -s ss", "dd wdd dd ndd dd", "ss wss nss")
+Options = Sequence[dict[str, Any]]
+QUICK = {"", "default", "default with weight_decay"}
+
+
+def of_kinds(params: list[Any], step: int, kinds: str) -> None:
+    """Set gradients of these kinds."""
+    for param, kind in zip(params, kinds[-2:], strict=True):
+        give([param], step, kind == "s")
+        if kind == "-":
+            param.grad = None
+
+
+def taken(module: Any, make: Any, course: str, options: Options = ()) -> list[Any]:
+    """What each step of a course came to: values and state, or a refusal."""
+    params, found = params_of(torch.float32, ROWS), []
+    made = make(module, params)
+    for step, kinds in enumerate(course.split()):
+        if len(kinds) > 2:
+            dtype = torch.float64 if kinds[0] == "w" else torch.float32
+            params[0].grad = None
+            params[0].data = params[0].data.to(dtype)
+        if step < len(options):
+            made.param_groups[0].update(options[step])
+        of_kinds(params, step, kinds)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's own sparse tensors
+                made.step()
+            refused = ""
+        except RuntimeError as error:
+            refused = f"{type(error).__name__}: {error}"
+        values = [param.detach().clone() for param in params]
+        found.append((refused, values, copy.deepcopy(made.state_dict()["state"])))
+    return found
+
+
+def assert_as_torch(make: Any, course: str, options: Options = ()) -> int:
+    """Compare a course with that of torch; how many of its steps were refused."""
+    ours, wanted = (taken(module, make, course, options) for module in (optim, torch.optim))
+    count = 0
+    for (refused, values, state), (expected, others, kept) in zip(ours, wanted, strict=True):
+        assert refused == expected
+        if refused.endswith("not compatible with sparse gradients"):
+            return 1  # torch's Adagrad has counted that step
+        count += bool(refused)
+        torch.testing.assert_close(values, others, rtol=3e-6, atol=1e-7)
+        for key, own in state.items():
+            for name, value in own.items() if key in kept else ():
+                torch.testing.assert_close(value, kept[key][name], rtol=3e-6, atol=1e-7)
+    return count
+
+
+@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize(
+    "case",
+    [slow_unless(case.described in QUICK or case.name == "SGD", case) for case in INPUTS],
+    ids=str,
+)
+def test_each_step_is_looked_at(case: Any, course: str) -> None:
+    assert_as_torch(case.make, course)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.0}]),
+        ("SGD", [{}, {}, {"momentum": 0.9}]),
+        ("Adagrad", [{}, {}, {"weight_decay": 0.1}]),
+        ("Adagrad", [{}, {"lr": 0.2}, {"eps": 0.1}]),
+        ("SparseAdam", [{}, {"lr": 0.2}]),
+    ],
+)
+def test_options_decide_on_rows_in_each_step(name: str, options: list[dict[str, Any]]) -> None:
+    count = assert_as_torch(
+        lambda module, params: getattr(module, name)(params, lr=0.1), "ss ss ss ss", options
+    )
+    assert count == any("weight_decay" in each for each in options)
+
+
+@pytest.mark.parametrize("course", ["dd dd sd dd", "dd dd ds dd", "ds ds dd ds"])
+def test_each_rule_of_a_step_is_looked_at(course: str) -> None:
+    def make(module: Any, params: list[Any]) -> Any:
+        return module.SGD([{"params": params[:1], "momentum": 0.9}, {"params": params[1:]}], lr=0.1)
+
+    assert_as_torch(make, course)
+
+
+OURS: dict[str, Any] = {
+    "in_backward": True,
+    "accumulate": 2,
+    "ema_decay": 0.9,
+    "clip_grad_norm": 1.0,
+    "masters": True,
+}
+
+
+@pytest.mark.parametrize("option", OURS)
+@pytest.mark.parametrize(
+    "name", [name for name in CLASSES if name not in ("SparseAdam", "Adagrad")]
+)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_rows_are_refused_beside_options_of_ours(name: str, option: str) -> None:
+    more = {"momentum": 0.9} if name == "SGD" else {}
+    (param,) = params = params_of(torch.float32, ROWS[:1])
+    made = getattr(optim, name)(params, lr=0.1, **more, **{option: OURS[option]})
+    table = torch.nn.functional.embedding
+
+    def passed(sparse: bool) -> None:
+        """A backward pass, and a step."""
+        rows = table(torch.tensor([1, 1, 3]), param, sparse=sparse)
+        rows.sum().backward()
+        made.step()
+        param.grad = None
+
+    passed(False), passed(False)
+    before = copy.deepcopy(made.state_dict()["state"]), param.detach().clone()
+    error = NotImplementedError if name == "SGD" else RuntimeError
+    with pytest.raises(error, match=r"takes steps on dense|does not support sparse"):
+        passed(True), passed(True)
+    assert_same([param.detach()], [before[1]])
+    kept = made.state_dict()["state"][0]
+    kept.pop("gradient_sum", None)
+    torch.testing.assert_close({0: kept}, before[0], rtol=0, atol=0)
+
+
+def test_a_dense_gradient_of_rows_is_refused_in_the_backward_pass() -> None:
+    (param,) = params = params_of(torch.float32, ROWS[:1])
+    made = optim.SparseAdam(params, in_backward=True)
+    torch.nn.functional.embedding(torch.tensor([1, 1]), param, sparse=True).sum().backward()
+    before = param.detach().clone()
+    with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
+        param.sum().backward()
+    assert_same([param.detach()], [before])
+    assert made.state[param]["step"] == 1

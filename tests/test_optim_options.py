@@ -1,0 +1,182 @@
+"""What is set is followed, or refused by name: no option is listed and ignored."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same
+from thalweg import optim
+from thalweg.errors import CheckpointMismatchError
+from thalweg.optim import tensorflow
+from thalweg.optim.around import KEYWORDS
+
+OTHER: dict[str, Any] = {
+    "betas": (0.5, 0.75),
+    "nesterov": True,
+    "amsgrad": True,
+    "centered": True,
+    "learning_rate_power": -0.75,
+}
+TENSORFLOWS = [
+    (name, option)
+    for name in tensorflow.__all__
+    for option in inspect.signature(getattr(tensorflow, name)).parameters
+    if option not in ("params", "lr", "around")
+]
+OURS: dict[str, Any] = {
+    "clip_grad_norm": 1e-6,
+    "clip_grad_value": 0.5,
+    "fused_unscale": True,
+    "ema_decay": 0.9,
+    "masters": True,
+    "state_dtype": torch.float64,
+    "accumulate": 2,
+    "wide_sums": True,
+    "in_backward": True,
+    "gradients": "flat",
+    "state_device": "cpu",
+}
+FACES = {"torch": optim.AdamW, "rule": optim.SGD, "tensorflow": tensorflow.Adam}
+
+
+def param_of() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.25]))
+
+
+def steps(optimizer: Any) -> torch.Tensor:
+    (param,) = optimizer.param_groups[0]["params"]
+    for step in range(3):
+        param.grad = torch.tensor([0.5, -0.25, 2.0]) * (step + 1)
+        optimizer.step()
+    return param.detach()
+
+
+def outcome(make: Any) -> torch.Tensor | None:
+    """The parameter after some steps, or None if the option is refused."""
+    try:
+        return steps(make())
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize(("name", "option"), TENSORFLOWS)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_options_of_a_group_act_or_are_refused(name: str, option: str, momentum: float) -> None:
+    cls, beside = getattr(tensorflow, name), {}
+    if "momentum" in inspect.signature(cls).parameters and option != "momentum":
+        beside = {"momentum": momentum}
+    value = OTHER.get(option, 0.125)
+    wanted = steps(cls([param_of()], lr=0.1, **beside, **{option: value}))
+    plain = steps(cls([param_of()], lr=0.1, **beside))
+    in_group = outcome(lambda: cls([{"params": [param_of()], option: value}], lr=0.1, **beside))
+    assert in_group is None or torch.equal(in_group, wanted)
+
+    def later() -> Any:
+        made = cls([param_of()], lr=0.1, **beside)
+        made.param_groups[0][option] = value
+        return made
+
+    assert (in_group is None) == (outcome(later) is None)
+    if option in ("nesterov", "centered", "amsgrad") or "initial" in option:
+        assert in_group is None
+    assert option in ("nesterov", "amsgrad") or not torch.equal(plain, wanted)
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop"])
+def test_a_group_has_momentum_where_all_have(name: str) -> None:
+    cls = getattr(tensorflow, name)
+    wanted = steps(cls([param_of()], lr=0.1, momentum=0.0))
+    got = outcome(lambda: cls([{"params": [param_of()], "momentum": 0.0}], lr=0.1, momentum=0.5))
+    assert got is None or torch.equal(got, wanted)
+    assert (got is None) == (name == "RMSprop")
+
+
+@pytest.mark.parametrize("option", ["weight_decay", "amsgrad", "momentum", "maximize"])
+def test_options_of_other_classes_are_refused(option: str) -> None:
+    for make in (tensorflow.Ftrl, tensorflow.Adagrad):
+        message = f"{option} of group 0 is .*, which is no option of {make.__name__}"
+        with pytest.raises(ValueError, match=message):
+            make([{"params": [param_of()], option: 0.5}])
+        made = make([{"params": [param_of()], option: 0, "name": "mine"}])
+        steps(made)
+        assert made.param_groups[0]["name"] == "mine"
+
+
+def test_a_group_of_another_rule_is_refused() -> None:
+    for key, value in (("rule", "Ftrl"), ("initial", {"m": 1.0})):
+        with pytest.raises(ValueError, match=f"{key} of group 0 is "):
+            tensorflow.Adam([{"params": [param_of()], key: value}])
+
+
+def test_every_option_of_ours_is_tried() -> None:
+    assert set(OURS) == set(KEYWORDS)
+
+
+@pytest.mark.parametrize("option", OURS)
+@pytest.mark.parametrize("face", FACES)
+def test_an_option_for_all_groups_is_none_of_one(face: str, option: str) -> None:
+    make, value = FACES[face], OURS[option]
+    message = f"{option} of group {{}} is .*, but .* in the constructor"
+    with pytest.raises(ValueError, match=message.format(0)):
+        make([{"params": [param_of()], option: value}], lr=0.1)
+    made = make([param_of()], lr=0.1)
+    with pytest.raises(ValueError, match=message.format(1)):
+        made.add_param_group({"params": [param_of()], option: value})
+    assert len(made.param_groups) == 1
+    state = copy.deepcopy(made.state_dict())
+    state["param_groups"][0][option] = value
+    with pytest.raises(CheckpointMismatchError, match=f"'{option}' of group 0 .* Nothing was load"):
+        made.load_state_dict(state)
+    steps(made)
+    before = made.param_groups[0]["params"][0].detach().clone()
+    made.param_groups[0][option] = value
+    with pytest.raises(ValueError, match=message.format(0)):
+        steps(made)
+    assert_same([made.param_groups[0]["params"][0].detach()], [before])
+    del made.param_groups[0][option]
+    steps(made)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_what_is_on_is_shown_and_is_in_no_group(face: str) -> None:
+    make = FACES[face]
+    options = {"clip_grad_norm": 0.5, "ema_decay": 0.75}
+    made, plain = make([param_of()], lr=0.1, **options), make([param_of()], lr=0.1)
+    made.add_param_group({"params": [param_of()]})
+    loaded = make([{"params": [param_of()]}, {"params": [param_of()]}], **options)
+    loaded.load_state_dict(made.state_dict())
+    for each in (made, loaded, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert "clip_grad_norm: 0.5\n    ema_decay: 0.75\n)" in repr(each)
+        assert {name: each.defaults[name] for name in options} == options
+        for group in (*each.param_groups, *each.state_dict()["param_groups"]):
+            assert set(group) == set(plain.param_groups[0])
+    assert not {*plain.defaults} & {*KEYWORDS}
+    assert "All Parameter Groups" not in repr(plain)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_group_may_say_what_the_constructor_says(face: str) -> None:
+    """As those do that a wrapper makes of its own keywords."""
+    make = FACES[face]
+    wanted = steps(make([param_of()], lr=0.1, clip_grad_norm=0.5))
+    made = make([{"params": [param_of()], "clip_grad_norm": 0.5}], lr=0.1, clip_grad_norm=0.5)
+    assert_same([steps(made)], [wanted])
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_option_that_was_taken_away_is_missed(face: str) -> None:
+    made = FACES[face]([param_of()], lr=0.1)
+    steps(made)
+    rate = made.param_groups[0].pop("lr")
+    before = made.param_groups[0]["params"][0].detach().clone()
+    with pytest.raises(KeyError, match="lr"):
+        steps(made)
+    assert_same([made.param_groups[0]["params"][0].detach()], [before])
+    made.param_groups[0]["lr"] = rate
+    steps(made)
