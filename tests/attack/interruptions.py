@@ -482,6 +482,9 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
             twin.step(number)
         error, has_ended = _interrupted(ours, number, rng.uniform(0, 1.2 * length), how)
         verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended)
+        if not torch.is_grad_enabled():
+            verdict = "torn"  # nothing would be trained after that
+            torch.set_grad_enabled(True)
         found[verdict] += 1
         if verdict in WRONG:
             _tell(f"{name}, {how}, seed {seed}, step {number}: {verdict}", error)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.core.section import Call, calls, consume, no_grad, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import variable_constraint
@@ -201,7 +201,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Generator[None]:
     """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
-    with torch.no_grad():
+    with no_grad():
         undo = calls(putting_back(tensors))
     try:
         yield
@@ -237,7 +237,7 @@ def _constrained(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
-    with EnableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+    with EnableTorchFunction(), torch.inference_mode(False), no_grad():
         check_memory(var, f"'{title}'")
         value = constraint(var)
         check_memory(var, f"'{title}'")

@@ -129,3 +129,13 @@ class Within(IOBase):
 
 def _section(functions: Sequence[Call]) -> Call:
     return partial(deque[Any](maxlen=0).extend, calls(functions))
+
+
+def no_grad() -> Within:
+    """As `torch.no_grad()`, whose end an interruption may prevent: gradients stay off then."""
+    return Within(_without_gradients)
+
+
+def _without_gradients() -> tuple[list[Call], list[Call]]:
+    set_enabled: Any = torch._C._set_grad_enabled  # pyright: ignore[reportPrivateUsage]
+    return [partial(set_enabled, False)], [partial(set_enabled, torch.is_grad_enabled())]

@@ -34,7 +34,7 @@ from thalweg.core.outcome import (
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
-from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.core.section import Call, calls, consume, no_grad, while_whole
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import Tensors, check_scalars, saturated
@@ -74,7 +74,7 @@ def take(
     if again is not None:
         return again
     # Slots made in inference mode could not be updated outside it.
-    with not_taken(hooks.begun), torch.inference_mode(False), torch.no_grad():
+    with not_taken(hooks.begun), torch.inference_mode(False), no_grad():
         return _anew(hooks, kept, given, how, copies, is_last)
 
 

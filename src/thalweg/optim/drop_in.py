@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.outcome import Gathered, not_taken, raise_first
-from thalweg.core.section import run
+from thalweg.core.section import no_grad, run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import check_parts
 from thalweg.formula import Rule
@@ -95,7 +95,7 @@ class DropIn(OneSweep):
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
-        with not_taken(), torch.no_grad():
+        with not_taken(), no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen, scale = Seen(), None
         # In one section with the last of them.
@@ -107,7 +107,7 @@ class DropIn(OneSweep):
                 return self._step_of_torch()
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
-            with not_taken(), torch.no_grad():
+            with not_taken(), no_grad():
                 scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
@@ -127,7 +127,7 @@ class DropIn(OneSweep):
                     outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
-                with not_taken(gathered.begun), torch.inference_mode(False), torch.no_grad():
+                with not_taken(gathered.begun), torch.inference_mode(False), no_grad():
                     errors += gathered.written()
         finally:
             if gathered is not None:

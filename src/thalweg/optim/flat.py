@@ -7,11 +7,10 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
-from thalweg.core.section import run
+from thalweg.core.section import no_grad, run
 from thalweg.engines.layout import check_memory, check_parts, holds
 from thalweg.optim.sharded import check_whole
 from thalweg.tracing import untraced
@@ -33,7 +32,7 @@ class FlatGradients:
         self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
         bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}
         self._buffers = [base for base in bases.values() if base is not None]
-        with torch.no_grad():
+        with no_grad():
             for param, view in zip(self.params, self.views, strict=True):
                 if param.grad is not None:
                     check_parts(param.grad, f"The gradient of '{name_of(param)}'")

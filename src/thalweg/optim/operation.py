@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.section import Call, Within, unwatched
+from thalweg.core.section import Call, Within, no_grad, unwatched
 from thalweg.optim.narrow import MASTER
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
@@ -168,7 +168,7 @@ def _step(
     params = operands.parameters
     written = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
     pairs = zip([*written, *operands.slots], [*parameters, *slots], strict=True)
-    with _views_counted(), torch.no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
+    with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
         taker._step()
         operands.check(taker)
 

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from thalweg.core.hyperparameters import shown
 from thalweg.core.outcome import not_taken, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
-from thalweg.core.section import Call, run
+from thalweg.core.section import Call, no_grad, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
@@ -365,7 +365,7 @@ class OneSweep(Scaled):
         if wanted == 1:
             return True
         own.sums = None  # those of a step that was not taken are in the state still
-        with torch.no_grad():
+        with no_grad():
             count = fold(
                 self.param_groups,
                 self.state,

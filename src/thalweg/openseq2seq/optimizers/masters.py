@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.core.checks import check_memories
+from thalweg.core.section import no_grad
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
@@ -47,7 +48,7 @@ class Masters:
             found = self._slots.put(var, _SCOPE, self._made(var))
         elif id(var) in self._stale:
             self._stale.discard(id(var))
-            with torch.no_grad():
+            with no_grad():
                 found.copy_(var)
         return found
 
@@ -93,7 +94,7 @@ class Masters:
         for var, master in self.pairs():
             if id(var) in self._stale:
                 self._stale.discard(id(var))
-                with torch.no_grad():
+                with no_grad():
                     master.copy_(var)
         return {**vars(self), "_last": ([], [], [])}
 

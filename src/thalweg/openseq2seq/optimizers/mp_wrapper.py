@@ -14,6 +14,7 @@ from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
+from thalweg.core.section import no_grad
 from thalweg.core.state import Loading, Names, keys_of, of_a_graph, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import (
@@ -296,7 +297,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             raise_first(outcome.errors)
 
         if not deferred([*given, *targets]):
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), no_grad():
                 run(given, originals, targets, global_step, None)
             return None
         check_inner(self._opt)

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
+from thalweg.core.section import no_grad
 from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -235,7 +235,7 @@ def post_process_gradients(
 
     def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
         journal = Journal(how.summaries, scope)
-        with torch.no_grad():
+        with no_grad():
             noted(concretes(gradients), variables, rate, journal)
         return journal.sent(0).write
 

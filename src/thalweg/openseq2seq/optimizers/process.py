@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.outcome import LEFT, Outcome, not_taken
-from thalweg.core.section import Call, run
+from thalweg.core.section import Call, no_grad, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -98,7 +98,7 @@ def apply_processed(
         Whether there was an update, see `Outcome`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
-    with torch.inference_mode(False), torch.no_grad(), not_taken(done):
+    with torch.inference_mode(False), no_grad(), not_taken(done):
         check_replicas(how.reduces, how.iter_size)
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(number_of(global_step))
@@ -153,7 +153,7 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
         scope: What tags begin with.
     """
     journal = Journal(how.post.summaries, scope)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), no_grad():
         backward = given.backward
         if how.iter_size > 1 and not given.skip:
             own = shares(unscaled(backward), how.iter_size)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.section import no_grad
 from thalweg.core.vectors import is_host
 from thalweg.counters import number_of
 from thalweg.errors import NotFoundError
@@ -77,7 +77,7 @@ class LiveRate:
 
     def refresh(self) -> None:
         """Set all to the present global step."""
-        with torch.no_grad():
+        with no_grad():
             self.value.copy_(self._evaluated())
             for tensor, product in self._derived:
                 tensor.copy_(product())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
+from thalweg.core.section import no_grad
 from thalweg.core.state import Entry, Names
 from thalweg.engines import saturated
 from thalweg.graph import is_symbolic
@@ -100,7 +101,7 @@ class Training:
         """What `load_state_dict` sets; the optimizer's lock is held meanwhile."""
         self._refuse_symbols()
         tensors = tensors_of(given)
-        with self.optimizer._locked().to_load(), torch.inference_mode(False), torch.no_grad():
+        with self.optimizer._locked().to_load(), torch.inference_mode(False), no_grad():
             yield self._fitting(tensors, names)
             self.optimizer._loaded()
 
